@@ -1,0 +1,95 @@
+"""Containment of our own errors: telemetry may fail, the user's program may not.
+
+Every function that torch, transformers, OpenTelemetry or a thread of ours calls is wrapped here, once, at the boundary. An
+``Exception`` of ours is logged once per place and kind, counted, and dropped. The model's own exceptions never pass through
+guarded code, and ``BaseException`` (Ctrl-C, exit, cancellation) is never caught.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+__all__ = ["Swallowed", "contain", "error_counts", "guarded", "observe", "report"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_log = logging.getLogger("inferspan")
+_lock = threading.Lock()
+_counts: dict[str, int] = {}
+_logged: set[tuple[str, str]] = set()
+_observers: list[Callable[[Swallowed], None]] = []
+
+
+class Swallowed(Exception):
+    """An error of ours that was contained, as text: keeping the exception would keep its frames and their tensors alive."""
+
+    def __init__(self, place: str, kind: str, detail: str) -> None:
+        super().__init__(f"{place}: {kind}\n{detail}")
+        self.place = place
+        self.kind = kind
+
+
+def report(place: str, error: Exception) -> None:
+    """Count a contained error, and log it unless this place has failed in this way before."""
+    kind = type(error).__name__
+    with _lock:
+        _counts[place] = _counts.get(place, 0) + 1
+        first = (place, kind) not in _logged
+        _logged.add((place, kind))
+    if _observers:
+        swallowed = Swallowed(place, kind, traceback.format_exc())
+        for observer in list(_observers):
+            observer(swallowed)
+    if first:
+        # The exception's own text may quote the user's inputs, so it goes to the debug level only.
+        _log.warning("%s failed (%s); your program is not affected, further failures here are only counted", place, kind)
+        _log.debug("%s: %s", place, traceback.format_exc())
+
+
+@contextmanager
+def contain(place: str) -> Iterator[None]:
+    """Run a block of our own code; an ``Exception`` from it is reported under ``place`` and dropped."""
+    try:
+        yield
+    except Exception as error:
+        report(place, error)
+
+
+def guarded(place: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+    """Decorate a function of ours that foreign code calls; after a contained error it returns ``None``."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                report(place, error)
+                return None
+
+        return call
+
+    return decorate
+
+
+def error_counts() -> dict[str, int]:
+    """Number of contained errors by place since the process started."""
+    with _lock:
+        return dict(_counts)
+
+
+@contextmanager
+def observe(observer: Callable[[Swallowed], None]) -> Iterator[None]:
+    """Hand every contained error to ``observer`` as well; our tests fail on those that they did not expect."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)

@@ -1,0 +1,180 @@
+"""What the sources hand to the sinks: frozen, torch-free records and the two Protocols between the layers.
+
+Times are nanoseconds since the Unix epoch, shapes and dtypes plain values, never tensors or modules. Attribute keys are
+those of ``semconv``. Detail of a request (phases, steps, module calls) is appended on the model's path and turned into
+spans later, so these records are ``NamedTuple``s: cheap to make, and still named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+__all__ = [
+    "AttributeValue",
+    "Failure",
+    "Message",
+    "ModelInfo",
+    "ModuleCall",
+    "ModuleInfo",
+    "Phase",
+    "Recorder",
+    "RequestEnd",
+    "RequestScope",
+    "RequestStart",
+    "Sample",
+    "Sampler",
+    "Step",
+]
+
+AttributeValue = bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str]
+Attributes = Mapping[str, AttributeValue]
+
+
+class Failure(NamedTuple):
+    """An exception of the user's program, reduced to text so that nothing of it is kept alive."""
+
+    type: str
+    message: str
+    stacktrace: str
+
+
+class Message(NamedTuple):
+    """One chat message of captured content; exists only when content capture is switched on."""
+
+    role: str
+    text: str
+    finish_reason: str | None = None
+
+
+class ModuleInfo(NamedTuple):
+    """Static facts of one hooked module, shared by all of its calls."""
+
+    name: str
+    type: str
+    layer_index: int | None
+    span_name: str
+
+
+class ModuleCall(NamedTuple):
+    """One call of one module: ``parent`` is the ``number`` of the enclosing module call, -1 directly under the step."""
+
+    number: int
+    parent: int
+    module: ModuleInfo
+    step: int
+    phase: str
+    start_ns: int
+    end_ns: int
+    inputs: Sequence[tuple[tuple[int, ...], str]]
+    outputs: Sequence[tuple[tuple[int, ...], str]]
+    failure: str | None
+    attributes: Attributes
+
+
+class Step(NamedTuple):
+    """One forward pass of the generating model; ``index`` 0 is the (first) prefill pass."""
+
+    index: int
+    phase: str
+    start_ns: int
+    end_ns: int
+    failure: str | None
+    attributes: Attributes
+
+
+class Phase(NamedTuple):
+    """``prefill`` or ``decode`` of one generate call."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    failure: str | None
+    attributes: Attributes
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Static facts of an instrumented model; ``None`` is "not known" and is left out of the telemetry."""
+
+    name: str | None
+    provider: str
+    architecture: str
+    attributes: Attributes = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStart:
+    """A call of the user's that begins: one ``generate()`` or one plain forward pass."""
+
+    kind: str
+    operation: str | None
+    model: ModelInfo
+    start_ns: int
+    nested: bool
+    attributes: Attributes
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnd:
+    """How a request ended. Counts that are not known are ``None``, never 0; durations are seconds."""
+
+    end_ns: int
+    failure: Failure | None
+    attributes: Attributes
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    longest_output: int | None = None
+    time_to_first_token: float | None = None
+    time_per_output_token: float | None = None
+    chunk_intervals: Sequence[float] = ()
+    batch_size: int | None = None
+    kv_cache_bytes: int | None = None
+    step_seconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    entropies: Sequence[float] = ()
+    nonfinite: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    spans_dropped: int = 0
+    streaming: bool = False
+    modality: str = "text"
+    input_messages: Sequence[Message] = ()
+    output_messages: Sequence[Message] = ()
+
+
+class RequestScope(Protocol):
+    """A request that is running, as the sources see it."""
+
+    @property
+    def recording(self) -> bool:
+        """Whether detail (steps, modules, statistics) of this request will be kept."""
+
+    def detail(self, records: Sequence[Phase | Step | ModuleCall]) -> None:
+        """Hand over detail of the running request; parents come no later than the call of ``end``."""
+
+    def end(self, end: RequestEnd) -> None:
+        """End the request; called exactly once, on the thread that started it."""
+
+
+class Recorder(Protocol):
+    """Where the sources put what they see."""
+
+    def start(self, start: RequestStart) -> RequestScope:
+        """Begin a request; for a ``generate`` its span is the current one until ``end``."""
+
+
+class Sample(NamedTuple):
+    """One reading of the machine: metric name, value and attributes; a reading that failed is no ``Sample`` at all."""
+
+    metric: str
+    value: float
+    attributes: Attributes
+
+
+class Sampler(Protocol):
+    """A source of machine readings. ``collect`` returns what could be read, and never raises for what could not."""
+
+    def collect(self) -> Sequence[Sample]:
+        """Read everything that this source has; runs on the sampler thread only."""
+
+    def close(self) -> None:
+        """Let go of what ``collect`` opened; may be called twice."""

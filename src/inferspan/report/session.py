@@ -1,0 +1,304 @@
+"""A session file -> requests, metric series and resources: what the report, the terminal table and the tests read.
+
+In comes the path of a file of OTLP JSON lines, from inferspan or from a production collector. Out comes one ``Session``: our request
+spans with their phases, steps and modules as trees, the metric series, the resources, and counts of what was left aside (foreign
+spans, spans whose request is missing, bad lines). Only a file with nothing usable in it raises, as ``SessionFileError``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from inferspan import semconv
+from inferspan.report.metric_series import Series, SeriesTable
+from inferspan.report.otlp_lines import LineCounts, SessionFileError, Value, attributes_of, integer, objects, read_lines
+
+__all__ = ["Event", "Request", "Session", "SessionFileError", "Span", "level_of", "read_session"]
+
+REQUEST, PHASE, STEP, MODULE = "request", "phase", "step", "module"
+_ERROR_CODES = (2, "2", "STATUS_CODE_ERROR")
+_CONTENT_EVENT = "gen_ai.client.inference.operation.details"
+_LONGEST_CHAIN = 32
+
+
+@dataclass(slots=True)
+class Event:
+    """An event of a span, for example the exception that ended it."""
+
+    name: str
+    time_ns: int
+    attributes: Mapping[str, Value]
+
+
+@dataclass(slots=True)
+class Span:
+    """One span of ours; times are nanoseconds since the Unix epoch, ``resource`` indexes ``Session.resources``."""
+
+    trace_id: str
+    span_id: str
+    parent_id: str
+    name: str
+    start_ns: int
+    end_ns: int
+    attributes: Mapping[str, Value]
+    failed: bool
+    status_message: str
+    events: tuple[Event, ...]
+    resource: int
+    children: list[Span] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Duration in seconds, by the host's clock; never negative."""
+        return max(0, self.end_ns - self.start_ns) / 1e9
+
+    @property
+    def measured_seconds(self) -> float:
+        """Device time in seconds where it was measured, else the duration by the host's clock."""
+        value = self.attributes.get(semconv.DEVICE_TIME)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else self.seconds
+
+
+@dataclass(slots=True)
+class Request:
+    """One ``generate()`` or one plain forward pass: its span, the tree below it and who called it."""
+
+    span: Span
+    callers: tuple[str, ...] = ()
+    """Names of the enclosing spans, outermost first, as far as the file holds them."""
+
+    @property
+    def phases(self) -> list[Span]:
+        """Phase spans in order of start."""
+        return [child for child in self.span.children if level_of(child) == PHASE]
+
+    @property
+    def steps(self) -> list[Span]:
+        """Step spans of all phases, in order of start."""
+        return [step for phase in self.phases for step in phase.children if level_of(step) == STEP]
+
+    @property
+    def kind(self) -> str:
+        """``forward`` for a plain call of the model, else ``generate``."""
+        return "forward" if self.span.name.split(" ", 1)[0] == semconv.SPAN_FORWARD else "generate"
+
+    @property
+    def model(self) -> str | None:
+        """Name of the model, if the request carries one."""
+        return self.text(semconv.REQUEST_MODEL) or self.text(semconv.MODEL_NAME)
+
+    def number(self, key: str) -> float | None:
+        """A numeric attribute of the request span, ``None`` if it is absent."""
+        value = self.span.attributes.get(key)
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    def text(self, key: str) -> str | None:
+        """A text attribute of the request span, ``None`` if it is absent."""
+        value = self.span.attributes.get(key)
+        return value if isinstance(value, str) else None
+
+    def flag(self, key: str) -> bool:
+        """Whether a boolean attribute of the request span is true."""
+        return self.span.attributes.get(key) is True
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A numeric array of the request span, empty if it is absent."""
+        value = self.span.attributes.get(key)
+        return tuple(part for part in value if isinstance(part, int | float)) if isinstance(value, tuple) else ()
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A text array of the request span, empty if it is absent."""
+        value = self.span.attributes.get(key)
+        return tuple(part for part in value if isinstance(part, str)) if isinstance(value, tuple) else ()
+
+
+@dataclass(slots=True)
+class Session:
+    """Everything of a session file that the report shows."""
+
+    path: Path
+    requests: list[Request]
+    series: list[Series]
+    resources: list[Mapping[str, Value]]
+    lines: LineCounts
+    foreign_spans: int = 0
+    orphan_spans: int = 0
+    log_records: int = 0
+
+    @property
+    def notes(self) -> list[str]:
+        """One sentence for each thing that the reader of the session should know is missing or set aside."""
+        found = []
+        if self.lines.torn:
+            found.append("The last line of the file is cut off (the process was killed, or is still writing); it was left out.")
+        if self.lines.bad:
+            found.append(f"{self.lines.bad} lines are not OTLP JSON and were left out; the first is line {self.lines.first_bad}.")
+        if self.orphan_spans:
+            found.append(
+                f"{self.orphan_spans} spans belong to requests that are not in the file (still running, lost, or in a rotated file);"
+                " they are not shown."
+            )
+        if self.foreign_spans:
+            found.append(f"{self.foreign_spans} spans of other libraries are in the file; they are shown only as callers of requests.")
+        return found
+
+
+@dataclass(slots=True)
+class _Reading:
+    resources: list[Mapping[str, Value]] = field(default_factory=list)
+    resource_numbers: dict[str, int] = field(default_factory=dict)
+    known: dict[Value, Value] = field(default_factory=dict)
+    spans: dict[tuple[str, str], Span] = field(default_factory=dict)
+    foreign: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    content: dict[tuple[str, str], dict[str, Value]] = field(default_factory=dict)
+    series: SeriesTable = field(default_factory=SeriesTable)
+    log_records: int = 0
+
+    def resource(self, block: Mapping[str, Any]) -> int:
+        holder = block.get("resource")
+        attributes = attributes_of(holder, self.known) if isinstance(holder, dict) else {}
+        number = self.resource_numbers.setdefault(json.dumps(attributes, sort_keys=True), len(self.resources))
+        if number == len(self.resources):
+            self.resources.append(attributes)
+        return number
+
+
+def read_session(path: str | Path) -> Session:
+    """Read a session file.
+
+    Args:
+        path: file of OTLP JSON lines, plain or gzipped.
+
+    Raises:
+        SessionFileError: the file is missing, unreadable, empty or not OTLP JSON lines.
+    """
+    path, counts, reading = Path(path), LineCounts(), _Reading()
+    for line in read_lines(path, counts):
+        for block in objects(line, "resourceSpans"):
+            _read_spans(block, reading)
+        for block in objects(line, "resourceMetrics"):
+            number = reading.resource(block)
+            for scope in objects(block, "scopeMetrics", "instrumentationLibraryMetrics"):
+                for metric in objects(scope, "metrics"):
+                    reading.series.add(metric, number, reading.known)
+        for block in objects(line, "resourceLogs"):
+            _read_logs(block, reading)
+    requests, orphans = _grow(reading)
+    return Session(
+        path=path,
+        requests=requests,
+        series=reading.series.sorted(),
+        resources=reading.resources,
+        lines=counts,
+        foreign_spans=len(reading.foreign),
+        orphan_spans=orphans,
+        log_records=reading.log_records,
+    )
+
+
+def level_of(span: Span) -> str:
+    """``request``, ``phase``, ``step`` or ``module``: where a span of ours stands in the tree."""
+    attributes = span.attributes
+    if semconv.MODULE_NAME in attributes or semconv.MODULE_TYPE in attributes:
+        return MODULE
+    if span.name in (semconv.SPAN_PREFILL_STEP, semconv.SPAN_DECODE_STEP):
+        return STEP
+    if span.name in (semconv.SPAN_PREFILL, semconv.SPAN_DECODE) and semconv.PHASE in attributes:
+        return PHASE
+    return REQUEST
+
+
+def _read_spans(block: Mapping[str, Any], reading: _Reading) -> None:
+    number = reading.resource(block)
+    for holder in objects(block, "scopeSpans", "instrumentationLibrarySpans"):
+        scope = holder.get("scope") or holder.get("instrumentationLibrary")
+        ours = isinstance(scope, dict) and scope.get("name") == semconv.SCOPE
+        for raw in objects(holder, "spans"):
+            key = (str(raw.get("traceId", "")).lower(), str(raw.get("spanId", "")).lower())
+            parent = str(raw.get("parentSpanId") or "").lower()
+            if ours:
+                reading.spans[key] = _span(raw, key, parent, number, reading.known)
+            else:
+                reading.foreign[key] = (str(raw.get("name", "")), parent)
+
+
+def _span(raw: Mapping[str, Any], key: tuple[str, str], parent: str, resource: int, known: dict[Value, Value]) -> Span:
+    status = raw.get("status")
+    status = status if isinstance(status, dict) else {}
+    name = str(raw.get("name", ""))
+    return Span(
+        trace_id=str(known.setdefault(key[0], key[0])),
+        span_id=key[1],
+        parent_id=parent,
+        name=str(known.setdefault(name, name)),
+        start_ns=integer(raw.get("startTimeUnixNano")),
+        end_ns=integer(raw.get("endTimeUnixNano")),
+        attributes=attributes_of(raw, known),
+        failed=status.get("code") in _ERROR_CODES,
+        status_message=str(status.get("message", "")),
+        events=tuple(
+            Event(str(event.get("name", "")), integer(event.get("timeUnixNano")), attributes_of(event, known))
+            for event in objects(raw, "events")
+        ),
+        resource=resource,
+    )
+
+
+def _read_logs(block: Mapping[str, Any], reading: _Reading) -> None:
+    for scope in objects(block, "scopeLogs", "instrumentationLibraryLogs"):
+        for record in objects(scope, "logRecords"):
+            reading.log_records += 1
+            attributes = attributes_of(record, reading.known)
+            name = record.get("eventName") or attributes.get("event.name")
+            if name == _CONTENT_EVENT:
+                key = (str(record.get("traceId", "")).lower(), str(record.get("spanId", "")).lower())
+                messages = (semconv.INPUT_MESSAGES, semconv.OUTPUT_MESSAGES)
+                reading.content[key] = {message: attributes[message] for message in messages if message in attributes}
+
+
+def _grow(reading: _Reading) -> tuple[list[Request], int]:
+    """Hang every span under its parent; requests come out by start time, with the number of spans that found no request."""
+    requests, reached = [], 0
+    for span in reading.spans.values():
+        parent = reading.spans.get((span.trace_id, span.parent_id))
+        if parent is not None and parent is not span:
+            parent.children.append(span)
+        if level_of(span) == REQUEST:
+            # Content that came as a log event is shown like content on the span.
+            span.attributes = {**reading.content.get((span.trace_id, span.span_id), {}), **span.attributes}
+            requests.append(Request(span, _callers(span, reading)))
+    for span in reading.spans.values():
+        span.children.sort(key=lambda child: (child.start_ns, child.end_ns))
+    requests.sort(key=lambda request: request.span.start_ns)
+    for request in requests:
+        reached += 1 + _count_below(request.span.children)
+    return requests, len(reading.spans) - reached
+
+
+def _count_below(spans: Iterable[Span]) -> int:
+    """Spans of a request's tree without nested requests, which count for themselves; deep trees need no recursion."""
+    waiting, total = [span for span in spans if level_of(span) != REQUEST], 0
+    while waiting:
+        span = waiting.pop()
+        total += 1
+        waiting.extend(child for child in span.children if level_of(child) != REQUEST)
+    return total
+
+
+def _callers(span: Span, reading: _Reading) -> tuple[str, ...]:
+    names: list[str] = []
+    parent_id = span.parent_id
+    while parent_id and len(names) < _LONGEST_CHAIN:
+        key = (span.trace_id, parent_id)
+        if key in reading.foreign:
+            name, parent_id = reading.foreign[key]
+        elif key in reading.spans:
+            name, parent_id = reading.spans[key].name, reading.spans[key].parent_id
+        else:
+            break
+        names.append(name)
+    return tuple(reversed(names))

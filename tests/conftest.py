@@ -1,0 +1,45 @@
+"""Fixtures for every test: a clean environment, and no contained error of ours that the test did not expect."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from inferspan import guard
+
+VERSIONS = ("torch", "transformers", "opentelemetry-sdk", "opentelemetry-exporter-otlp", "nvidia-ml-py", "psutil")
+
+
+def pytest_report_header() -> str:
+    """The versions that decide what a test sees."""
+    found = []
+    for name in VERSIONS:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"{name} -")
+    return "with: " + ", ".join(found)
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable of the developer's shell steers a test, and no test looks for a model on a hub."""
+    for name in list(os.environ):
+        if name.startswith("OTEL_") or (name.startswith("INFERSPAN_") and name not in ("INFERSPAN_REQUIRE_INTEGRATION", "INFERSPAN_CASES")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(autouse=True)
+def contained() -> Iterator[list[guard.Swallowed]]:
+    """Errors of ours that were contained during the test; one that is left here at its end fails it.
+
+    A test that provokes such errors takes this fixture, compares what is in it, and clears it.
+    """
+    errors: list[guard.Swallowed] = []
+    with guard.observe(errors.append):
+        yield errors
+    assert not errors, "inferspan contained errors of its own:\n" + "\n".join(map(str, errors))

@@ -1,0 +1,84 @@
+"""The pages say what the code does: generated ones are current, code blocks run, links lead somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs import generate
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("collector-config/*.md")])
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^]]*]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+def blocks(language: str) -> list[object]:
+    """The code blocks of all pages in a language, each with a name that says where it stands."""
+    return [
+        pytest.param(match[2], id=f"{page.relative_to(ROOT)}:{page.read_text().count(chr(10), 0, match.start()) + 1}")
+        for page in PAGES
+        for match in BLOCK.finditer(page.read_text())
+        if match[1] == language
+    ]
+
+
+def anchor(heading: str) -> str:
+    """The anchor that a heading gets on the usual forges."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", generate.pages(), ids=lambda path: path.name)
+def test_generated_page_is_current(page: Path) -> None:
+    """The page on disk is what ``make docs`` would write."""
+    assert page.read_text() == generate.pages()[page]
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_python_block_runs(code: str, tmp_path: Path) -> None:
+    """A program copied from a page runs, in a process of its own, with no destination for telemetry."""
+    program = tmp_path / "block.py"
+    program.write_text(code)
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(program)]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link of the page names a file that is there, and a heading that the file has."""
+    text = BLOCK.sub("", page.read_text())
+    broken = []
+    for link in LINK.findall(text):
+        if link.startswith(("http://", "https://", "mailto:")):
+            continue
+        name, _, fragment = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        anchors = {anchor(heading) for heading in HEADING.findall(target.read_text())} if fragment and target.is_file() else set()
+        if not target.exists() or (fragment and fragment not in anchors):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "instrument", "expected"),
+    [
+        ("gen_ai.server.time_to_first_token", "s", "Histogram", "gen_ai_server_time_to_first_token_seconds"),
+        ("gen_ai.client.token.usage", "{token}", "Histogram", "gen_ai_client_token_usage"),
+        ("hw.gpu.utilization", "1", "ObservableGauge", "hw_gpu_utilization_ratio"),
+        ("hw.gpu.memory.usage", "By", "ObservableUpDownCounter", "hw_gpu_memory_usage_bytes"),
+        ("hw.energy", "J", "ObservableCounter", "hw_energy_joules_total"),
+        ("hw.status", "1", "ObservableUpDownCounter", "hw_status"),
+        ("hw.fan.speed_ratio", "1", "ObservableGauge", "hw_fan_speed_ratio"),
+    ],
+)
+def test_prometheus_name(name: str, unit: str, instrument: str, expected: str) -> None:
+    """Names in the page are those that Prometheus' own translation gives."""
+    assert generate.prometheus_name(generate.semconv.Metric(name, instrument, unit, "")) == expected

@@ -1,0 +1,97 @@
+"""The package as a whole: what it exports, what importing it loads, and who imports whom."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import inferspan
+
+SOURCE = Path(inferspan.__file__).parent
+HEAVY = ("torch", "transformers", "numpy", "pynvml", "psutil", "opentelemetry.sdk", "grpc", "google.protobuf", "yaml")
+"""What ``import inferspan`` must not load: it costs seconds, or does something to the process."""
+
+# Importing these is what loads torch, the SDK or protobuf: the first are sources, the second the SDK's own importers.
+LOADS_TORCH = ("inferspan.capture", "inferspan.samplers.allocator")
+LOADS_SDK = ("inferspan.otlp", "inferspan.ids", "inferspan.resource", "inferspan.session_file", "inferspan.spans", "inferspan.wire", "inferspan.testing")
+
+
+def module_names() -> list[str]:
+    """Every module of the package, without importing any."""
+    names = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = ("inferspan", *path.relative_to(SOURCE).with_suffix("").parts)
+        names.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    return [name for name in names if not name.endswith("__main__")]
+
+
+def loaded_by(statement: str) -> list[str]:
+    """Which of the heavy packages a statement loads in a fresh interpreter."""
+    code = f"import sys\n{statement}\nimport json\nprint(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
+    result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    return list(json.loads(result.stdout.splitlines()[-1]))
+
+
+def test_exports_are_sorted_and_there() -> None:
+    """``__all__`` is sorted, has no name twice, and every name in it can be had."""
+    names = list(inferspan.__all__)
+    assert names == sorted(set(names))
+    assert [name for name in names if not hasattr(inferspan, name)] == []
+
+
+def test_exports_are_what_users_were_promised() -> None:
+    """The public names are these; a new one is a decision, and this list is where it is made."""
+    assert {"Settings", "__version__", "configure", "context", "flush", "instrument"} <= set(inferspan.__all__)
+
+
+@pytest.mark.parametrize("name", [name for name in module_names() if not name.startswith(LOADS_TORCH)])
+def test_exports_of_modules_are_sorted_and_there(name: str) -> None:
+    """Each module's ``__all__`` is sorted and complete."""
+    module = importlib.import_module(name)
+    names = list(module.__all__)
+    assert names == sorted(set(names))
+    assert [export for export in names if not hasattr(module, export)] == []
+
+
+def test_import_is_light() -> None:
+    """Importing the package and asking for its names loads neither torch, NVML, psutil nor the SDK."""
+    assert loaded_by("import inferspan\n[getattr(inferspan, name) for name in inferspan.__all__]") == []
+
+
+def test_import_of_any_module_is_light() -> None:
+    """Importing any module loads no torch, NVML or psutil, save the sources that need torch; and the SDK only for its importers."""
+    light = [name for name in module_names() if not name.startswith((*LOADS_TORCH, *LOADS_SDK))]
+    assert loaded_by("\n".join(f"import {name}" for name in light)) == []
+    sinks = [name for name in module_names() if not name.startswith(LOADS_TORCH)]
+    loaded = loaded_by("\n".join(f"import {name}" for name in sinks))
+    assert set(loaded) <= {"opentelemetry.sdk", "google.protobuf"}
+
+
+def test_import_check_can_fail() -> None:
+    """The check above sees a package that is loaded."""
+    assert loaded_by("import psutil, opentelemetry.sdk.trace") == ["psutil", "opentelemetry.sdk"]
+
+
+def test_version_is_the_installed_one() -> None:
+    """``__version__`` is what pip says."""
+    metadata = importlib.import_module("importlib.metadata")
+    try:
+        expected = metadata.version("inferspan")
+    except metadata.PackageNotFoundError:
+        pytest.skip("inferspan is not installed, only on the path")
+    assert inferspan.__version__ == expected
+
+
+def test_layers() -> None:
+    """import-linter's contracts hold: layers, sources without OpenTelemetry, sinks without torch."""
+    linter = pytest.importorskip("importlinter.cli")
+    code = "from importlinter.cli import lint_imports; import sys; sys.exit(lint_imports(cache_dir=None))"
+    assert linter
+    result = subprocess.run([sys.executable, "-c", code], cwd=SOURCE.parents[1], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -1,0 +1,218 @@
+"""Flushing and closing what we own under one deadline, however many pipelines there are and whatever they wait for.
+
+Each pipeline (a batch processor with its exporter, a metric reader) has a daemon thread that sleeps until it is asked: an interpreter
+that is exiting refuses new threads, and one dead collector must not use up the time of the others. The caller waits until the
+deadline and no longer; what is not done by then is left behind. Nothing raises.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from types import FrameType
+from typing import NamedTuple
+
+from inferspan import guard
+
+__all__ = ["Pipeline", "Pipelines"]
+
+
+class Pipeline(NamedTuple):
+    """Something that sends: ``flush`` and ``close`` are given the seconds that are left, ``flush`` says whether all was sent."""
+
+    name: str
+    flush: Callable[[float], bool]
+    close: Callable[[float], None]
+
+
+class _Outcome:
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.success = False
+
+
+class _Worker:
+    """A daemon thread that runs what it is given, one after the other."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.start()
+
+    def start(self) -> None:
+        self._jobs: SimpleQueue[tuple[Callable[[], bool], _Outcome] | None] = SimpleQueue()
+        threading.Thread(target=self._run, args=(self._jobs,), name=f"inferspan-{self._name}", daemon=True).start()
+
+    def submit(self, job: Callable[[], bool]) -> _Outcome:
+        outcome = _Outcome()
+        self._jobs.put((job, outcome))
+        return outcome
+
+    def stop(self) -> None:
+        """Let the thread end after what it has been given so far."""
+        self._jobs.put(None)
+
+    def _run(self, jobs: SimpleQueue[tuple[Callable[[], bool], _Outcome] | None]) -> None:
+        while (item := jobs.get()) is not None:
+            job, outcome = item
+            with guard.contain(f"{self._name} pipeline"):
+                outcome.success = job()
+            outcome.done.set()
+
+
+class Pipelines:
+    """All pipelines of one process, and the hooks that close them at its end.
+
+    Args:
+        clock: seconds, never going back.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._pipelines: tuple[tuple[Pipeline, _Worker], ...] = ()
+        self._sources: tuple[Callable[[], None], ...] = ()
+        self._source_worker: _Worker | None = None
+        self._exit_timeout: float | None = None
+        self._sigterm_installed = False
+        self._follows_fork = False
+
+    def add(self, pipeline: Pipeline) -> None:
+        """Take over a pipeline and start the thread that will flush and close it."""
+        self._pipelines += ((pipeline, self._worker(pipeline.name)),)
+
+    def flush_first(self, source: Callable[[], None]) -> Callable[[], None]:
+        """Call ``source`` before every flush and at the end, to hand over what it holds back; returns how to stop that."""
+        if self._source_worker is None:
+            self._source_worker = self._worker("source")
+        self._sources += (source,)
+
+        def remove() -> None:
+            self._sources = tuple(item for item in self._sources if item is not source)
+
+        return remove
+
+    def force_flush(self, timeout: float) -> bool:
+        """Send everything recorded so far.
+
+        Args:
+            timeout: longest time in seconds that the caller will wait.
+
+        Returns:
+            Whether all of it was sent in that time.
+        """
+        deadline = self._clock() + timeout
+        handed_over = self._hand_over(deadline)
+        jobs = [(worker, self._flushing(pipeline, deadline)) for pipeline, worker in self._pipelines]
+        return self._wait(jobs, deadline) and handed_over
+
+    def shutdown(self, timeout: float) -> bool:
+        """Send everything recorded so far and close all pipelines; a second call has nothing left to do.
+
+        Args:
+            timeout: longest time in seconds that the caller will wait.
+
+        Returns:
+            Whether everything was closed in that time.
+        """
+        deadline = self._clock() + timeout
+        handed_over = self._hand_over(deadline)
+        pipelines, self._pipelines = self._pipelines, ()
+        jobs = [(worker, self._closing(pipeline, deadline)) for pipeline, worker in pipelines]
+        closed = self._wait(jobs, deadline)
+        for _, worker in pipelines:
+            worker.stop()
+        return closed and handed_over
+
+    def close_at_exit(self, timeout: float) -> None:
+        """Shut down when the interpreter, or a process of ``multiprocessing``, ends.
+
+        Args:
+            timeout: longest time in seconds that the exit may be held up; the latest call counts.
+        """
+        first, self._exit_timeout = self._exit_timeout is None, timeout
+        if not first:
+            return
+        atexit.register(self._at_exit)
+        with contextlib.suppress(ImportError):  # not on every platform
+            from multiprocessing import util
+
+            # Processes of multiprocessing end without atexit; their finalisers have to be registered in the child.
+            util.register_after_fork(self, lambda pipelines: util.Finalize(None, pipelines._at_exit, exitpriority=10))
+
+    def flush_at_sigterm(self, timeout: float) -> bool:
+        """Flush on SIGTERM, then do what would have happened without us.
+
+        Args:
+            timeout: longest time in seconds that the signal may be held up.
+
+        Returns:
+            Whether the handler is in place; only the main thread can set one, and only over a handler of Python's.
+        """
+        if self._sigterm_installed:
+            return True
+        previous = signal.getsignal(signal.SIGTERM)
+        if threading.current_thread() is not threading.main_thread() or previous is None:
+            return False
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            self.force_flush(timeout)
+            if callable(previous):
+                previous(number, frame)
+            elif previous == signal.SIG_DFL:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+
+        signal.signal(signal.SIGTERM, handle)
+        self._sigterm_installed = True
+        return True
+
+    def _at_exit(self) -> None:
+        # The rest of the exit (unloading, other handlers) also takes a moment of what was promised.
+        self.shutdown(max(0.0, 0.95 * (self._exit_timeout or 0.0) - 0.05))
+
+    def _worker(self, name: str) -> _Worker:
+        if not self._follows_fork and hasattr(os, "register_at_fork"):
+            # A child of fork() has none of our threads, and cannot start any once it is exiting.
+            os.register_at_fork(after_in_child=self._restart)
+            self._follows_fork = True
+        return _Worker(name)
+
+    def _restart(self) -> None:
+        for _, worker in self._pipelines:
+            worker.start()
+        if self._source_worker is not None:
+            self._source_worker.start()
+
+    def _hand_over(self, deadline: float) -> bool:
+        # On a thread of its own: in a signal handler, the interrupted code may hold a lock that a source wants.
+        if self._source_worker is None or not self._sources:
+            return True
+        worker = self._source_worker
+        return self._wait([(worker, self._calling(source)) for source in self._sources], deadline)
+
+    def _wait(self, jobs: Sequence[tuple[_Worker, Callable[[], bool]]], deadline: float) -> bool:
+        outcomes = [worker.submit(job) for worker, job in jobs]
+        return all([outcome.done.wait(max(0.0, deadline - self._clock())) and outcome.success for outcome in outcomes])
+
+    @staticmethod
+    def _calling(source: Callable[[], None]) -> Callable[[], bool]:
+        def job() -> bool:
+            source()
+            return True
+
+        return job
+
+    def _flushing(self, pipeline: Pipeline, deadline: float) -> Callable[[], bool]:
+        return lambda: pipeline.flush(max(0.0, deadline - self._clock()))
+
+    def _closing(self, pipeline: Pipeline, deadline: float) -> Callable[[], bool]:
+        def job() -> bool:
+            pipeline.close(max(0.0, deadline - self._clock()))
+            return True
+
+        return job

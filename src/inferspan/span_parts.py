@@ -1,0 +1,74 @@
+"""What it takes to make finished spans after the fact on a tracer of the SDK.
+
+In comes a tracer, out come the resource, scope, processor and id generator that it would use, and how many spans its batch processors
+can still take. A tracer of another implementation, or one that has no provider yet, gives ``None``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+    from opentelemetry.sdk.trace.id_generator import IdGenerator
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+__all__ = ["SpanParts", "queue_room", "span_parts"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SpanParts:
+    """What finished spans are made of on a tracer of the SDK; read anew each time, as the resource changes after ``fork``."""
+
+    tracer: Any
+
+    @property
+    def resource(self) -> Resource:
+        """Resource of the tracer's provider."""
+        resource: Resource = self.tracer.resource
+        return resource
+
+    @property
+    def scope(self) -> InstrumentationScope:
+        """Instrumentation scope of the tracer."""
+        scope: InstrumentationScope = self.tracer._instrumentation_scope
+        return scope
+
+    @property
+    def processor(self) -> SpanProcessor:
+        """Where a finished span is handed in, with ``on_end``."""
+        processor: SpanProcessor = self.tracer.span_processor
+        return processor
+
+    @property
+    def ids(self) -> IdGenerator:
+        """Generator of span ids."""
+        generator: IdGenerator = self.tracer.id_generator
+        return generator
+
+    def hand_in(self, span: ReadableSpan) -> None:
+        """Pass a finished span to the processors."""
+        self.tracer.span_processor.on_end(span)
+
+
+def span_parts(tracer: Any) -> SpanParts | None:
+    """What is needed to make finished spans on this tracer, or ``None`` if it is not (yet) one of the SDK."""
+    real = getattr(tracer, "_tracer", tracer)
+    needed = ("resource", "_instrumentation_scope", "span_processor", "id_generator")
+    return SpanParts(real) if all(hasattr(real, name) for name in needed) else None
+
+
+def queue_room(tracer: Any) -> int | None:
+    """Spans that can be handed in at once before a batch processor of this tracer drops some; ``None`` if that is not known."""
+    rooms: list[int] = []
+    waiting = [getattr(getattr(tracer, "_tracer", tracer), "span_processor", None)]
+    while waiting:
+        processor = waiting.pop()
+        waiting.extend(getattr(processor, "_span_processors", ()))
+        batch = getattr(processor, "_batch_processor", None)
+        queue, size = getattr(batch, "_queue", None), getattr(batch, "_max_queue_size", None)
+        if queue is not None and isinstance(size, int):
+            rooms.append(max(0, size - len(queue)))
+    return min(rooms, default=None)

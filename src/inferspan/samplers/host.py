@@ -1,0 +1,232 @@
+"""The process, its garbage collector and, on one rank per host, the host itself, as ``Sample``s.
+
+Most readings come from psutil, which is optional: without it only those that Python itself has are there. Inside a container
+the limits are those of its cgroup. The process is looked up by its id at every round, so a forked child reports itself. A
+reading that the system refuses is absent.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from inferspan import semconv as s
+from inferspan.records import Sample
+from inferspan.samplers.cgroup import cpu_quota, memory_limit
+
+__all__ = ["HostSampler"]
+
+_SHORTEST_WINDOW = 1.0
+"""Seconds below which a share of CPU time is mostly the clock's grain of 10 ms."""
+
+_Reading = tuple[str, Callable[[Any], Any], Mapping[str, str]]
+
+_PROCESS: tuple[_Reading, ...] = (
+    (s.M_PROCESS_CPU_TIME, lambda process: process.cpu_times().user, {s.CPU_MODE: "user"}),
+    (s.M_PROCESS_CPU_TIME, lambda process: process.cpu_times().system, {s.CPU_MODE: "system"}),
+    (s.M_PROCESS_MEMORY, lambda process: process.memory_info().rss, {}),
+    (s.M_PROCESS_VIRTUAL, lambda process: process.memory_info().vms, {}),
+    (s.M_PROCESS_THREADS, lambda process: process.num_threads(), {}),
+    (s.M_PROCESS_FDS, lambda process: process.num_fds(), {}),
+    (s.M_PROCESS_SWITCHES, lambda process: process.num_ctx_switches().voluntary, {s.CONTEXT_SWITCH_TYPE: "voluntary"}),
+    (s.M_PROCESS_SWITCHES, lambda process: process.num_ctx_switches().involuntary, {s.CONTEXT_SWITCH_TYPE: "involuntary"}),
+    (s.M_PROCESS_IO, lambda process: process.io_counters().read_bytes, {s.DISK_IO_DIRECTION: "read"}),
+    (s.M_PROCESS_IO, lambda process: process.io_counters().write_bytes, {s.DISK_IO_DIRECTION: "write"}),
+)
+_GC = {s.M_GC_COLLECTIONS: "collections", s.M_GC_COLLECTED: "collected", s.M_GC_UNCOLLECTABLE: "uncollectable"}
+_FAULTS = {"major": "ru_majflt", "minor": "ru_minflt"}
+_HOST_CPU = {
+    "user": ("user",),
+    "system": ("system",),
+    "nice": ("nice",),
+    "idle": ("idle",),
+    "iowait": ("iowait",),
+    "interrupt": ("irq", "softirq"),
+    "steal": ("steal",),
+}
+
+
+class _Shares:
+    """CPU time by mode as share of what could have been used, over windows of a second or more."""
+
+    def __init__(self) -> None:
+        self._begin: tuple[float, Mapping[str, float]] | None = None
+        self._shares: dict[str, float] = {}
+
+    def update(self, now: float, times: Mapping[str, float], cpus: float) -> Mapping[str, float]:
+        """Shares of the newest whole window; empty until there is one."""
+        if not times:
+            return {}
+        if self._begin is None:
+            self._begin = now, times
+        start, before = self._begin
+        elapsed = now - start
+        if elapsed >= _SHORTEST_WINDOW:
+            self._begin = now, times
+            used = {mode: max(0.0, value - before[mode]) for mode, value in times.items() if mode in before}
+            self._shares = {mode: min(1.0, value / (elapsed * cpus)) for mode, value in used.items()}
+        return self._shares
+
+
+class HostSampler:
+    """Readings of this process and its host.
+
+    Args:
+        local_rank: rank of the process on its host; only rank 0 reports the host.
+        off: true while something else reports the same metrics, such as OpenTelemetry's system metrics instrumentor.
+        library: a module like ``psutil``, which is imported at the first round if this is ``None``.
+        pid: returns our process id.
+        clock: monotonic seconds.
+        now: seconds since the epoch.
+        root: where the cgroup files are looked up.
+        cpus: CPUs that the process may run on, by its affinity.
+    """
+
+    def __init__(
+        self,
+        *,
+        local_rank: int = 0,
+        off: Callable[[], bool] = lambda: False,
+        library: Any = None,
+        pid: Callable[[], int] = os.getpid,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+        root: Path = Path("/"),
+        cpus: Callable[[], int] | None = None,
+    ) -> None:
+        self._local_rank = local_rank
+        self._off = off
+        self._library = library
+        self._looked_up = library is not None
+        self._pid = pid
+        self._clock = clock
+        self._now = now
+        self._root = root
+        self._cpus = cpus or _affinity
+        self._process: Any = None
+        self._process_pid: int | None = None
+        self._process_shares = _Shares()
+        self._host_shares = _Shares()
+
+    def collect(self) -> Sequence[Sample]:
+        """Readings of one round; utilisations from the second round on."""
+        if self._off():
+            return ()
+        return [*_collector(), *_faults(), *self._own(), *(self._host() if self._local_rank == 0 else ())]
+
+    def close(self) -> None:
+        """Let go of the process handle."""
+        self._process = None
+
+    def _psutil(self) -> Any:
+        if not self._looked_up:
+            self._looked_up = True
+            try:
+                import psutil
+            except ImportError:
+                return None
+            self._library = psutil
+        return self._library
+
+    def _own(self) -> Iterator[Sample]:
+        process = self._current()
+        if process is None:
+            return
+        with process.oneshot():
+            times: dict[str, float] = {}
+            for metric, read, attributes in _PROCESS:
+                value = self._asked(read, process)
+                if value is None:
+                    continue
+                if metric == s.M_PROCESS_CPU_TIME:
+                    times[attributes[s.CPU_MODE]] = value
+                yield Sample(metric, value, attributes)
+            created = self._asked(lambda process: process.create_time(), process)
+        if created is not None:
+            yield Sample(s.M_PROCESS_UPTIME, max(0.0, self._now() - created), {})
+        quota = cpu_quota(self._root)
+        cpus = min(self._cpus(), quota) if quota else self._cpus()
+        for mode, share in self._process_shares.update(self._clock(), times, cpus).items():
+            yield Sample(s.M_PROCESS_CPU_UTILIZATION, share, {s.CPU_MODE: mode})
+
+    def _current(self) -> Any:
+        library, pid = self._psutil(), self._pid()
+        if library is None:
+            return None
+        if self._process is None or self._process_pid != pid:
+            self._process_pid = pid
+            self._process_shares = _Shares()
+            self._process = self._asked(library.Process, pid)
+        return self._process
+
+    def _host(self) -> Iterator[Sample]:
+        library = self._psutil()
+        if library is None:
+            return
+        times = self._host_times()
+        for mode, value in times.items():
+            yield Sample(s.M_SYSTEM_CPU_TIME, value, {s.CPU_MODE: mode})
+        cpus = self._asked(lambda _: library.cpu_count(), None)
+        if cpus:
+            for mode, share in self._host_shares.update(self._clock(), times, cpus).items():
+                yield Sample(s.M_SYSTEM_CPU_UTILIZATION, share, {s.CPU_MODE: mode})
+        yield from self._host_memory()
+
+    def _host_times(self) -> dict[str, float]:
+        times = self._asked(lambda _: self._library.cpu_times(), None)
+        found = {mode: [getattr(times, part) for part in parts if hasattr(times, part)] for mode, parts in _HOST_CPU.items()}
+        return {mode: sum(values) for mode, values in found.items() if values}
+
+    def _host_memory(self) -> Iterator[Sample]:
+        memory = self._asked(lambda _: self._library.virtual_memory(), None)
+        if memory is None:
+            return
+        states = {name: getattr(memory, name) for name in ("free", "cached", "buffers") if hasattr(memory, name)}
+        # psutil's own "used" overlaps with the others from version 7 on; the states of the conventions add up.
+        states = {"used": max(0, memory.total - sum(states.values())), **states}
+        for state, value in states.items():
+            yield Sample(s.M_SYSTEM_MEMORY_USAGE, value, {s.MEMORY_STATE: state})
+        ours = memory_limit(self._root)
+        if ours is None or ours.limit >= memory.total:
+            yield Sample(s.M_SYSTEM_MEMORY_LIMIT, memory.total, {})
+            shares = {state: value / memory.total for state, value in states.items()}
+        else:
+            # What other containers use has no meaning against our own limit.
+            yield Sample(s.M_SYSTEM_MEMORY_LIMIT, ours.limit, {})
+            shares = {} if ours.usage is None or not ours.limit else {"used": ours.usage / ours.limit}
+        for state, value in shares.items():
+            yield Sample(s.M_SYSTEM_MEMORY_UTILIZATION, value, {s.MEMORY_STATE: state})
+
+    def _asked(self, ask: Callable[[Any], Any], of: Any) -> Any:
+        """What ``ask`` returns; ``None`` if the system does not have it, or refuses."""
+        try:
+            return ask(of)
+        except (self._library.Error, OSError, AttributeError, NotImplementedError):
+            return None
+
+
+def _affinity() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        return os.cpu_count() or 1
+
+
+def _collector() -> Iterator[Sample]:
+    for generation, statistics in enumerate(gc.get_stats()):
+        for metric, key in _GC.items():
+            yield Sample(metric, statistics[key], {s.GC_GENERATION: generation})
+
+
+def _faults() -> Iterator[Sample]:
+    try:
+        import resource
+    except ImportError:  # Windows has no such module
+        return
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    for kind, name in _FAULTS.items():
+        yield Sample(s.M_PROCESS_FAULTS, getattr(usage, name), {s.PAGING_FAULT_TYPE: kind})

@@ -1,0 +1,214 @@
+"""One daemon thread that runs the samplers and keeps the newest readings for whoever exports them.
+
+Readings come in from the samplers and go out through ``read``, which wakes the thread and waits briefly for a fresh round, so
+NVML and psutil never run on an exporter's thread. What a sampler raises is contained and costs its own readings only. A
+forked child has no thread until it calls ``start``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from inferspan import guard
+from inferspan.records import Sample, Sampler
+
+__all__ = ["EnergyMeter", "SamplerLoop"]
+
+_loops: weakref.WeakSet[SamplerLoop] = weakref.WeakSet()
+_fork_handled = False
+
+
+@runtime_checkable
+class EnergyMeter(Protocol):
+    """A sampler that can read its energy counters without a whole round."""
+
+    def energy(self) -> Mapping[str, tuple[float, float]]:
+        """``{hw.id: (joules since the first reading, monotonic time of the reading)}``."""
+
+    def shared(self, hw_id: str) -> bool:
+        """Whether another process computed on the device when it was last looked at; true if that is not known."""
+
+
+class _Errand:
+    """Something the thread does on request: asked for by number, so that nobody gets an answer from before the question."""
+
+    def __init__(self) -> None:
+        self.wanted = self.begun = self.done = 0
+
+    def ask(self) -> int:
+        self.wanted = self.begun + 1
+        return self.wanted
+
+    @property
+    def due(self) -> bool:
+        return self.wanted > self.begun
+
+
+class SamplerLoop:
+    """Runs samplers on a thread of its own.
+
+    Args:
+        samplers: asked one after the other; their order is the order of the readings.
+        interval: seconds between two rounds that nobody asked for. A reading older than two intervals is not handed out.
+        clock: monotonic seconds.
+        wait: longest time in seconds that ``read`` waits for a fresh round.
+    """
+
+    def __init__(
+        self, samplers: Sequence[Sampler], *, interval: float, clock: Callable[[], float] = time.monotonic, wait: float = 0.05
+    ) -> None:
+        self._samplers = tuple(samplers)
+        self._interval = interval
+        self._clock = clock
+        self._wait = wait
+        self._reset()
+        _loops.add(self)
+        _handle_forks()
+
+    def _reset(self) -> None:
+        """Begin anew: at first, and in a forked child, where the thread is gone and its lock may be held for ever."""
+        self._condition = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._round = _Errand()
+        self._meter = _Errand()
+        self._readings: dict[int, tuple[float, Sequence[Sample]]] = {}
+        self._energy: Mapping[str, tuple[float, float]] = {}
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread runs in this process."""
+        return self._thread is not None and self._thread.is_alive() and not self._stopping
+
+    def start(self) -> None:
+        """Start the thread, unless it runs already; the first round begins at once."""
+        with self._condition:
+            # A thread that is still stuck in a sampler after ``stop`` must not be joined by a second one.
+            if not self._samplers or (self._thread is not None and self._thread.is_alive()):
+                return
+            self._stopping = False
+            self._round.ask()
+            self._thread = threading.Thread(target=self._run, name="inferspan-samplers", daemon=True)
+            self._thread.start()
+
+    def stop(self, timeout: float = 1.0) -> None:
+        """Stop the thread, which closes the samplers when the query in progress is over; waits ``timeout`` seconds at most."""
+        with self._condition:
+            thread, self._stopping = self._thread, True
+            self._readings, self._energy = {}, {}
+            self._condition.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+
+    def wake(self) -> None:
+        """Ask for a round now, without waiting for it."""
+        with self._condition:
+            self._round.ask()
+            self._condition.notify_all()
+
+    def read(self) -> Sequence[Sample]:
+        """Readings of a round that began after the call, or, after the longest wait, the newest ones that are not too old."""
+        with self._condition:
+            if not self.running:
+                return ()
+            self._await(self._round, self._wait)
+            return [sample for _, samples in self._recent() for sample in samples]
+
+    def latest(self, metric: str) -> tuple[Sequence[Sample], float] | None:
+        """The newest samples of a metric and when they were read, without waiting; ``None`` if there are none."""
+        with self._condition:
+            for taken, samples in self._recent():
+                found = [sample for sample in samples if sample.metric == metric]
+                if found:
+                    return found, taken
+        return None
+
+    def energy(self, timeout: float) -> Mapping[str, tuple[float, float]]:
+        """Energy of each device, read after the call began.
+
+        Returns:
+            ``{hw.id: (joules since the first reading, monotonic time of the reading)}``; empty if no reading came in time.
+        """
+        with self._condition:
+            if not self.running or not self._await(self._meter, timeout):
+                return {}
+            return dict(self._energy)
+
+    def shared(self, hw_id: str) -> bool:
+        """Whether another process computed on the device when it was last looked at; true if that is not known."""
+        meters = [sampler for sampler in self._samplers if isinstance(sampler, EnergyMeter)]
+        return all(meter.shared(hw_id) for meter in meters)
+
+    def _await(self, errand: _Errand, timeout: float) -> bool:
+        number = errand.ask()
+        self._condition.notify_all()
+        self._condition.wait_for(lambda: errand.done >= number or self._stopping, timeout)
+        return errand.done >= number and not self._stopping
+
+    def _recent(self) -> list[tuple[float, Sequence[Sample]]]:
+        oldest = self._clock() - 2 * self._interval
+        return [reading for _, reading in sorted(self._readings.items()) if reading[0] >= oldest]
+
+    # ------------------------------------------------------------------------------------------------ on the thread
+
+    def _run(self) -> None:
+        next_round = self._clock()
+        while True:
+            with self._condition:
+                self._condition.wait_for(
+                    lambda: self._stopping or self._meter.due or self._round.due, max(0.0, next_round - self._clock())
+                )
+                if self._stopping:
+                    break
+                if self._meter.due:
+                    errand, act = self._meter, self._read_energy
+                elif self._round.due or self._clock() >= next_round:
+                    errand, act = self._round, self._read_all
+                    next_round = self._clock() + self._interval
+                else:
+                    continue
+                errand.begun += 1
+            act()
+            with self._condition:
+                errand.done = errand.begun
+                self._condition.notify_all()
+        for sampler in self._samplers:
+            with guard.contain(f"samplers.{type(sampler).__name__}.close"):
+                sampler.close()
+
+    def _read_all(self) -> None:
+        for place, sampler in enumerate(self._samplers):
+            taken, samples = self._clock(), list[Sample]()
+            with guard.contain(f"samplers.{type(sampler).__name__}"):
+                samples = list(sampler.collect())
+            # Handed out at once: a slow sampler keeps nobody from the others' readings.
+            with self._condition:
+                if not self._stopping:
+                    self._readings[place] = taken, samples
+
+    def _read_energy(self) -> None:
+        energy: dict[str, tuple[float, float]] = {}
+        for sampler in self._samplers:
+            if isinstance(sampler, EnergyMeter):
+                with guard.contain(f"samplers.{type(sampler).__name__}.energy"):
+                    energy.update(sampler.energy())
+        with self._condition:
+            self._energy = energy
+
+
+def _handle_forks() -> None:
+    """Register the handler once per process: handlers cannot be taken back, and this one keeps no loop alive."""
+    global _fork_handled
+    if not _fork_handled and hasattr(os, "register_at_fork"):
+        _fork_handled = True
+        os.register_at_fork(after_in_child=_forked)
+
+
+def _forked() -> None:
+    for loop in list(_loops):
+        loop._reset()

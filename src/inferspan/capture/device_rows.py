@@ -1,0 +1,112 @@
+"""Small result tensors that stay on the device where they were computed until somebody has time to read them.
+
+In: one ``[rows, columns]`` tensor per measurement, appended on the model's path without waiting for the device. Out: all of them
+at once, as float64 on the host; this is the one call that may wait. Results of one kind are packed together every few hundred
+measurements, so that a long request holds few tensors. An appended tensor is kept as it is and must not be written to afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Generic, NamedTuple, TypeGuard, TypeVar
+
+import torch
+from torch import Tensor
+
+__all__ = ["DeviceRows", "Place", "is_plain"]
+
+PACK_MEASUREMENTS = 256
+PACK_ROWS = 4096
+FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+
+K = TypeVar("K", bound=Hashable)
+
+
+def is_plain(tensor: object) -> TypeGuard[Tensor]:
+    """Whether ``tensor`` is an ordinary floating point tensor with values of its own that statistics can be taken of.
+
+    Subclasses (fake, distributed, user-made), wrapped, meta, sparse, nested, quantised, 8-bit and complex tensors are not.
+    """
+    return (
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and isinstance(tensor, Tensor)
+        and tensor.dtype in FLOATING
+        and not tensor.is_meta
+        and not tensor.is_nested
+        and tensor.layout is torch.strided
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def _stream(device: torch.device) -> int:
+    """Raw handle of the current stream: cheaper than a Stream object, and enough to see that it is another one."""
+    return int(torch._C._cuda_getCurrentRawStream(device.index)) if device.type == "cuda" else 0
+
+
+class _Lane(NamedTuple):
+    """Measurements of one kind, shape, device and stream: only these may be packed without waiting for anything."""
+
+    device: torch.device
+    stream: int
+    packed: list[Tensor]
+    loose: list[Tensor]
+
+
+class Place(NamedTuple, Generic[K]):
+    """Where a measurement will be found in what ``read`` returns."""
+
+    lane: tuple[K, torch.dtype, torch.device, int]
+    order: int
+
+    @property
+    def kind(self) -> K:
+        """What the measurement was appended as."""
+        return self.lane[0]
+
+
+class DeviceRows(Generic[K]):
+    """Holds measurements; ``kind`` names those that may be packed together and must have the same shape.
+
+    Args:
+        pack: turns stacked measurements ``[n, rows, columns]`` of a kind into what is kept of them, ``[n, ...]``; runs on the device.
+    """
+
+    def __init__(self, pack: Callable[[K, Tensor], Tensor] | None = None) -> None:
+        self._pack_kind = pack
+        self._lanes: dict[tuple[K, torch.dtype, torch.device, int], _Lane] = {}
+        self._counts: dict[tuple[K, torch.dtype, torch.device, int], int] = {}
+
+    def append(self, kind: K, rows: Tensor) -> Place[K]:
+        """Keep ``rows``; launches work on the current stream at most, never waits."""
+        key = (kind, rows.dtype, rows.device, _stream(rows.device))
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = _Lane(rows.device, key[3], [], [])
+        index = self._counts.get(key, 0)
+        self._counts[key] = index + 1
+        lane.loose.append(rows)
+        if len(lane.loose) >= PACK_MEASUREMENTS or len(lane.loose) * rows.shape[0] >= PACK_ROWS:
+            self._pack(kind, lane)
+        return Place(key, index)
+
+    def read(self) -> dict[tuple[K, torch.dtype, torch.device, int], Tensor]:
+        """Everything, by lane, as float64 ``[n, ...]`` on the host, with one transfer a lane; forgets it. May wait for the device."""
+        lanes, self._lanes, self._counts = self._lanes, {}, {}
+        result = {}
+        for key, lane in lanes.items():
+            if lane.stream != _stream(lane.device):
+                # Written on a stream that is not the current one, so nothing here is ordered after it.
+                torch.cuda.synchronize(lane.device)
+            self._pack(key[0], lane)
+            with torch.no_grad():
+                whole = lane.packed[0] if len(lane.packed) == 1 else torch.cat(lane.packed)
+                result[key] = (whole.cpu() if whole.device.type != "cpu" else whole).to(torch.float64)
+        return result
+
+    def _pack(self, kind: K, lane: _Lane) -> None:
+        if not lane.loose:
+            return
+        with torch.no_grad():
+            stacked = torch.stack(lane.loose)
+            lane.packed.append(stacked if self._pack_kind is None else self._pack_kind(kind, stacked))
+        lane.loose.clear()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from docs import generate
+from inferspan import semconv
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("collector-config/*.md")])
@@ -81,4 +82,4 @@ def test_links_lead_somewhere(page: Path) -> None:
 )
 def test_prometheus_name(name: str, unit: str, instrument: str, expected: str) -> None:
     """Names in the page are those that Prometheus' own translation gives."""
-    assert generate.prometheus_name(generate.semconv.Metric(name, instrument, unit, "")) == expected
+    assert generate.prometheus_name(semconv.Metric(name, instrument, unit, "")) == expected

@@ -18,7 +18,7 @@ HEAVY = ("torch", "transformers", "numpy", "pynvml", "psutil", "opentelemetry.sd
 
 # Importing these is what loads torch, the SDK or protobuf: the first are sources, the second the SDK's own importers.
 LOADS_TORCH = ("inferspan.capture", "inferspan.samplers.allocator")
-LOADS_SDK = ("inferspan.otlp", "inferspan.ids", "inferspan.resource", "inferspan.session_file", "inferspan.spans", "inferspan.wire", "inferspan.testing")
+LOADS_SDK = tuple(f"inferspan.{name}" for name in ("otlp", "ids", "resource", "session_file", "shutdown", "spans", "testing", "wire"))
 
 
 def module_names() -> list[str]:

@@ -1,0 +1,60 @@
+"""The stack, started once for all integration tests, and the programs whose telemetry they look at."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.servers import PROGRAMS, Stack, missing_programs, running_stack
+
+HERE = Path(__file__).resolve().parent
+PROGRAM_TIMEOUT = 600.0
+
+RunProgram = Callable[..., dict[str, Any]]
+
+
+def plain_environment() -> dict[str, str]:
+    """The environment without anything that steers telemetry; models are never looked for on a hub."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "INFERSPAN_"))}
+    return {**kept, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Collector, Jaeger and Prometheus; skipped where a program is not installed, unless it is required."""
+    missing = missing_programs()
+    if missing:
+        reason = f"not on PATH: {', '.join(missing)} (of {', '.join(PROGRAMS)})"
+        if os.environ.get("INFERSPAN_REQUIRE_INTEGRATION"):
+            pytest.fail(f"INFERSPAN_REQUIRE_INTEGRATION is set, but {reason}")
+        pytest.skip(reason)
+    with running_stack(tmp_path_factory.mktemp("stack"), plain_environment()) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def run_program(tmp_path_factory: pytest.TempPathFactory) -> RunProgram:
+    """Run a script of this folder in a process of its own; what it says it did comes back as a dictionary."""
+
+    def run(script: str, **environment: str) -> dict[str, Any]:
+        truth = tmp_path_factory.mktemp("program") / "truth.json"
+        result = subprocess.run(
+            [sys.executable, str(HERE / script), str(truth)],
+            cwd=truth.parent,
+            env={**plain_environment(), **environment},
+            capture_output=True,
+            text=True,
+            timeout=PROGRAM_TIMEOUT,
+            check=False,
+        )
+        assert result.returncode == 0, f"{script}\n{result.stdout[-4000:]}\n{result.stderr[-8000:]}"
+        return {**json.loads(truth.read_text()), "output": result.stdout + result.stderr}
+
+    return run

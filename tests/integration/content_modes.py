@@ -1,0 +1,33 @@
+"""A program that asks the same question with each of the four ways to capture content, one after the other."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import inferspan
+from inferspan.demo import load_smollm2
+
+PROMPT = "Tell me about the zanzibarium of Quokkaville"
+MODES = ("NO_CONTENT", "SPAN_ONLY", "EVENT_ONLY", "SPAN_AND_EVENT")
+
+
+def main(path: str) -> None:
+    """Instrument, ask, remove, for each mode."""
+    model, tokenizer = load_smollm2()
+    inputs = tokenizer(PROMPT, return_tensors="pt")
+    output = None
+    for mode in MODES:
+        with (
+            inferspan.instrument(model, tokenizer=tokenizer, capture_content=mode, modules="none"),
+            inferspan.context(conversation_id=mode),
+        ):
+            output = model.generate(**inputs, max_new_tokens=6, do_sample=False)
+    assert output is not None
+    ids = output[0, inputs["input_ids"].shape[1] :].tolist()
+    Path(path).write_text(json.dumps({"prompt": PROMPT, "ids": ids, "text": tokenizer.decode(ids, skip_special_tokens=True)}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -243,12 +243,13 @@ def _to_statistics(values: list[float]) -> LogitStatistics:
 
 
 def _to_step(batch: int, values: list[list[float]], top_k: int) -> StepLogits:
-    mean, *rows = values
-    pairs = zip(rows[0][WIDTH : WIDTH + top_k], rows[0][WIDTH + top_k :], strict=True)
+    first = values[1]
+    rows = tuple(_to_statistics(row) for row in values[1:])
+    # One row is its own mean; keeping it once halves what a long request holds.
+    mean = rows[0] if batch == 1 else _to_statistics(values[0])
+    pairs = zip(first[WIDTH : WIDTH + top_k], first[WIDTH + top_k :], strict=True)
     likely = [(int(token), probability) for token, probability in pairs if probability > 0]
-    return StepLogits(
-        batch, _to_statistics(mean), tuple(map(_to_statistics, rows)), tuple(pair[0] for pair in likely), tuple(pair[1] for pair in likely)
-    )
+    return StepLogits(batch, mean, rows, tuple(token for token, _ in likely), tuple(probability for _, probability in likely))
 
 
 _DOUBLES = (

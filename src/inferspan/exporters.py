@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from inferspan.variables import per_signal, positive_number, read
 
-__all__ = ["REQUEST_LIMIT", "GuardedLogs", "GuardedMetrics", "GuardedSpans", "build_exporter", "open_exporter", "within_limit"]
+__all__ = ["GuardedLogs", "GuardedMetrics", "GuardedSpans", "build_exporter", "open_exporter", "within_limit"]
 
 _log = logging.getLogger("inferspan")
 
@@ -82,30 +82,38 @@ def _compression(environ: Mapping[str, str], signal: str, kind: str) -> Any:
 # -------------------------------------------------------------------------------------------------------- requests that fit
 def _size(value: Any) -> int:
     """An upper bound for the bytes of an attribute value or a log body in protobuf, cheap to find."""
-    if isinstance(value, str):
-        return len(value) + 8 if value.isascii() else 4 * len(value) + 8
-    if isinstance(value, bytes):
-        return len(value) + 8
+    kind = type(value)
+    if kind is str:
+        return len(value) + 6 if value.isascii() else 4 * len(value) + 6
+    if kind is int or kind is float or kind is bool:
+        return 14
     if isinstance(value, Mapping):
-        return 12 + sum(len(str(key)) * 4 + 12 + _size(item) for key, item in value.items())
+        return _mapping_size(value)
     if isinstance(value, list | tuple):
-        if value and isinstance(value[0], int | float):
+        if value and type(value[0]) in (int, float):
             return 14 * len(value) + 8
-        return 12 + sum(_size(item) + 6 for item in value)
-    return 14
+        return 12 + sum([_size(item) + 6 for item in value])
+    return 4 * len(value) + 6 if isinstance(value, str | bytes) else 14
+
+
+def _mapping_size(attributes: Mapping[str, Any]) -> int:
+    size = 12
+    for key, value in attributes.items():
+        size += _size(key) + _size(value) + 8
+    return size
 
 
 def _span_size(span: Any) -> int:
-    size = 150 + 4 * len(span.name) + _size(span.attributes or {})
+    size = 150 + 4 * len(span.name) + _mapping_size(span.attributes or {})
     for event in span.events:
-        size += 40 + 4 * len(event.name) + _size(event.attributes or {})
+        size += 40 + 4 * len(event.name) + _mapping_size(event.attributes or {})
     for link in span.links:
-        size += 60 + _size(link.attributes or {})
+        size += 60 + _mapping_size(link.attributes or {})
     return size
 
 
 def _log_size(record: Any) -> int:
-    return 150 + _size(record.log_record.body) + _size(record.log_record.attributes or {})
+    return 150 + _size(record.log_record.body) + _mapping_size(record.log_record.attributes or {})
 
 
 def within_limit(batch: Sequence[Any], size: Callable[[Any], int], limit: int = REQUEST_LIMIT) -> Iterator[Sequence[Any]]:

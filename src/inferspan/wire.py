@@ -8,6 +8,7 @@ module is packed once, so that a span costs one ``struct`` call and a few concat
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -66,8 +67,13 @@ def _any_value(value: Any) -> bytes:
     raise TypeError(f"no OTLP type for {type(value).__name__}")
 
 
+@functools.lru_cache(maxsize=1024)
+def _key(key: str) -> bytes:
+    return _text(b"\x0a", key)
+
+
 def _key_value(key: str, value: Any) -> bytes:
-    return _text(b"\x0a", key) + _framed(b"\x12", _any_value(value))
+    return _key(key) + _framed(b"\x12", _any_value(value))
 
 
 def attribute(key: str, value: Any) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from pathlib import Path
 
@@ -23,6 +24,24 @@ def test_unknown_name_lists_what_there_is() -> None:
     with pytest.raises(FileNotFoundError) as error:
         bundles.collector_config("prod.yaml")
     assert str(error.value) == "inferspan has no collector configuration 'prod.yaml'; it has dev.yaml, jaeger.yaml, prometheus.yml"
+
+
+def test_every_variable_is_documented() -> None:
+    """The README of the configurations lists exactly the environment variables that they read, each with its default."""
+    folder = ROOT / "collector-config"
+    used = {
+        variable: default
+        for path in folder.glob("*.yaml")
+        for variable, default in re.findall(r"\$\{env:(\w+):-([^}]*)}", path.read_text(encoding="utf-8"))
+    }
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    rows = [row.split("|")[1:3] for row in readme.splitlines() if row.startswith("| `") and "yaml" not in row and "yml" not in row]
+    documented = {
+        variable: default
+        for variables, defaults in rows
+        for variable, default in zip(re.findall(r"\w+", variables), re.findall(r"[^\s,`]+", defaults), strict=True)
+    }
+    assert documented == used
 
 
 def test_wheel_holds_package_type_marker_and_configurations(tmp_path: Path) -> None:

@@ -7,15 +7,16 @@ spans later, so these records are ``NamedTuple``s: cheap to make, and still name
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 __all__ = [
     "AttributeValue",
     "Failure",
     "Message",
     "ModelInfo",
+    "ModuleBatch",
     "ModuleCall",
     "ModuleInfo",
     "Phase",
@@ -58,19 +59,32 @@ class ModuleInfo(NamedTuple):
 
 
 class ModuleCall(NamedTuple):
-    """One call of one module: ``parent`` is the ``number`` of the enclosing module call, -1 directly under the step."""
+    """One call of one module. The hooks append plain tuples of this layout: a named one costs three times as much.
+
+    ``parent`` is the ``number`` of the enclosing module call of the same batch, -1 directly under the step. ``start`` and
+    ``end`` are readings of the monotonic clock, made epoch times by the batch's ``offset``. ``inputs`` and ``outputs`` hold
+    (shape, dtype) pairs, the dtype being anything whose ``str`` names it.
+    """
 
     number: int
     parent: int
     module: ModuleInfo
-    step: int
-    phase: str
-    start_ns: int
-    end_ns: int
-    inputs: Sequence[tuple[tuple[int, ...], str]]
-    outputs: Sequence[tuple[tuple[int, ...], str]]
+    start: int
+    end: int
+    inputs: Sequence[tuple[Sequence[int], object]]
+    outputs: Sequence[tuple[Sequence[int], object]]
     failure: str | None
-    attributes: Attributes
+    statistics: int | None
+
+
+class ModuleBatch(NamedTuple):
+    """The module calls of one forward pass; ``step`` is ``None`` for a plain forward, whose calls hang under the request."""
+
+    step: int | None
+    phase: str
+    offset: int
+    calls: Sequence[tuple[int, int, ModuleInfo, int, int, Any, Any, str | None, int | None]]
+    statistics: Mapping[int, Attributes]
 
 
 class Step(NamedTuple):
@@ -81,7 +95,7 @@ class Step(NamedTuple):
     start_ns: int
     end_ns: int
     failure: str | None
-    attributes: Attributes
+    attributes: Attributes | Callable[[], Attributes]
 
 
 class Phase(NamedTuple):
@@ -132,9 +146,11 @@ class RequestEnd:
     batch_size: int | None = None
     kv_cache_bytes: int | None = None
     step_seconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Durations of the steps by phase."""
     entropies: Sequence[float] = ()
     nonfinite: Mapping[tuple[str, str], int] = field(default_factory=dict)
     spans_dropped: int = 0
+    overhead_ns: int = 0
     streaming: bool = False
     modality: str = "text"
     input_messages: Sequence[Message] = ()
@@ -144,11 +160,10 @@ class RequestEnd:
 class RequestScope(Protocol):
     """A request that is running, as the sources see it."""
 
-    @property
-    def recording(self) -> bool:
-        """Whether detail (steps, modules, statistics) of this request will be kept."""
+    recording: bool
+    """Whether detail (steps, modules, statistics) of this request will be kept."""
 
-    def detail(self, records: Sequence[Phase | Step | ModuleCall]) -> None:
+    def detail(self, records: Sequence[Phase | Step | ModuleBatch]) -> None:
         """Hand over detail of the running request; parents come no later than the call of ``end``."""
 
     def end(self, end: RequestEnd) -> None:
@@ -158,8 +173,12 @@ class RequestScope(Protocol):
 class Recorder(Protocol):
     """Where the sources put what they see."""
 
-    def start(self, start: RequestStart) -> RequestScope:
-        """Begin a request; for a ``generate`` its span is the current one until ``end``."""
+    def start(self, start: RequestStart, parent: RequestScope | None) -> RequestScope | None:
+        """Begin a request; for a ``generate`` its span is the current one until ``end``.
+
+        ``parent`` is the request of ours inside which this one runs. ``None`` comes back where the caller has switched
+        telemetry off for the moment (``suppress_instrumentation``).
+        """
 
 
 class Sample(NamedTuple):

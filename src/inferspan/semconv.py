@@ -64,6 +64,11 @@ OUTPUT_MESSAGES = "gen_ai.output.messages"
 TOKEN_TYPE = "gen_ai.token.type"
 TOKEN_MODALITY = "gen_ai.token.modality"
 ERROR_TYPE = "error.type"
+EXCEPTION_EVENT = "exception"
+EXCEPTION_TYPE = "exception.type"
+EXCEPTION_MESSAGE = "exception.message"
+EXCEPTION_STACKTRACE = "exception.stacktrace"
+CONTENT_EVENT = "gen_ai.client.inference.operation.details"
 USER_ID = "user.id"
 
 # request span, ours

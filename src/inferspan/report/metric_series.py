@@ -132,6 +132,8 @@ def _add_histogram(series: Series, point: Mapping[str, Any], *, delta: bool) -> 
     bounds, counts = point.get("explicitBounds") or [], point.get("bucketCounts") or []
     if not isinstance(bounds, list) or not isinstance(counts, list):
         return
+    # Buckets may be left out: then there is one, with every value in it.
+    counts = counts or [point.get("count")]
     limits = [number(bound) for bound in bounds]
     if None in limits or len(counts) != len(limits) + 1:
         return

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 __all__ = ["LineCounts", "SessionFileError", "Value", "attributes_of", "integer", "number", "objects", "read_lines"]
 
@@ -69,7 +69,7 @@ def _open(path: Path) -> IO[bytes]:
     # The collector's zstd files hold length-prefixed messages, so the magic bytes may follow a length of four bytes.
     if magic == _ZSTD or _has_zstd_after_length(path):
         raise SessionFileError(f"session file {path} is zstd-compressed: write it without `compression: zstd`, or unpack it first")
-    return gzip.open(path, "rb") if magic.startswith(_GZIP) else path.open("rb")
+    return cast(IO[bytes], gzip.open(path, "rb")) if magic.startswith(_GZIP) else path.open("rb")
 
 
 def _has_zstd_after_length(path: Path) -> bool:

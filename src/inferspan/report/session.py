@@ -136,14 +136,14 @@ class Session:
         if self.lines.torn:
             found.append("The last line of the file is cut off (the process was killed, or is still writing); it was left out.")
         if self.lines.bad:
-            found.append(f"{self.lines.bad} lines are not OTLP JSON and were left out; the first is line {self.lines.first_bad}.")
+            found.append(f"Lines that are not OTLP JSON, left out: {self.lines.bad}; the first is line {self.lines.first_bad}.")
         if self.orphan_spans:
             found.append(
-                f"{self.orphan_spans} spans belong to requests that are not in the file (still running, lost, or in a rotated file);"
-                " they are not shown."
+                "Spans whose request is not in the file (it is still running, was lost, or is in a rotated file), not shown:"
+                f" {self.orphan_spans}."
             )
         if self.foreign_spans:
-            found.append(f"{self.foreign_spans} spans of other libraries are in the file; they are shown only as callers of requests.")
+            found.append(f"Spans of other libraries, shown only as callers of requests: {self.foreign_spans}.")
         return found
 
 
@@ -220,6 +220,8 @@ def _read_spans(block: Mapping[str, Any], reading: _Reading) -> None:
         for raw in objects(holder, "spans"):
             key = (str(raw.get("traceId", "")).lower(), str(raw.get("spanId", "")).lower())
             parent = str(raw.get("parentSpanId") or "").lower()
+            if not all(key):
+                continue
             if ours:
                 reading.spans[key] = _span(raw, key, parent, number, reading.known)
             else:
@@ -229,7 +231,7 @@ def _read_spans(block: Mapping[str, Any], reading: _Reading) -> None:
 def _span(raw: Mapping[str, Any], key: tuple[str, str], parent: str, resource: int, known: dict[Value, Value]) -> Span:
     status = raw.get("status")
     status = status if isinstance(status, dict) else {}
-    name = str(raw.get("name", ""))
+    name = str(raw.get("name") or "")
     return Span(
         trace_id=str(known.setdefault(key[0], key[0])),
         span_id=key[1],

@@ -170,20 +170,16 @@ class Device:
     def __init__(self, uuid: str) -> None:
         self.uuid = uuid
         self.handle: Any = None
+        self.session = 0
         self.is_lost = False
         self.shared = True
         self.rows: list[Row] = [row for row in ROWS if row.where == ANYWHERE or not is_mig(uuid)]
         self._base: dict[str, AttributeValue] = {semconv.HW_ID: uuid, semconv.HW_VENDOR: "NVIDIA"}
         self._totals: dict[int, tuple[float, float]] = {}
 
-    @property
-    def is_labelled(self) -> bool:
-        """Whether the application's CUDA uses the device."""
-        return semconv.DEVICE in self._base
-
-    def attach(self, library: Any, entry: Entry) -> None:
-        """Take a handle, and the names that NVML has for the device."""
-        self.handle, self.is_lost = entry.handle, False
+    def attach(self, library: Any, entry: Entry, *, session: int) -> None:
+        """Take a handle, which is good for one session, and the names that NVML has for the device."""
+        self.handle, self.session, self.is_lost = entry.handle, session, False
         if entry.split:
             self.rows = [row for row in self.rows if row.where != UNSPLIT]
         card = entry.handle

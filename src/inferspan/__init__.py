@@ -1,0 +1,47 @@
+"""inferspan: where did the time, the tokens and the watts go?
+
+``inferspan.instrument(model)`` makes a PyTorch module or transformers model emit OpenTelemetry traces and metrics. Importing this
+package loads neither torch nor transformers nor the OpenTelemetry SDK, reads no environment and opens nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .caller import context
+    from .instrument import Handle, flush, instrument
+    from .otlp import configure
+    from .settings import Settings, SettingsError
+
+__all__ = ["Handle", "Settings", "SettingsError", "__version__", "configure", "context", "flush", "instrument"]
+
+_HOMES = {
+    "Handle": "instrument",
+    "Settings": "settings",
+    "SettingsError": "settings",
+    "configure": "otlp",
+    "context": "caller",
+    "flush": "instrument",
+    "instrument": "instrument",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load what a name needs when it is first used."""
+    if name == "__version__":
+        from .version import version
+
+        return version()
+    if name in _HOMES:
+        import importlib
+
+        value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+        # `inferspan.instrument` is the function: importing the module of that name has just put the module there.
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

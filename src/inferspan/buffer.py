@@ -1,0 +1,102 @@
+"""A bounded queue between the model's path and the sinks, and the thread that empties it.
+
+``put`` is what the model's path pays: a lock and an append. The thread hands items to one consumer in order; ``flush`` does the same on the
+calling thread, so that nothing waits for a wake-up. What does not fit is refused and counted by the caller. A forked child starts empty: what
+the parent had queued is the parent's to send.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from .guard import contain
+
+__all__ = ["Buffer"]
+
+T = TypeVar("T")
+
+CAPACITY = 250_000
+
+
+class Buffer(Generic[T]):
+    """Items on their way to ``consume(item, hurry)``; ``hurry`` is true while somebody waits.
+
+    Args:
+        consume: called with one item at a time, never concurrently; its errors are contained.
+        capacity: total weight that may wait.
+    """
+
+    def __init__(self, consume: Callable[[T, bool], None], *, capacity: int = CAPACITY, name: str = "inferspan-spans") -> None:
+        self._consume = consume
+        self._capacity = capacity
+        self._name = name
+        self._reset()
+        reference = weakref.ref(self)
+
+        def after_fork() -> None:
+            buffer = reference()
+            if buffer is not None:
+                buffer._reset()
+
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=after_fork)
+
+    def _reset(self) -> None:
+        self._items: deque[tuple[T, int]] = deque()
+        self._weight = 0
+        self._lock = threading.Lock()
+        self._consuming = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def put(self, item: T, weight: int) -> bool:
+        """Queue an item; false if it does not fit."""
+        with self._lock:
+            if self._weight + weight > self._capacity:
+                return False
+            self._weight += weight
+            self._items.append((item, weight))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+        self._wake.set()
+        return True
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Hand over everything that was queued before the call; false if that took longer than ``timeout`` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            if deadline is not None and time.monotonic() > deadline:
+                return False
+            if not self._consuming.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
+                return False
+            try:
+                if not self._next(hurry=True):
+                    return True
+            finally:
+                self._consuming.release()
+
+    def _next(self, *, hurry: bool) -> bool:
+        with self._lock:
+            if not self._items:
+                return False
+            item, weight = self._items.popleft()
+            self._weight -= weight
+        with contain("span hand-over"):
+            self._consume(item, hurry)
+        return True
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            more = True
+            while more:
+                with self._consuming:
+                    more = self._next(hurry=False)

@@ -1,0 +1,58 @@
+"""How many spans a request may have, and in which order detail is thinned when it would have more.
+
+The order is fixed: module spans of a step are kept while nine tenths of the budget hold them whole; step spans are all kept up to
+nine tenths, then every 2nd, 4th, 8th ... with the gap doubling after each 160th part of the budget. What the settings asked for and the
+budget left out is counted. The request span and its two phases are always there.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Budget"]
+
+FIXED = 3
+"""Request, prefill and decode."""
+
+
+class Budget:
+    """Spans of one request: what is spent, and what had to be left out."""
+
+    __slots__ = ("_chunk", "_chunk_left", "_gap", "_skip", "_soft", "dropped", "spent", "total")
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.spent = FIXED
+        self.dropped = 0
+        self._soft = max(FIXED + 1, total * 9 // 10)
+        self._chunk = max(1, total // 160)
+        self._chunk_left = self._chunk
+        self._gap = 2
+        self._skip = 0
+
+    def module_room(self, expected: int, *, whole: bool = True) -> int:
+        """How many module spans the coming forward pass may have; 0 where ``expected`` of them do not fit as a whole."""
+        room = (self._soft if whole else self.total) - self.spent
+        if room <= 0 or (whole and expected > room and self.spent > FIXED + 1):
+            self.dropped += expected
+            return 0
+        return room
+
+    def spend(self, spans: int) -> None:
+        """Note spans that were recorded."""
+        self.spent += spans
+
+    def take_step(self) -> bool:
+        """Whether the step that ends now gets a span."""
+        if self.spent < self._soft:
+            self.spent += 1
+            return True
+        self._skip += 1
+        if self._skip < self._gap or self.spent >= self.total:
+            self.dropped += 1
+            return False
+        self._skip = 0
+        self.spent += 1
+        self._chunk_left -= 1
+        if not self._chunk_left:
+            self._chunk_left = self._chunk
+            self._gap *= 2
+        return True

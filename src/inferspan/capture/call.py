@@ -1,0 +1,150 @@
+"""One request on one thread: what the hooks write into, and how it is turned into records.
+
+The calls that run on a thread form a stack in thread-local storage: a draft model's ``generate()`` inside ours, a model inside a model.
+State is kept per call and never on the model, so threads and recursion cannot mix. Nothing here outlives its call.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+import traceback
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from ..records import Attributes, Failure, ModuleBatch, ModuleInfo, Phase, RequestScope, Step
+from .budget import Budget
+
+if TYPE_CHECKING:
+    from .output_stats import OutputStats
+
+__all__ = ["Call", "current", "error_type", "failure_of"]
+
+MAX_MESSAGE = 2048
+MAX_STACKTRACE = 16_384
+_LISTED = re.compile(r"tensor\([^)]*\)|array\([^)]*\)|\[\s*-?\d+(?:\.\d+)?(?:\s*,\s*-?\d+(?:\.\d+)?){3,}[^\]]*\]?")
+
+
+class _Thread(threading.local):
+    call: Call | None = None
+
+
+current = _Thread()
+"""``current.call`` is the innermost request that runs on this thread."""
+
+
+def error_type(error: BaseException) -> str:
+    """Qualified class name of an exception, bare for built-ins, as ``error.type`` wants it."""
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def failure_of(error: BaseException, *, content: bool) -> Failure:
+    """Reduce an exception to text; without leave to record content, printed tensors and lists of numbers are cut out of it."""
+    try:
+        message = str(error)
+    except Exception:
+        message = "<the exception's text cannot be read>"
+    try:
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except Exception:
+        trace = ""
+    if not content:
+        message, trace = _LISTED.sub("<values left out>", message), _LISTED.sub("<values left out>", trace)
+    return Failure(error_type(error), message[:MAX_MESSAGE], trace[-MAX_STACKTRACE:])
+
+
+class Call:
+    """State of one running request; the base of plain forward and generate calls."""
+
+    def __init__(self, scope: RequestScope, *, start: int, offset: int, budget: Budget, outer: Call | None) -> None:
+        self.scope = scope
+        self.recording = scope.recording
+        self.start = start
+        self.offset = offset
+        """Added to a monotonic reading, gives nanoseconds since the epoch."""
+        self.budget = budget
+        self.outer = outer
+        self.room = 0
+        """Module spans that the running forward pass may still have; 0 makes the hooks do nothing."""
+        self.count = 0
+        self.stack: list[tuple[int, ModuleInfo, int, Any]] = []
+        self.calls: list[tuple[int, int, ModuleInfo, int, int, Any, Any, str | None, int | None]] = []
+        self.output_stats: OutputStats | None = None
+        self.pending: list[Phase | Step | ModuleBatch] = []
+        self.overhead = 0
+        self._granted = 0
+
+    def follows(self, module: object) -> bool:
+        """Whether forward passes of ``module`` are steps of this call rather than requests of their own."""
+        return False
+
+    def push(self) -> None:
+        """Make this the thread's innermost call."""
+        current.call = self
+
+    def pop(self) -> None:
+        """Take this call, and whatever was left open above it, off the thread's stack."""
+        call = current.call
+        while call is not None and call is not self:
+            call = call.outer
+        if call is self:
+            current.call = self.outer
+
+    def open_modules(self, expected: int, *, whole: bool) -> bool:
+        """Let the hooks record the coming forward pass, if the budget has room for it."""
+        self._granted = self.room = self.budget.module_room(expected, whole=whole)
+        self.count = 0
+        return self.room > 0
+
+    def unwind_to(self, info: ModuleInfo, now: int, failure: str = "_OTHER") -> bool:
+        """Close module calls that an exception left open above the one of ``info``; false if that is not open at all."""
+        if not any(frame[1] is info for frame in self.stack):
+            return False
+        while self.stack[-1][1] is not info:
+            self._close_frame(now, failure)
+        return True
+
+    def _close_frame(self, now: int, failure: str | None) -> None:
+        number, info, start, inputs = self.stack.pop()
+        self.calls.append((number, self.stack[-1][0] if self.stack else -1, info, start, now, inputs, (), failure, None))
+
+    def close_modules(self, step: int | None, phase: str, now: int, failure: str | None) -> None:
+        """Turn what the hooks have appended into a batch under ``step`` (or under the phase or request)."""
+        while self.stack:
+            self._close_frame(now, failure or "_OTHER")
+        used = self._granted - self.room
+        if self._granted and not self.room:
+            # The hooks stopped for want of room, so how many more there would have been is not known; at least this one.
+            self.budget.dropped += 1
+        self._granted = self.room = 0
+        self.budget.spend(used)
+        if self.calls:
+            calls, self.calls = self.calls, []
+            statistics = self.read_output_stats(calls)
+            self.pending.append(ModuleBatch(step, phase, self.offset, calls, statistics))
+
+    def read_output_stats(self, calls: list[Any]) -> dict[int, Attributes]:
+        """Statistics of module outputs by slot, where they are asked for."""
+        if self.output_stats is None:
+            return {}
+        return dict(enumerate(self.output_stats.read()))
+
+    def hand_over(self) -> None:
+        """Give the collected detail to the recorder."""
+        if self.pending:
+            records, self.pending = self.pending, []
+            self.scope.detail(records)
+
+    def epoch(self, moment: int) -> int:
+        """Nanoseconds since the epoch of a monotonic reading."""
+        return moment + self.offset
+
+    @staticmethod
+    def clock(outer: Call | None) -> tuple[int, int]:
+        """A monotonic reading and the offset that makes it epoch time; inside another call its offset, so that children fit."""
+        if outer is not None:
+            return perf_counter_ns(), outer.offset
+        epoch, moment = time.time_ns(), perf_counter_ns()
+        return moment, epoch - moment

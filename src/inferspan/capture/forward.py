@@ -1,0 +1,290 @@
+"""Plain forward passes: one request for each outermost call of the instrumented model that is not part of a ``generate()``.
+
+A pre-hook and an ``always_call`` hook on the root open and close the request; torch calls the latter for ``Exception`` only, so a call
+that Ctrl-C left open is closed by the thread's next one or by ``uninstrument()``. A model compiled with ``model.compile()`` never
+runs root hooks; its compiled call is wrapped from outside instead. The span of a forward is not made current: hooks cannot do that safely.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import semconv
+from ..guard import contain, report
+from ..records import AttributeValue, Failure, ModuleInfo, RequestEnd, RequestStart
+from .budget import Budget
+from .call import Call, current, error_type, failure_of
+from .logits import LogitRing, attributes as logit_attributes
+from .module_hooks import CopiedAway
+from .shapes import Described, describe
+from .transforms import is_transforming
+
+if TYPE_CHECKING:
+    from .target import Target
+
+__all__ = ["CompiledCall", "ForwardCall", "RootEnter", "RootExit", "shape_attributes"]
+
+INTERRUPTED = Failure("_OTHER", "the forward pass was interrupted", "")
+
+
+def shape_attributes(described: Described, shapes: str, dtypes: str) -> dict[str, AttributeValue]:
+    """Shapes as ``1x12x4096`` and dtypes as ``bfloat16`` under the given keys; nothing where nothing is known."""
+    if not described:
+        return {}
+    return {
+        shapes: ["x".join(map(str, shape)) or "scalar" for shape, _ in described],
+        dtypes: [str(dtype).removeprefix("torch.") for _, dtype in described],
+    }
+
+
+class ForwardCall(Call):
+    """One plain forward pass of an instrumented model."""
+
+    def __init__(self, target: Target, inputs: Described, **options: Any) -> None:
+        super().__init__(**options)
+        self.target = target
+        self.inputs = inputs
+        self.depth = 0
+        self.finished = False
+        self.modules = False
+        if self.recording:
+            self.output_stats = target.new_output_stats()
+            engine = target.engine
+            if engine.expected and self.open_modules(engine.expected, whole=False):
+                self.modules = True
+                engine.acquire()
+
+    def enter_again(self, info: ModuleInfo, arguments: tuple[Any, ...]) -> None:
+        """The model calls itself: one more module call inside this request."""
+        self.depth += 1
+        if self.room:
+            self.room -= 1
+            self.stack.append((self.count, info, perf_counter_ns(), describe(arguments[0])))
+            self.count += 1
+
+    def leave_again(self, info: ModuleInfo, output: Any, now: int, failure: str | None) -> None:
+        """The inner call of the model by itself has ended."""
+        self.depth -= 1
+        if self.stack and (self.stack[-1][1] is info or self.unwind_to(info, now)):
+            number, info, start, inputs = self.stack.pop()
+            parent = self.stack[-1][0] if self.stack else -1
+            self.calls.append((number, parent, info, start, now, inputs, describe(output), failure, None))
+
+    def finish(self, output: Any, failure: Failure | None, now: int) -> None:
+        """End the request; ``output`` is what the model returned. Once only: a second call does nothing."""
+        self.pop()
+        if self.finished:
+            return
+        self.finished = True
+        end = RequestEnd(self.epoch(now), failure, {})
+        with contain("end of a forward pass"):
+            if self.modules:
+                self.target.engine.release()
+            self.close_modules(None, semconv.PHASE_FORWARD, now, failure.type if failure else None)
+            end = self._describe_end(output, failure, now)
+        with contain("hand-over of a forward pass"):
+            self.hand_over()
+        self.output_stats = None
+        self.target.closed(self)
+        self.scope.end(end)
+
+    def _describe_end(self, output: Any, failure: Failure | None, now: int) -> RequestEnd:
+        attributes: dict[str, AttributeValue] = {}
+        outputs = describe(output)
+        nonfinite: dict[tuple[str, str], int] = {}
+        if self.recording:
+            attributes |= shape_attributes(self.inputs, semconv.INPUT_SHAPES, semconv.INPUT_DTYPES)
+            attributes |= shape_attributes(outputs, semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES)
+            if self.target.unobserved:
+                attributes[semconv.UNOBSERVED] = self.target.unobserved
+            if self.target.settings.logits and failure is None:
+                with contain("logit statistics"):
+                    attributes |= _logits(output)
+        for kind, key in (("nan", semconv.LOGITS_NAN_COUNT), ("inf", semconv.LOGITS_INF_COUNT)):
+            count = attributes.get(key)
+            if isinstance(count, int) and count:
+                nonfinite["logits", kind] = count
+        if nonfinite:
+            attributes[semconv.NONFINITE] = True
+        rows = next((int(shape[0]) for shape, _ in self.inputs if len(shape) > 1), None)
+        if rows is not None:
+            attributes[semconv.BATCH_SIZE] = rows
+        if self.target.settings.operation == semconv.OPERATION_EMBEDDINGS and outputs and outputs[0][0]:
+            attributes[semconv.EMBEDDINGS_DIMENSION] = int(outputs[0][0][-1])
+        return RequestEnd(
+            end_ns=self.epoch(now),
+            failure=failure,
+            attributes=attributes,
+            batch_size=rows,
+            spans_dropped=self.budget.dropped,
+            nonfinite=nonfinite,
+            overhead_ns=self.overhead + self.target.hook_cost * self.count,
+        )
+
+
+def _logits(output: Any) -> dict[str, AttributeValue]:
+    """Statistics of the last position's logits, on CPU only: on a device the read would make a plain forward wait for it."""
+    logits = output.get("logits") if isinstance(output, dict) else None
+    if type(logits) is not Tensor or logits.device.type != "cpu" or not logits.is_floating_point() or logits.layout is not torch.strided:
+        return {}
+    if logits.dim() not in (2, 3) or logits.is_nested or 0 in logits.shape or logits.element_size() < 2:
+        return {}
+    ring = LogitRing(top_k=0, capacity=1)
+    ring.append(logits[:, -1] if logits.dim() == 3 else logits, None)
+    steps = ring.read()
+    return logit_attributes(steps[0], content=False, decode=None) if steps else {}
+
+
+def _runs(root: nn.Module, *, within: int) -> bool:
+    """Whether more than ``within`` invocations of ``root`` are on this thread's Python stack."""
+    implementation = nn.Module._call_impl.__code__
+    frame = sys._getframe(1)
+    found = 0
+    while frame is not None:
+        if frame.f_code is implementation and frame.f_locals.get("self") is root:
+            found += 1
+            if found > within:
+                return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def close_stale(root: nn.Module | None) -> None:
+    """Close forward calls that an interrupt left open on this thread; ``root`` is the model that is being entered."""
+    call = current.call
+    while isinstance(call, ForwardCall):
+        owner = call.target.model
+        if call.target.compiled_call is not None or (owner is not None and _runs(owner, within=1 if owner is root else 0)):
+            return
+        call.finish(None, INTERRUPTED, perf_counter_ns())
+        call = current.call
+
+
+def start_forward(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ForwardCall | None:
+    """Open the request of a plain forward pass, or ``None`` where telemetry stays out."""
+    if is_transforming():
+        return None
+    outer = current.call
+    start, offset = Call.clock(outer)
+    operation = semconv.OPERATION_EMBEDDINGS if target.settings.operation == semconv.OPERATION_EMBEDDINGS else None
+    scope = target.recorder.start(
+        RequestStart("forward", operation, target.info, start + offset, outer is not None, {}), outer.scope if outer is not None else None
+    )
+    if scope is None:
+        return None
+    inputs = describe((*args[:8], *kwargs.values())) if kwargs else describe(args)
+    call = ForwardCall(target, inputs, scope=scope, start=start, offset=offset, budget=Budget(target.settings.span_budget), outer=outer)
+    call.push()
+    call.overhead = perf_counter_ns() - start
+    target.opened(call)
+    return call
+
+
+class RootEnter(CopiedAway):
+    """Forward pre-hook of the root."""
+
+    __slots__ = ("target",)
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def __call__(self, module: nn.Module, *arguments: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        target = self.target
+        try:
+            call = current.call
+            if target.model is not module or (call is not None and call.follows(module)):
+                return
+            if call is not None:
+                close_stale(module)
+                call = current.call
+                if isinstance(call, ForwardCall) and call.target is target:
+                    call.enter_again(target.root_info, arguments)
+                    return
+            start_forward(target, arguments[0], arguments[1] if len(arguments) > 1 else {})
+        except Exception as error:
+            report("start of a forward pass", error)
+
+
+class RootExit(CopiedAway):
+    """Forward hook of the root, called after an ``Exception`` as well."""
+
+    __slots__ = ("target",)
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def __call__(self, module: nn.Module, *arguments: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        target = self.target
+        try:
+            call = current.call
+            if target.model is not module or (call is not None and call.follows(module)):
+                return
+            while call is not None and not (isinstance(call, ForwardCall) and call.target is target):
+                call = call.outer
+            if not isinstance(call, ForwardCall):
+                return
+            now = perf_counter_ns()
+            output = arguments[-1]
+            # After an exception torch calls this hook inside its except block, with no output.
+            error = sys.exc_info()[1] if output is None else None
+            failed = error is not None and _passes_through(error)
+            if call.depth:
+                call.leave_again(target.root_info, output, now, error_type(error) if failed and error else None)
+                return
+            content = target.settings.content_on_spans
+            call.finish(output, failure_of(error, content=content) if failed and error is not None else None, now)
+        except Exception as error:
+            report("end of a forward pass", error)
+
+
+def _passes_through(error: BaseException) -> bool:
+    """Whether ``error`` came out of the running ``_call_impl``: a caller's own except block around the model also has one."""
+    implementation = nn.Module._call_impl.__code__
+    frame = sys._getframe(2)
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame is frame and frame.f_code is implementation:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+class CompiledCall:
+    """Wraps ``_compiled_call_impl`` of a model that was compiled with ``model.compile()``."""
+
+    def __init__(self, target: Target, original: Any) -> None:
+        self._target = weakref.ref(target)
+        self.original = original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        target = self._target()
+        if target is None or torch.compiler.is_compiling():
+            return self.original(*args, **kwargs)
+        call: ForwardCall | None = None
+        with contain("start of a forward pass"):
+            outer = current.call
+            model = target.model
+            if model is not None and not (outer is not None and outer.follows(model)):
+                close_stale(None)
+                call = start_forward(target, args, kwargs)
+        if call is None:
+            return self.original(*args, **kwargs)
+        try:
+            result = self.original(*args, **kwargs)
+        except BaseException as error:
+            with contain("end of a forward pass"):
+                call.finish(None, failure_of(error, content=target.settings.content_on_spans), perf_counter_ns())
+            raise
+        with contain("end of a forward pass"):
+            call.finish(result, None, perf_counter_ns())
+        return result

@@ -1,0 +1,411 @@
+"""One ``generate()``: its phases, steps, tokens and end, collected while the decoding loop runs.
+
+On the model's path a step costs a few clock readings and appends. Statistics of the logits are launched on the device and read at
+the end. Tokens are counted from what was returned. The boundaries: a step begins when its inputs are prepared and ends when the forward
+call returns; a token counts as known when the loop comes back from its stop check, which on CUDA has waited for the device.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from .. import semconv
+from ..guard import contain
+from ..records import AttributeValue, Failure, Phase, RequestEnd, Step
+from .call import Call, failure_of
+from .forward import shape_attributes
+from .generate_end import describe_end, kv_cache_bytes, reused_tokens
+from .logits import LogitRing, StepLogits, attributes as logit_attributes
+from .memory import MemoryMeter
+from .shapes import Described, describe
+from .stopping import observe_criteria
+from .tokens import Loop, sequences_of
+
+if TYPE_CHECKING:
+    from .target import Target
+
+__all__ = ["GenerateCall"]
+
+LIVE = 512
+"""Steps that are kept before they are handed over while the request still runs."""
+MAX_TOKENS_IN_ARRAYS = 1024
+_NO_ATTRIBUTES: dict[str, AttributeValue] = {}
+
+
+class GenerateCall(Call):
+    """State of one running ``generate()``."""
+
+    def __init__(self, target: Target, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> None:
+        super().__init__(**options)
+        self.target = target
+        self.root_id = id(model)
+        self.arguments = dict(kwargs)
+        if args:
+            self.arguments.setdefault("inputs", args[0])
+        if len(args) > 1:
+            self.arguments.setdefault("generation_config", args[1])
+        self.loops: list[Loop] = []
+        self.config: Any = None
+        self.inner_depth = 0
+        self.inner_arguments: list[dict[str, Any]] = []
+        self.inner_results: list[Tensor] = []
+        self.reused = reused_tokens(self.arguments)
+        self.cache: Any = None
+        self.cache_bytes: int | None = None
+        # clock
+        self.last = self.start
+        self.step_open = False
+        self.step_start = self.start
+        self.step_inputs: Described = ()
+        self.step_width: int | None = None
+        self.length: int | None = None
+        self.index = 0
+        self.decode_steps = 0
+        self.first_token: int | None = None
+        self.awaiting = False
+        self.token_times = array("q")
+        self.seconds = {semconv.SPAN_PREFILL: array("d"), semconv.SPAN_DECODE: array("d")}
+        # detail
+        self.logits: Tensor | None = None
+        self.ring = LogitRing(top_k=target.settings.top_k if target.content else 0, capacity=1 << 20) if self.recording and target.settings.logits else None
+        self.slot_base = 0
+        self.slot_logits: list[StepLogits] = []
+        self.steps_kept: list[tuple[Step, int | None]] = []
+        self.noted = 0
+        self.noted_index = 0
+        self.logprobs: list[float] = []
+        self.entropies: list[float] = []
+        self.nonfinite: dict[tuple[str, str], int] = {}
+        self.next_sampled = 0
+        self.hooked = False
+        self.compiled = False
+        self.module_count = target.engine.expected
+        self.memory: MemoryMeter | None = None
+        with contain("memory reading"):
+            self.memory = MemoryMeter(target.device)
+        if self.recording:
+            self.output_stats = target.new_output_stats()
+            self._sample_modules(0)
+
+    # ------------------------------------------------------------------------------------------------- who belongs here
+    def follows(self, module: object) -> bool:
+        """Whether ``module`` is the model of this call, or a generating model inside it."""
+        return id(module) == self.root_id or id(module) in self.target.members
+
+    def is_root(self, module: object) -> bool:
+        """Whether ``module`` is the very object whose ``generate()`` this is, outside of an inner one."""
+        return id(module) == self.root_id
+
+    def enter_inner(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A generating model inside ours starts its own ``generate()``: it belongs to this request."""
+        self.inner_depth += 1
+        if self.inner_depth == 1:
+            arguments = dict(kwargs)
+            if args:
+                arguments.setdefault("inputs", args[0])
+            self.inner_arguments.append(arguments)
+
+    def leave_inner(self, result: Any) -> None:
+        """The inner ``generate()`` has returned."""
+        self.inner_depth -= 1
+        sequences = sequences_of(result)
+        if self.inner_depth == 0 and sequences is not None:
+            self.inner_results.append(sequences)
+
+    # ------------------------------------------------------------------------------------------------- the loop's events
+    def begin_loop(self, args: tuple[Any, ...], kwargs: dict[str, Any], criteria: Any) -> Any:
+        """A decoding loop is about to run with its final configuration; returns the criteria that report to us."""
+        config = kwargs.get("generation_config", args[0] if args else None)
+        self.config = config if self.config is None or not self.loops else self.config
+        eos = getattr(config, "eos_token_id", None)
+        pad = getattr(config, "pad_token_id", None)
+        self.loops.append(
+            Loop(
+                eos=frozenset(eos if isinstance(eos, list | tuple) else () if eos is None else (eos,)),
+                pad=pad if isinstance(pad, int) else (next(iter(eos), None) if isinstance(eos, list | tuple) else eos),
+                beams=getattr(config, "num_beams", 1) or 1,
+                returned=getattr(config, "num_return_sequences", 1) or 1,
+                max_length=getattr(config, "max_length", None),
+            )
+        )
+        return observe_criteria(criteria, self.loops[-1], self)
+
+    def before_step(self) -> None:
+        """The loop prepares its next forward pass, so it has seen the previous token."""
+        now = perf_counter_ns()
+        if self.step_open:
+            # Chunked prefill runs several passes before the first token; the next one's preparation ends the last.
+            self._close_step(now, (), None)
+        if self.awaiting:
+            self._token_known(now)
+        self.last = now
+
+    def begin_step(self, inputs: Any) -> None:
+        """Inputs are prepared; the forward pass starts."""
+        with contain("start of a step"):
+            self.step_inputs, self.step_width = _step_inputs(inputs, self.recording)
+        if self.calls:
+            # What ran before the first pass, such as an encoder, hangs under the phase.
+            self._flush_modules(None, perf_counter_ns(), None)
+            self._reopen_modules()
+        now = perf_counter_ns()
+        self.overhead += now - self.last
+        self.step_start = now
+        self.step_open = True
+
+    def end_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The forward pass has returned its outputs."""
+        now = perf_counter_ns()
+        with contain("end of a step"):
+            outputs = args[0] if args else kwargs.get("outputs")
+            model_kwargs = args[1] if len(args) > 1 else kwargs.get("model_kwargs")
+            new_tokens = kwargs.get("num_new_tokens", args[3] if len(args) > 3 else None)
+            if not self.step_open:
+                self.step_start = self.last
+            self._look_at_outputs(outputs, model_kwargs, new_tokens)
+            self._close_step(now, describe(self.logits) if self.logits is not None and self.recording else (), None)
+        self.last = now
+        self.overhead += perf_counter_ns() - now
+
+    def choose(self, loop: Loop, input_ids: Any, done: Any, seconds_inside: int) -> None:
+        """The loop has chosen the tokens of a step and asked whether to stop."""
+        now = perf_counter_ns()
+        width = int(input_ids.shape[1])
+        if loop.prompt_width is None:
+            loop.prompt_width = width - (loop.width or 1)
+            loop.rows = int(input_ids.shape[0])
+        loop.width = width
+        self.length = width
+        loop.note_decision(done)
+        if self.ring is not None and self.logits is not None:
+            logits, self.logits = self.logits, None
+            with contain("logit statistics"):
+                self._append_logits(logits, input_ids, loop)
+        self.awaiting = True
+        self.last = perf_counter_ns()
+        self.overhead += self.last - now + seconds_inside
+
+    def compiles(self) -> None:
+        """A compiled forward pass will be used from the first decode step on (and for chunks of the prompt)."""
+        self.compiled = True
+        with contain("compiled call"):
+            self.target.pause_root_hooks(self)
+            if getattr(self.config, "prefill_chunk_size", None) is not None:
+                self._release_modules()
+
+    # ------------------------------------------------------------------------------------------------------- internals
+    def _token_known(self, now: int) -> None:
+        self.awaiting = False
+        if self.first_token is None:
+            self.first_token = now
+        self.token_times.append(now)
+
+    def _phase(self) -> str:
+        return semconv.SPAN_PREFILL if self.first_token is None else semconv.SPAN_DECODE
+
+    def _look_at_outputs(self, outputs: Any, model_kwargs: Any, new_tokens: Any) -> None:
+        if not isinstance(outputs, dict):
+            return
+        self.cache = dict.get(outputs, "cache") if "cache" in outputs else dict.get(outputs, "past_key_values")
+        loop = self.loops[-1] if self.loops else None
+        if loop is not None:
+            if loop.prompt_width is None:
+                # The criteria will see the prompt and this many new tokens.
+                loop.width = new_tokens if isinstance(new_tokens, int) else 1
+            if isinstance(new_tokens, int) and new_tokens != 1:
+                loop.assisted = True
+            if not loop.mask_seen and isinstance(model_kwargs, dict):
+                loop.mask_seen = True
+                mask = model_kwargs.get("attention_mask")
+                loop.attention_mask = mask if isinstance(mask, Tensor) else None
+        if self.ring is not None and (self.target.steps_wanted):
+            logits = dict.get(outputs, "logits")
+            if type(logits) is Tensor and logits.dim() == 3 and logits.is_floating_point() and 0 not in logits.shape:
+                # A view of a whole prompt's logits would keep them alive longer than the loop does.
+                self.logits = logits[:, -1] if logits.shape[1] == 1 else logits[:, -1].clone()
+
+    def _append_logits(self, logits: Tensor, input_ids: Tensor, loop: Loop) -> None:
+        if not self.steps_kept or self.ring is None or loop.assisted:
+            return
+        step, slot = self.steps_kept[-1]
+        if slot is not None or step.index != self.index - 1:
+            return
+        chosen = input_ids[:, -1] if loop.beams == 1 and input_ids.shape[0] == logits.shape[0] else None
+        if chosen is not None and chosen.device != logits.device:
+            chosen = None
+        appended = self.ring.append(logits, chosen)
+        if appended is not None:
+            self.steps_kept[-1] = (step, self.slot_base + len(self.slot_logits) + appended)
+
+    def _close_step(self, now: int, outputs: Described, failure: str | None) -> None:
+        phase = self._phase()
+        index = self.index
+        self.index += 1
+        self.step_open = False
+        if phase == semconv.SPAN_DECODE:
+            self.decode_steps += 1
+        self.seconds[phase].append((now - self.step_start) / 1e9)
+        if not self.recording:
+            return
+        kept = (self.target.steps_wanted == "all" or (self.target.steps_wanted == "sampled" and self.hooked)) and self.budget.take_step()
+        if self.hooked and self.room < (1 << 60):
+            self._flush_modules(index if kept else None, now, failure)
+        if kept:
+            attributes = self._step_attributes(outputs)
+            step = Step(index, phase, self.epoch(self.step_start), self.epoch(now), failure, attributes)
+            self.steps_kept.append((step, None))
+        self._sample_modules(index + 1)
+        if len(self.steps_kept) > LIVE:
+            self._hand_over_steps(len(self.steps_kept) - 1)
+
+    def _step_attributes(self, outputs: Described) -> dict[str, AttributeValue]:
+        attributes = shape_attributes(self.step_inputs, semconv.INPUT_SHAPES, semconv.INPUT_DTYPES)
+        attributes |= shape_attributes(outputs, semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES)
+        if self.step_width is not None:
+            attributes[semconv.STEP_TOKENS] = self.step_width
+            before = (self.length or 0) if self.first_token is not None else (self.reused or 0)
+            attributes[semconv.SEQUENCE_LENGTH] = self.length if self.length is not None else before + self.step_width
+        return attributes
+
+    def _sample_modules(self, index: int) -> None:
+        """Decide whether the step ``index`` is recorded with its modules, and attach or detach hooks for it."""
+        target = self.target
+        every = target.settings.every_step
+        wanted = target.engine.expected > 0 and (every or index == self.next_sampled)
+        if index == self.next_sampled:
+            self.next_sampled = max(1, index * 2)
+            if self.memory is not None:
+                self.memory.look()
+        if self.compiled and index > 0:
+            wanted = False
+        if wanted and self.open_modules(self.module_count, whole=True):
+            if not self.hooked:
+                target.engine.acquire()
+                self.hooked = True
+        else:
+            self._release_modules()
+
+    def _release_modules(self) -> None:
+        self.room = 0
+        if self.hooked:
+            self.hooked = False
+            self.target.engine.release()
+
+    def _flush_modules(self, step: int | None, now: int, failure: str | None) -> None:
+        self.module_count = max(len(self.calls), 1)
+        self.close_modules(step, self._phase(), now, failure)
+
+    def _reopen_modules(self) -> None:
+        if self.hooked:
+            self.open_modules(self.target.engine.expected, whole=False)
+
+    def _hand_over_steps(self, count: int) -> None:
+        """Finish the first ``count`` kept steps with their statistics and give them to the recorder."""
+        with contain("hand-over of steps"):
+            if self.ring is not None:
+                self.slot_logits.extend(self.ring.read())
+            for step, slot in self.steps_kept[:count]:
+                self.pending.append(self._with_logits(step, slot))
+            del self.steps_kept[:count]
+            waiting = [slot for _, slot in self.steps_kept if slot is not None]
+            done = (min(waiting) - self.slot_base) if waiting else len(self.slot_logits)
+            del self.slot_logits[:done]
+            self.slot_base += done
+            self.hand_over()
+
+    def _with_logits(self, step: Step, slot: int | None) -> Step:
+        if slot is None or slot - self.slot_base >= len(self.slot_logits):
+            return step
+        values = self.slot_logits[slot - self.slot_base]
+        if step.index == self.noted_index:
+            self.noted_index += 1
+            self._note_logits(values)
+        decode: Callable[[int], str] | None = self.target.decode_token if self.target.content else None
+        return step._replace(attributes=partial(_late_attributes, dict(step.attributes), values, self.target.content, decode))  # type: ignore[arg-type]
+
+    def _note_logits(self, values: StepLogits) -> None:
+        for kind, count in (("nan", values.mean.nan_count), ("inf", values.mean.inf_count)):
+            if count:
+                self.nonfinite["logits", kind] = self.nonfinite.get(("logits", kind), 0) + int(count)
+        first = values.rows[0]
+        # An array with holes cannot be told from a shorter one, so both end at the first step that has no value or was thinned out.
+        if first.entropy is not None and len(self.entropies) == self.noted < MAX_TOKENS_IN_ARRAYS:
+            self.entropies.append(first.entropy)
+        if first.logprob is not None and len(self.logprobs) == self.noted < MAX_TOKENS_IN_ARRAYS:
+            self.logprobs.append(first.logprob)
+        self.noted += 1
+
+    # ------------------------------------------------------------------------------------------------------------- end
+    def fail(self, error: BaseException) -> None:
+        """End the request with the exception that passes through."""
+        failure = Failure(type(error).__name__, "", "")
+        with contain("end of generate()"):
+            failure = failure_of(error, content=self.target.settings.content_on_spans)
+        self._end(None, failure)
+
+    def finish(self, result: Any) -> None:
+        """End the request with what ``generate()`` returned."""
+        self._end(result, None)
+
+    def _end(self, result: Any, failure: Failure | None) -> None:
+        now = perf_counter_ns()
+        self.pop()
+        end = RequestEnd(self.epoch(now), failure, {})
+        with contain("end of generate()"):
+            self._close_open(now, failure)
+            if self.cache is not None:
+                self.cache_bytes = kv_cache_bytes(self.cache)
+            end = describe_end(self, result, failure, now)
+        with contain("hand-over of generate()"):
+            self.hand_over()
+        self._let_go()
+        self.scope.end(end)
+        self.target.closed(self)
+
+    def _close_open(self, now: int, failure: Failure | None) -> None:
+        kind = failure.type if failure is not None else None
+        if self.awaiting:
+            self._token_known(now)
+        if self.step_open or self.stack:
+            self._close_step(now, (), kind or "_OTHER")
+        elif self.calls and self.recording:
+            self._flush_modules(None, now, kind)
+        self._release_modules()
+        self._hand_over_steps(len(self.steps_kept))
+        if self.recording:
+            first = self.first_token if self.first_token is not None else now
+            self.pending.append(Phase(semconv.SPAN_PREFILL, self.epoch(self.start), self.epoch(first), kind if self.first_token is None else None, {}))
+            if self.first_token is not None and (self.decode_steps or failure is not None):
+                self.pending.append(Phase(semconv.SPAN_DECODE, self.epoch(first), self.epoch(now), kind, {}))
+
+    def _let_go(self) -> None:
+        """Drop every tensor, so that nothing depends on when this object is collected."""
+        self.logits = self.cache = self.ring = self.output_stats = None
+        self.arguments = {}
+        self.inner_arguments, self.inner_results, self.loops = [], [], []
+
+
+def _late_attributes(
+    attributes: dict[str, AttributeValue], values: StepLogits, content: bool, decode: Callable[[int], str] | None
+) -> dict[str, AttributeValue]:
+    return attributes | logit_attributes(values, content=content, decode=decode)
+
+
+def _step_inputs(inputs: Any, recording: bool) -> tuple[Described, int | None]:
+    """Shapes of what goes into the forward pass, and how many positions per row it holds."""
+    if not isinstance(inputs, dict):
+        return (), None
+    width = None
+    main = None
+    for key in ("decoder_input_ids", "input_ids", "decoder_inputs_embeds", "inputs_embeds"):
+        value = inputs.get(key)
+        if isinstance(value, Tensor) and value.dim() >= 2:
+            width, main = int(value.shape[1]), value
+            break
+    return (describe(main) if recording and main is not None else ()), width

@@ -1,0 +1,151 @@
+"""Attaching to a model so that everything comes off again: an undo stack, and methods wrapped on classes.
+
+``generate()`` and its helpers are wrapped on the model's class, with the instrumented objects in a registry: copies, pickles and
+other models of the class are untouched, signatures stay, and nothing is added to the model itself. A method that the user has put on
+the instance is wrapped there. A wrapper that another library has wrapped in turn stays in place and becomes transparent.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["ClassMethods", "InstanceMethod", "Undo", "wrap_class_method"]
+
+from ..guard import contain
+
+_MISSING = object()
+Around = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
+"""Called as ``around(original, self, args, kwargs)`` instead of the method; ``original`` is bound."""
+
+
+class Undo:
+    """One stack of undo functions; ``close`` runs each once, last first, and may be called twice."""
+
+    def __init__(self) -> None:
+        self._stack: list[Callable[[], object]] = []
+
+    def push(self, undo: Callable[[], object]) -> None:
+        """Add what takes back the last change."""
+        self._stack.append(undo)
+
+    def close(self) -> None:
+        """Take everything back; one undo that fails does not keep the others from running."""
+        while self._stack:
+            with contain("detaching"):
+                self._stack.pop()()
+
+
+def wrap_class_method(owner: type, name: str, around: Around) -> Callable[[], None]:
+    """Wrap ``owner.name``, inherited or own, and return what takes the wrapper off.
+
+    An inherited method is looked up again at each call, so a patch that somebody puts on a base class later still counts.
+    """
+    own = owner.__dict__.get(name, _MISSING)
+    template = getattr(owner, name)
+
+    @functools.wraps(template)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        original = own.__get__(self, type(self)) if own is not _MISSING else getattr(super(owner, self), name)
+        return around(original, self, args, kwargs)
+
+    wrapper.__inferspan__ = True  # type: ignore[attr-defined]
+    setattr(owner, name, wrapper)
+
+    def undo() -> None:
+        if owner.__dict__.get(name) is wrapper:
+            if own is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, own)
+
+    return undo
+
+
+class ClassMethods:
+    """Wrapped methods by class, counted: the last model of a class to go takes the wrappers with it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._users: dict[tuple[type, str], int] = {}
+        self._undo: dict[tuple[type, str], Callable[[], None]] = {}
+
+    def acquire(self, owner: type, name: str, around: Around) -> Callable[[], None]:
+        """Wrap ``owner.name`` unless that is done, and return what lets go of it (callable once)."""
+        key = (owner, name)
+        with self._lock:
+            if not self._users.get(key):
+                self._undo[key] = wrap_class_method(owner, name, around)
+            self._users[key] = self._users.get(key, 0) + 1
+        released = False
+
+        def release() -> None:
+            nonlocal released
+            with self._lock:
+                if released:
+                    return
+                released = True
+                self._users[key] -= 1
+                if not self._users[key]:
+                    del self._users[key]
+                    self._undo.pop(key)()
+
+        return release
+
+
+def _rebuild_transparent(name: str, original: Any) -> InstanceMethod:
+    return InstanceMethod(name, original, None, None)
+
+
+class InstanceMethod:
+    """Stands in for a callable that the user keeps in the model's own ``__dict__``; everything but the call is the original's."""
+
+    def __init__(self, name: str, original: Any, owner: Any, around: Around | None) -> None:
+        self._name = name
+        self._original = original
+        self._owner = weakref.ref(owner) if owner is not None else None
+        self._around = around
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        owner = self._owner() if self._owner is not None else None
+        if owner is None or self._around is None:
+            return self._original(*args, **kwargs)
+        return self._around(self._original, owner, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name not in ("__name__", "__qualname__", "__self__", "__func__"):
+            raise AttributeError(name)
+        return getattr(self._original, name)
+
+    @property
+    def __wrapped__(self) -> Any:
+        """What ``inspect.signature`` follows."""
+        return self._original
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy of the model gets a copy of the user's own method, without us."""
+        import copy
+
+        return copy.deepcopy(self._original, memo)
+
+    def __reduce__(self) -> Any:
+        return _rebuild_transparent, (self._name, self._original)
+
+    @classmethod
+    def put(cls, owner: Any, name: str, around: Around) -> Callable[[], None]:
+        """Wrap ``owner.__dict__[name]`` and return what restores it, if it is still ours."""
+        original = owner.__dict__[name]
+        wrapper = cls(name, original, owner, around)
+        owner.__dict__[name] = wrapper
+        reference = weakref.ref(owner)
+
+        def undo() -> None:
+            wrapper._around = None
+            alive = reference()
+            if alive is not None and alive.__dict__.get(name) is wrapper:
+                alive.__dict__[name] = original
+
+        return undo

@@ -1,0 +1,68 @@
+"""Shapes and dtypes of what goes into and comes out of a module, without touching anything unknown.
+
+Only tensors, and tuples, lists and dicts of them, are looked at: at most eight tensors, two levels deep, sixteen entries a level.
+Nothing is iterated, compared, printed or asked for its truth that is not one of these types. A tensor that cannot be described
+(nested, symbolic, or a wrapper that refuses) is left out. Hot path: ``torch.Size`` and ``torch.dtype`` are kept as they are.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Described", "describe"]
+
+Described = tuple[tuple[Any, Any], ...]
+
+MAX_TENSORS = 8
+MAX_ENTRIES = 16
+MAX_DEPTH = 2
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _tensor(value: Tensor) -> tuple[Any, Any] | None:
+    try:
+        if value.is_nested:
+            return None
+        shape = value.shape
+        # Symbolic sizes belong to a trace and must not leave it.
+        return (shape, value.dtype) if all(type(size) is int for size in shape) else None
+    except Exception:
+        return None
+
+
+def _walk(value: Any, depth: int, found: list[tuple[Any, Any]]) -> None:
+    kind = type(value)
+    if kind in _PLAIN or isinstance(value, Tensor):
+        described = _tensor(value)
+        if described is not None:
+            found.append(described)
+        return
+    if depth >= MAX_DEPTH:
+        return
+    # The base classes' own iterators: a subclass may have put side effects into its overrides.
+    if isinstance(value, dict):
+        parts = islice(dict.values(value), MAX_ENTRIES)
+    elif isinstance(value, tuple):
+        parts = islice(tuple.__iter__(value), MAX_ENTRIES)
+    elif isinstance(value, list):
+        parts = islice(list.__iter__(value), MAX_ENTRIES)
+    else:
+        return
+    for part in parts:
+        if len(found) >= MAX_TENSORS:
+            return
+        _walk(part, depth + 1, found)
+
+
+def describe(value: Any) -> Described:
+    """Pairs (shape, dtype) of the tensors in ``value``, in order; empty if there are none to be described."""
+    if type(value) is Tensor and value.layout is torch.strided and not value.is_nested:
+        return ((value.shape, value.dtype),)
+    found: list[tuple[Any, Any]] = []
+    _walk(value, 0, found)
+    return tuple(found)

@@ -1,0 +1,330 @@
+"""One instrumented model: what is attached to it, and how it comes off.
+
+Root hooks see plain forward passes, wrapped class methods see ``generate()``, the hook engine sees submodules of recorded passes. The model is
+held weakly and dies as without us; everything attached is undone by ``close``, also while calls are running, whose spans then end.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import semconv
+from ..guard import contain
+from ..records import ModuleInfo, Recorder, RequestStart
+from ..settings import Settings
+from .budget import Budget
+from .call import Call, current
+from .forward import INTERRUPTED, CompiledCall, ForwardCall, RootEnter, RootExit
+from .generate_call import GenerateCall
+from .generation import METHODS, around_generate
+from .model_info import model_device, model_info
+from .module_hooks import HookEngine, is_compiled
+from .output_stats import OutputStats
+from .patching import ClassMethods, InstanceMethod, Undo
+
+__all__ = ["Target", "target_of"]
+
+_methods = ClassMethods()
+_targets: dict[int, list[Target]] = {}
+_lock = threading.RLock()
+HOOK_COST_NS = 3_500
+"""Our time for one recorded module call, measured (docs/overhead.md); used for the overhead metric only, where timing each would cost more."""
+
+
+def target_of(module: object) -> Target | None:
+    """The instrumentation that a call on ``module`` belongs to: its own, else that of a wrapper which delegates to it."""
+    entries = _targets.get(id(module))
+    if not entries:
+        return None
+    own = next((target for target in entries if target.model is module), None)
+    chosen = own or entries[-1]
+    return chosen if chosen.is_open and chosen.knows(module) else None
+
+
+def _generating_modules(model: nn.Module) -> list[nn.Module]:
+    """The model itself and the modules inside it that can run a decoding loop."""
+    return [module for module in model.modules() if callable(getattr(type(module), "generate", None))]
+
+
+class Target:
+    """The instrumentation of one model.
+
+    Args:
+        model: the module; held weakly.
+        settings: options.
+        recorder: where requests go.
+        tokenizer: decodes captured content; never used without content capture.
+
+    Raises:
+        SettingsError: a name pattern matches no module; nothing is attached then.
+    """
+
+    def __init__(self, model: nn.Module, settings: Settings, recorder: Recorder, tokenizer: Any = None) -> None:
+        self._model = weakref.ref(model, self._gone)
+        self._model_id = id(model)
+        self.settings = settings
+        self.recorder = recorder
+        self.tokenizer = tokenizer
+        self.content = settings.capture_content != "NO_CONTENT"
+        self.steps_wanted = settings.steps
+        self.hook_cost = HOOK_COST_NS
+        self.info = model_info(model, settings)
+        self.device = model_device(model)
+        self.root_info = ModuleInfo("", type(model).__name__, None, type(model).__name__)
+        self.text_only = not any(hasattr(getattr(model, "config", None), name) for name in ("vision_config", "audio_config"))
+        compiled = is_compiled(model) or type(model).__name__ == "OptimizedModule"
+        modules = "none" if settings.steps == "none" else settings.modules
+        self.engine = HookEngine(model, "none" if compiled else modules, settings.module_span_name)
+        self.unobserved = "modules: compiled" if compiled and modules != "none" else self._partly_unobserved(model, modules)
+        self.has_plain_generate = self._is_plain(model)
+        self.is_open = True
+        self.compiled_call: CompiledCall | None = None
+        self.members: dict[int, weakref.ref[nn.Module]] = {}
+        self._called = False
+        self.machine: Any = None
+        self._undo = Undo()
+        self._root_lock = threading.Lock()
+        self._root_handles: list[Any] = []
+        self._root_paused: set[int] = set()
+        self._forwards = 0
+        self._open_calls: dict[int, Call] = {}
+        try:
+            self._attach(model)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The instrumented model, while it lives."""
+        return self._model()
+
+    def knows(self, module: object) -> bool:
+        """Whether the id of ``module`` still stands for the object that was registered under it."""
+        reference = self.members.get(id(module))
+        return self._model() is module or (reference is not None and reference() is module)
+
+    # -------------------------------------------------------------------------------------------------------- attach
+    @staticmethod
+    def _is_plain(model: nn.Module) -> bool:
+        inner = getattr(model, "_orig_mod", model)
+        method = getattr(type(inner), "generate", None)
+        return getattr(method, "__qualname__", "") == "GenerationMixin.generate" and "generate" not in inner.__dict__
+
+    @staticmethod
+    def _partly_unobserved(model: nn.Module, modules: Any) -> str | None:
+        if modules == "none":
+            return None
+        if any(module is not model and (is_compiled(module) or type(module).__name__ == "OptimizedModule") for module in model.modules()):
+            return "modules: compiled in parts"
+        return None
+
+    def _attach(self, model: nn.Module) -> None:
+        with _lock:
+            _targets.setdefault(id(model), []).append(self)
+            self._undo.push(lambda: self._unregister(self._model_id))
+        self._attach_generate(model)
+        self._attach_root(model)
+        if callable(getattr(type(model), "compile", None)):
+            self._undo.push(_methods.acquire(type(model), "compile", _around_compile))
+
+    def _attach_generate(self, model: nn.Module) -> None:
+        around = around_generate(target_of)
+        for module in _generating_modules(model):
+            kind = type(module)
+            if module is not model:
+                self.members[id(module)] = weakref.ref(module)
+            if "generate" in module.__dict__:
+                self._undo.push(InstanceMethod.put(module, "generate", around))
+            self._undo.push(_methods.acquire(kind, "generate", around))
+            for name, method in METHODS.items():
+                if callable(getattr(kind, name, None)):
+                    self._undo.push(_methods.acquire(kind, name, method))
+        # A wrapper without a generate() of its own hands out that of a module inside it.
+        if "generate" in model.__dict__ and not callable(getattr(type(model), "generate", None)):
+            self._undo.push(InstanceMethod.put(model, "generate", around))
+        elif not callable(getattr(type(model), "generate", None)):
+            owner = getattr(getattr(model, "generate", None), "__self__", None)
+            if isinstance(owner, nn.Module) and owner is not model and id(owner) in self.members:
+                key = id(owner)
+                with _lock:
+                    _targets.setdefault(key, []).insert(0, self)
+                    self._undo.push(lambda: self._unregister(key))
+
+    def _attach_root(self, model: nn.Module) -> None:
+        if isinstance(model, torch.jit.ScriptModule):
+            self.unobserved = "forward passes: scripted"
+            return
+        implementation = model.__dict__.get("_compiled_call_impl")
+        if implementation is not None:
+            self.compiled_call = CompiledCall(self, implementation)
+            model.__dict__["_compiled_call_impl"] = self.compiled_call
+        else:
+            self._put_root_hooks(model)
+
+    def _put_root_hooks(self, model: nn.Module) -> None:
+        self._root_handles = [
+            model.register_forward_pre_hook(RootEnter(self), with_kwargs=True),
+            model.register_forward_hook(RootExit(self), with_kwargs=True, always_call=True),
+        ]
+
+    def _take_root_hooks(self) -> None:
+        handles, self._root_handles = self._root_handles, []
+        for handle in handles:
+            handle.remove()
+
+    def pause_root_hooks(self, call: Call) -> None:
+        """Keep root hooks out of a region that is about to be compiled, until ``call`` ends."""
+        with self._root_lock:
+            if not self._forwards:
+                self._root_paused.add(id(call))
+                self._take_root_hooks()
+
+    def refresh(self) -> None:
+        """Look at the model again, after it was compiled or its structure has changed."""
+        model = self._model()
+        if model is None or not self.is_open:
+            return
+        compiled = is_compiled(model)
+        if compiled and self.compiled_call is None:
+            with self._root_lock:
+                self._take_root_hooks()
+            self._attach_root(model)
+            self.engine.close()
+            self.engine = HookEngine(model, "none", self.settings.module_span_name)
+            self.unobserved = "modules: compiled" if self.settings.modules != "none" else None
+            self.info = model_info(model, self.settings)
+        else:
+            self.engine.refresh()
+
+    def before_compile(self) -> None:
+        """Take root hooks off, because ``model.compile()`` will compile what they would run in."""
+        with self._root_lock:
+            self._take_root_hooks()
+
+    def after_compile(self) -> None:
+        """Watch the compiled call instead, or put the hooks back if nothing was compiled."""
+        self.refresh()
+        model = self._model()
+        if self.is_open and model is not None and self.compiled_call is None and not self._root_handles:
+            self._put_root_hooks(model)
+
+    # --------------------------------------------------------------------------------------------------------- calls
+    def start_generate(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GenerateCall | None:
+        """Open the request of a ``generate()``, or ``None`` where telemetry stays out."""
+        outer = current.call
+        began = perf_counter_ns()
+        start, offset = Call.clock(outer)
+        nested = outer is not None
+        operation = self.settings.operation or self._operation(kwargs)
+        scope = self.recorder.start(
+            RequestStart("generate", operation, self.info, start + offset, nested, {}), outer.scope if outer is not None else None
+        )
+        if scope is None:
+            return None
+        call = GenerateCall(
+            self, model, args, kwargs, scope=scope, start=start, offset=offset, budget=Budget(self.settings.span_budget), outer=outer
+        )
+        call.push()
+        call.overhead = perf_counter_ns() - began
+        self.opened(call)
+        return call
+
+    @staticmethod
+    def _operation(kwargs: dict[str, Any]) -> str:
+        media = ("pixel_values", "input_features", "input_values", "pixel_values_videos", "audio_values")
+        return semconv.OPERATION_GENERATE_CONTENT if any(kwargs.get(name) is not None for name in media) else semconv.OPERATION_TEXT_COMPLETION
+
+    def opened(self, call: Call) -> None:
+        """Note a running call, so that ``close`` can end it."""
+        with self._root_lock:
+            self._open_calls[id(call)] = call
+            self._forwards += isinstance(call, ForwardCall)
+
+    def closed(self, call: Call) -> None:
+        """Forget a call that has ended."""
+        with self._root_lock:
+            if self._open_calls.pop(id(call), None) is not None:
+                self._forwards -= isinstance(call, ForwardCall)
+            if id(call) in self._root_paused:
+                self._root_paused.discard(id(call))
+                model = self._model()
+                if not self._root_paused and self.is_open and model is not None and self.compiled_call is None and not self._root_handles:
+                    self._put_root_hooks(model)
+
+    @property
+    def first_call(self) -> bool:
+        """True once: whether the call that asks is the first on this model."""
+        first, self._called = not self._called, True
+        return first
+
+    def new_output_stats(self) -> OutputStats | None:
+        """A collector of module output statistics, where the settings want them."""
+        return OutputStats() if self.settings.output_stats else None
+
+    def watch_machine(self, loop: Any) -> None:
+        """Use a sampler loop for the energy of requests."""
+        self.machine = loop
+
+    def decode_token(self, token: int) -> str:
+        """Text of one token id, for captured content."""
+        return str(self.tokenizer.decode([token])) if self.tokenizer is not None else ""
+
+    # --------------------------------------------------------------------------------------------------------- close
+    def close(self) -> None:
+        """Take everything off the model and end what is still running; may be called twice."""
+        self.is_open = False
+        with contain("detaching"):
+            self._end_interrupted()
+        with self._root_lock:
+            with contain("detaching"):
+                self._take_root_hooks()
+        with contain("detaching"):
+            self.engine.close()
+        model = self._model()
+        if self.compiled_call is not None and model is not None and model.__dict__.get("_compiled_call_impl") is self.compiled_call:
+            model.__dict__["_compiled_call_impl"] = self.compiled_call.original
+        self.compiled_call = None
+        self._undo.close()
+
+    def _end_interrupted(self) -> None:
+        """End open forward calls: with the root hooks gone nothing else would; a generate() ends in its own wrapper."""
+        with self._root_lock:
+            left = [call for call in self._open_calls.values() if isinstance(call, ForwardCall)]
+        for call in reversed(left):
+            call.finish(None, INTERRUPTED, perf_counter_ns())
+
+    def _unregister(self, key: int) -> None:
+        with _lock:
+            entries = [target for target in _targets.get(key, ()) if target is not self]
+            if entries:
+                _targets[key] = entries
+            else:
+                _targets.pop(key, None)
+
+    def _gone(self, _: object) -> None:
+        """The model has been collected without ``uninstrument()``."""
+        if not sys.is_finalizing():
+            self.is_open = False
+            self._undo.close()
+
+
+def _around_compile(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    targets = [target for target in _targets.get(id(model), ()) if target.model is model]
+    for target in targets:
+        with contain("model.compile()"):
+            target.before_compile()
+    try:
+        return original(*args, **kwargs)
+    finally:
+        for target in targets:
+            with contain("model.compile()"):
+                target.after_compile()

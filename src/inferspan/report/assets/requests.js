@@ -1,0 +1,137 @@
+// Header, summary cards, the table of requests, and the frame of one request.
+function card(what, value, more, tipText) {
+  return make("div", { class: "card", tip: tipText }, make("div", { class: "what" }, what), make("div", { class: "value" }, value),
+    make("div", { class: "more" }, more || " "));
+}
+
+function pairCard(what, pair, tipText) {
+  return pair ? card(what + " p50", seconds(pair[0]), "p95 " + seconds(pair[1]), tipText)
+    : card(what, ABSENT, "not in this session", tipText);
+}
+
+function cards() {
+  const t = data.totals;
+  return make("div", { class: "cards" },
+    card("Requests", [real(t.requests), t.failed ? make("span", { class: "bad small" }, "  " + real(t.failed) + " failed") : ""], "over " + seconds(t.seconds)),
+    card("Tokens in", real(t.input_tokens), t.input_tokens === null ? "not in this session" : "without padding"),
+    card("Tokens out", real(t.output_tokens), t.output_tokens === null ? "not in this session" : "without padding"),
+    pairCard("Time to first token", t.ttft, "from entry of generate() until the first token is on the host; failed requests left out"),
+    pairCard("Time per output token", t.tpot, "(duration - time to first token) / (tokens of the longest row - 1); failed requests left out"),
+    card("Throughput", real(t.tokens_per_second), "tokens/s inside requests", "output tokens / sum of the durations of the requests that did not fail"),
+    card("Peak memory", bytes(t.peak_memory), t.peak_memory === null ? "not recorded" : "highest of a request", "CUDA allocator, else resident memory of the process"),
+    card("Energy", joules(t.energy), t.energy === null ? "no energy counter seen" : "whole card, all requests", "needs an NVIDIA GPU with an energy counter, used by this process alone"),
+  );
+}
+
+const COLUMNS = [
+  ["#", (r) => r.number, (r) => String(r.number), "num"],
+  ["Request", (r) => r.row.name, (r) => r.row.name],
+  ["Result", (r) => resultText(r), (r) => resultTags(r)],
+  ["Batch", (r) => r.row.batch, (r) => real(r.row.batch), "num"],
+  ["Tokens in", (r) => r.row.input_tokens, (r) => real(r.row.input_tokens), "num"],
+  ["Tokens out", (r) => r.row.output_tokens, (r) => real(r.row.output_tokens), "num"],
+  ["TTFT", (r) => r.row.ttft, (r) => seconds(r.row.ttft), "num", "time to first token"],
+  ["TPOT", (r) => r.row.tpot, (r) => seconds(r.row.tpot), "num", "time per output token"],
+  ["Tokens/s", (r) => r.row.tokens_per_second, (r) => real(r.row.tokens_per_second), "num"],
+  ["Duration", (r) => r.us, (r) => micros(r.us), "num"],
+  ["Left out", (r) => r.row.dropped, (r) => (r.row.dropped ? real(r.row.dropped) + " spans" : ABSENT), "num", "spans dropped over the span budget of the request"],
+  ["When", (r) => r.startMs, (r) => whenBar(r)],
+];
+
+const resultText = (r) => (r.row.failed ? "error " + (r.row.error_type || "") : r.row.finish_reasons.join(", "));
+
+function resultTags(request) {
+  const counts = new Map();
+  for (const reason of request.row.finish_reasons) counts.set(reason, (counts.get(reason) || 0) + 1);
+  const words = request.row.failed ? [] : [...counts].map(([reason, count]) => (count > 1 ? reason + " ×" + count : reason));
+  return [
+    request.row.failed && make("span", { class: "tag bad" }, "error" + (request.row.error_type ? " " + request.row.error_type : "")),
+    ...(words.length || request.row.failed ? words : ["ok"]).map((word) => make("span", { class: "tag" }, word)),
+    ...request.row.notes.map((word) => make("span", { class: "tag" }, word)),
+  ];
+}
+
+function whenBar(request) {
+  const first = Math.min(...data.requests.map((r) => r.startMs));
+  whenBar.span = whenBar.span || Math.max(...data.requests.map((r) => r.startMs + r.us / 1e3)) - first || 1;
+  return make("div", { class: "when", tip: clock(request.startMs) + "\n" + seconds((request.startMs - first) / 1e3) + " after the first request" },
+    make("i", { class: request.row.failed ? "bad" : "", style: {
+      left: Math.min(97, (request.startMs - first) / whenBar.span * 100) + "%", width: request.us / 10 / whenBar.span + "%" } }));
+}
+
+function requestTable(choose) {
+  const body = make("tbody");
+  const state = { column: 0, down: false, words: "" };
+  const fill = () => {
+    const key = COLUMNS[state.column][1], words = state.words.toLowerCase();
+    const shown = data.requests.filter((r) => !words || (r.row.name + " " + resultText(r) + " " + r.row.notes.join(" ") + " " + r.trace).toLowerCase().includes(words));
+    shown.sort((a, b) => {
+      const [x, y] = [key(a), key(b)];
+      if (x === null || y === null) return (x === null) - (y === null);
+      return (x < y ? -1 : x > y ? 1 : a.number - b.number) * (state.down ? -1 : 1);
+    });
+    body.replaceChildren(...shown.map((request) => {
+      const open = () => choose(request);
+      request.line = make("tr", { tabindex: 0, class: request.chosen ? "chosen" : "", onclick: open, onkeydown: (e) => e.key === "Enter" && open() },
+        COLUMNS.map(([, , show, style]) => make("td", { class: style }, show(request))));
+      return request.line;
+    }));
+    if (!shown.length) body.append(make("tr", {}, make("td", { colspan: COLUMNS.length, class: "dim" }, "No request matches.")));
+  };
+  const header = make("tr", {}, COLUMNS.map(([title, , , style, meaning], column) =>
+    make("th", { class: "sortable " + (style || ""), tip: (meaning ? meaning + "\n" : "") + "click to sort", onclick: () => {
+      state.down = state.column === column && !state.down;
+      state.column = column;
+      fill();
+    } }, title)));
+  fill();
+  return [
+    data.requests.length > 12 && make("input", { type: "search", placeholder: "filter by name, result or trace id", size: 36, oninput: (e) => { state.words = e.target.value; fill(); } }),
+    make("div", { class: "panel scroll tall", style: { padding: "2px 4px" } }, make("table", { class: "requests" }, make("thead", {}, header), body)),
+  ];
+}
+
+function fact(name, value, meaning) {
+  return value === null || value === undefined || value === ABSENT ? null : make("span", { tip: meaning }, make("span", { class: "dim" }, name + " "), make("b", {}, value));
+}
+
+function failure(request) {
+  if (!request.row.failed) return null;
+  const trace = request.exception["exception.stacktrace"];
+  const said = request.exception["exception.message"] || request.message;
+  return make("div", { class: "failure" }, make("b", {}, request.row.error_type || "error"), said ? ": " + said : "",
+    trace && make("details", {}, make("summary", {}, "Stack trace"), make("pre", {}, trace)));
+}
+
+function messages(request) {
+  const found = Object.entries(request.messages);
+  if (!found.length) return null;
+  return make("details", { open: true }, make("summary", {}, "Prompts and outputs"), found.flatMap(([key, value]) => {
+    let list = value;
+    try { list = typeof value === "string" ? JSON.parse(value) : value; } catch { list = [{ role: key, parts: [{ content: value }] }]; }
+    return (Array.isArray(list) ? list : []).map((message) => make("div", { class: "message" },
+      make("div", { class: "dim small" }, (key.includes("input") ? "input, " : "output, ") + (message.role || "?") + (message.finish_reason ? ", " + message.finish_reason : "")),
+      make("pre", {}, (message.parts || []).map((part) => part.content ?? JSON.stringify(part)).join("\n"))));
+  }));
+}
+
+function requestView(request) {
+  const a = request.attributes, r = request.row;
+  return [
+    make("h2", {}, "Request " + request.number + ": " + r.name),
+    failure(request),
+    make("div", { class: "facts" },
+      fact("duration", micros(request.us)), fact("time to first token", seconds(r.ttft)), fact("time per output token", seconds(r.tpot)),
+      fact("output", r.tokens_per_second === null ? null : perSecond(r.tokens_per_second)),
+      fact("prompt", a["inferspan.prefill.tokens_per_second"] === undefined ? null : perSecond(a["inferspan.prefill.tokens_per_second"]), "prompt tokens computed / time to first token"),
+      fact("batch", r.batch), fact("KV cache", bytes(a["inferspan.kv_cache.bytes"])), fact("peak memory", bytes(r.peak_memory)),
+      fact("energy", joules(r.energy)), fact("device", a["inferspan.device"]), fact("conversation", a["gen_ai.conversation.id"]), fact("user", a["user.id"])),
+    make("div", { class: "dim small" }, clock(request.startMs), " · trace ", make("code", {}, request.trace), " · span ", make("code", {}, request.span),
+      request.callers.length ? " · called in " + request.callers.join(" › ") : ""),
+    request.unobserved && make("div", { class: "note" }, "Not observed: " + request.unobserved),
+    r.dropped ? make("div", { class: "note" }, real(r.dropped) + " spans of this request were left out over its span budget (setting max_spans_per_trace).") : null,
+    request.detailLeftOut && make("div", { class: "note" }, "The file holds more spans than one page can show; steps and modules of this request are left out here."),
+    timeline(request), tokenView(request), breakdownView(request), messages(request),
+    make("details", {}, make("summary", {}, "All attributes of the request"), make("div", { class: "panel scroll" }, pairs(a))),
+  ];
+}

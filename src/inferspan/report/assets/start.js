@@ -1,0 +1,38 @@
+// Put the page together. The chosen request is in the address (#request-3), so that a link can name it.
+const root = document.documentElement;
+const setTheme = (dark) => { root.dataset.theme = dark ? "dark" : "light"; };
+setTheme(matchMedia("(prefers-color-scheme: dark)").matches);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => setTheme(event.matches));
+
+const detail = make("section", { id: "request" });
+
+function choose(request, quiet) {
+  for (const other of data.requests) {
+    other.chosen = other === request;
+    if (other.line) other.line.className = other.chosen ? "chosen" : "";
+  }
+  detail.replaceChildren(...requestView(request).flat(Infinity).filter(Boolean));
+  if (!quiet) history.replaceState(null, "", "#request-" + request.number);
+}
+
+document.getElementById("page").append(...[
+  make("div", { class: "head" }, make("div", {}, make("h1", {}, data.title),
+    make("div", { class: "dim small" }, "session file " + data.file + (data.requests.length ? ", from " + clock(data.requests[0].startMs) : ""))),
+  make("button", { onclick: () => setTheme(root.dataset.theme !== "dark"), "aria-label": "switch between light and dark" }, "light / dark")),
+  ...data.notes.map((note) => make("div", { class: "note" }, note)),
+  cards(),
+  make("h2", {}, "Requests"),
+  ...(data.requests.length ? requestTable((request) => choose(request)) : [make("div", { class: "panel dim" },
+    "No request of an instrumented model is in this file. Call inferspan.instrument(model) before the model is used, and let the process end or call inferspan.flush().")]),
+  detail,
+  ...metricsView(),
+  ...resourcesView(),
+  make("footer", {}, "Written by inferspan " + data.version + ". Times are host times unless a device time is named. A dash means that the session does not say."),
+].flat(Infinity).filter(Boolean));
+
+if (data.requests.length) {
+  const named = /^#request-(\d+)$/.exec(location.hash);
+  const first = data.requests.find((request) => named && request.number === Number(named[1]))
+    || data.requests.find((request) => request.phases.length && !request.row.failed && !request.row.notes.includes("warm-up")) || data.requests[0];
+  choose(first, true);
+}

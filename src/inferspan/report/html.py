@@ -1,0 +1,90 @@
+"""A session -> one HTML file that needs nothing else: no network, no server, no other file.
+
+In comes a ``Session``; out comes the text of a page with its style, its script and the data as JSON inside. Everything from the session
+is data, never markup: the script puts it on the page as text only, and the page's own policy forbids every connection.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any
+
+from inferspan.report.payload import payload
+from inferspan.report.session import Session
+
+__all__ = ["render", "write_report"]
+
+_SCRIPTS = ("page.js", "requests.js", "timeline.js", "tokens.js", "metrics.js", "start.js")
+
+
+def render(session: Session, *, title: str | None = None) -> str:
+    """The page as text.
+
+    Args:
+        session: what ``read_session`` returned.
+        title: heading of the page; default names the models, or else the file.
+    """
+    data = payload(session)
+    data["title"] = title or _title(session, data)
+    data["version"] = _version()
+    parts = {
+        "title": html.escape(data["title"]),
+        "style": _asset("report.css"),
+        "script": "\n".join(_asset(name) for name in _SCRIPTS),
+        "data": _script_safe(json.dumps(data, separators=(",", ":"), allow_nan=False)),
+    }
+    page = _asset("report.html")
+    # Each mark is replaced where it stands in the template, so that a mark inside the data means nothing.
+    pieces = page.split("@@")
+    return "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
+
+
+def write_report(session: Session, path: str | Path, *, title: str | None = None) -> Path:
+    """Write the page; a reader never sees half of it.
+
+    Args:
+        session: what ``read_session`` returned.
+        path: file to write; an existing one is replaced.
+        title: heading of the page.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path = Path(path)
+    text = render(session, title=title)
+    if path.exists() and not path.is_file():
+        # A device or a pipe, such as /dev/stdout, cannot be replaced.
+        path.write_text(text, encoding="utf-8")
+        return path
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def _title(session: Session, data: dict[str, Any]) -> str:
+    models = data["totals"]["models"]
+    return f"{', '.join(models[:3])}{' and others' if len(models) > 3 else ''}" if models else session.path.name
+
+
+def _version() -> str:
+    try:
+        return metadata.version("inferspan")
+    except metadata.PackageNotFoundError:
+        return "from source"
+
+
+def _asset(name: str) -> str:
+    return resources.files("inferspan.report").joinpath(f"assets/{name}").read_text(encoding="utf-8")
+
+
+def _script_safe(text: str) -> str:
+    """JSON that no parser of HTML can mistake for the end of the script element."""
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

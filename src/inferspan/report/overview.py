@@ -1,0 +1,141 @@
+"""A session's requests -> one row each, and the totals over them: the figures that the terminal and the report both show.
+
+In comes a ``Session``; out come ``RequestRow``s and ``Totals`` with plain numbers, ``None`` where the session does not say. Nothing
+here formats, and nothing raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from inferspan import semconv
+from inferspan.report.session import Request, Session
+
+__all__ = ["RequestRow", "Totals", "percentile", "request_row", "request_rows", "totals"]
+
+
+class RequestRow(NamedTuple):
+    """The figures of one request; durations are seconds, memory is bytes, energy is joules."""
+
+    name: str
+    model: str | None
+    start_ns: int
+    seconds: float
+    failed: bool
+    error_type: str | None
+    batch: int | None
+    input_tokens: int | None
+    output_tokens: int | None
+    ttft: float | None
+    tpot: float | None
+    tokens_per_second: float | None
+    finish_reasons: tuple[str, ...]
+    peak_memory: int | None
+    energy: float | None
+    dropped: int
+    notes: tuple[str, ...]
+    nested: bool
+
+
+class Totals(NamedTuple):
+    """Sums and percentiles over the requests that are not nested in another one; percentiles leave failed requests out."""
+
+    requests: int
+    failed: int
+    models: tuple[str, ...]
+    seconds: float
+    input_tokens: int | None
+    output_tokens: int | None
+    ttft: tuple[float, float] | None
+    tpot: tuple[float, float] | None
+    tokens_per_second: float | None
+    peak_memory: int | None
+    energy: float | None
+    dropped: int
+
+
+def request_rows(session: Session) -> list[RequestRow]:
+    """One row for each request, in order of start."""
+    return [request_row(request) for request in session.requests]
+
+
+def request_row(request: Request) -> RequestRow:
+    """The figures of one request."""
+    return RequestRow(
+        name=request.span.name,
+        model=request.model,
+        start_ns=request.span.start_ns,
+        seconds=request.span.seconds,
+        failed=request.span.failed,
+        error_type=request.text(semconv.ERROR_TYPE),
+        batch=_whole(request.number(semconv.BATCH_SIZE)),
+        input_tokens=_whole(request.number(semconv.INPUT_TOKENS)),
+        output_tokens=_whole(request.number(semconv.OUTPUT_TOKENS)),
+        ttft=request.number(semconv.TTFT),
+        tpot=request.number(semconv.TPOT),
+        tokens_per_second=request.number(semconv.TOKENS_PER_SECOND),
+        finish_reasons=request.texts(semconv.FINISH_REASONS),
+        peak_memory=_whole(request.number(semconv.MEMORY_PEAK)),
+        energy=request.number(semconv.ENERGY),
+        dropped=_whole(request.number(semconv.SPANS_DROPPED)) or 0,
+        notes=tuple(word for key, word in _NOTES if request.flag(key)),
+        nested=request.flag(semconv.NESTED),
+    )
+
+
+_NOTES = (
+    (semconv.REQUEST_STREAM, "streamed"),
+    (semconv.WARMUP, "warm-up"),
+    (semconv.NESTED, "nested"),
+    (semconv.NONFINITE, "NaN/Inf"),
+)
+
+
+def totals(rows: Sequence[RequestRow]) -> Totals:
+    """Totals over ``rows``; a sum over rows of which none has the figure is ``None``, not 0."""
+    own = [row for row in rows if not row.nested]
+    well = [row for row in own if not row.failed]
+    output, busy = _sum(row.output_tokens for row in well), sum(row.seconds for row in well if row.output_tokens is not None)
+    return Totals(
+        requests=len(own),
+        failed=len(own) - len(well),
+        models=tuple(dict.fromkeys(row.model for row in own if row.model)),
+        seconds=(max(row.start_ns + round(row.seconds * 1e9) for row in own) - min(row.start_ns for row in own)) / 1e9 if own else 0.0,
+        input_tokens=_sum(row.input_tokens for row in own),
+        output_tokens=_sum(row.output_tokens for row in own),
+        ttft=_middle_and_tail(row.ttft for row in well),
+        tpot=_middle_and_tail(row.tpot for row in well),
+        tokens_per_second=output / busy if output is not None and busy > 0 else None,
+        peak_memory=max((row.peak_memory for row in own if row.peak_memory is not None), default=None),
+        energy=_sum_of_reals(row.energy for row in own),
+        dropped=sum(row.dropped for row in own),
+    )
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """A percentile with straight lines between the sorted values (numpy's default); ``values`` must not be empty."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def _middle_and_tail(values: Iterable[float | None]) -> tuple[float, float] | None:
+    known = [value for value in values if value is not None]
+    return (percentile(known, 0.5), percentile(known, 0.95)) if known else None
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _sum_of_reals(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

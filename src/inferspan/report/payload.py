@@ -1,0 +1,190 @@
+"""A session -> the JSON that the report's page draws: compact, bounded, plain values only.
+
+In comes a ``Session``; out comes one mapping. Times inside a request are microseconds since its start. Module calls refer to a table of
+what is the same for all calls of a module. Over ``DETAIL_BUDGET`` spans the detail of later requests is left out, and each says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from inferspan import semconv
+from inferspan.report.breakdown import breakdowns
+from inferspan.report.metric_series import Series
+from inferspan.report.overview import request_row, totals
+from inferspan.report.session import MODULE, Request, Session, Span, level_of
+from inferspan.report.tokens import Token, token_fields, tokens_of
+
+__all__ = ["DETAIL_BUDGET", "payload"]
+
+DETAIL_BUDGET = 40_000
+"""Step and module spans that one page holds; a browser stays quick with that, and the file stays under some megabytes."""
+_MOST_REQUESTS = 5_000
+_MOST_TOKENS = 4_096
+_STATIC_KEYS = (
+    semconv.MODULE_NAME, semconv.MODULE_TYPE, semconv.MODULE_LAYER_INDEX, semconv.INPUT_SHAPES, semconv.OUTPUT_SHAPES,
+    semconv.INPUT_DTYPES, semconv.OUTPUT_DTYPES, semconv.DEVICE, semconv.PHASE,
+)  # fmt: skip
+_REPEATED_KEYS = (semconv.STEP_INDEX,)
+_ARRAYS_SHOWN_AS_TOKENS = (semconv.TOKEN_LOGPROBS, semconv.TOKEN_ENTROPIES, semconv.TOKEN_INTERVALS, semconv.TOKEN_IDS)
+_MESSAGES = (semconv.INPUT_MESSAGES, semconv.OUTPUT_MESSAGES)
+_BRIEFS = {attribute.key: attribute.brief for attribute in semconv.ATTRIBUTES}
+
+
+@dataclass(slots=True)
+class _Page:
+    budget: int
+    module_numbers: dict[tuple[object, ...], int] = field(default_factory=dict)
+    modules: list[dict[str, Any]] = field(default_factory=list)
+
+    def module_number(self, span: Span) -> int:
+        static = {key: span.attributes[key] for key in _STATIC_KEYS if key in span.attributes}
+        key = (span.name, *((name, repr(value)) for name, value in static.items()))
+        number = self.module_numbers.setdefault(key, len(self.modules))
+        if number == len(self.modules):
+            self.modules.append({"name": span.name, "attributes": static})
+        return number
+
+
+def payload(session: Session, *, budget: int = DETAIL_BUDGET) -> dict[str, Any]:
+    """Everything that the page shows.
+
+    Args:
+        session: what ``read_session`` returned.
+        budget: step and module spans to keep; requests past it come without detail.
+    """
+    page = _Page(budget)
+    shown = session.requests[-_MOST_REQUESTS:]
+    rows = [request_row(request) for request in session.requests]
+    first = len(session.requests) - len(shown) + 1
+    requests = [_request(request, page) | {"number": number} for number, request in enumerate(shown, first)]
+    notes = list(session.notes)
+    if len(shown) < len(session.requests):
+        notes.append(f"{len(session.requests) - len(shown)} earlier requests are counted in the summary but not listed.")
+    return {
+        "file": session.path.name,
+        "notes": notes,
+        "totals": totals(rows)._asdict(),
+        "requests": requests,
+        "modules": page.modules,
+        "tokenFields": token_fields(),
+        "series": [_series(series) for series in session.series],
+        "resources": session.resources,
+        "briefs": {key: brief for key, brief in _BRIEFS.items() if not key.endswith("*" + semconv.ROWS_SUFFIX)},
+    }
+
+
+def _request(request: Request, page: _Page) -> dict[str, Any]:
+    span = request.span
+    tokens = tokens_of(request)
+    exception = next((event.attributes for event in span.events if event.name == "exception"), {})
+    hidden = (*_ARRAYS_SHOWN_AS_TOKENS, *_MESSAGES)
+    return {
+        "row": request_row(request)._asdict() | {"start_ns": str(span.start_ns)},
+        "kind": request.kind,
+        "startMs": span.start_ns / 1e6,
+        "us": round(span.seconds * 1e6, 1),
+        "trace": span.trace_id,
+        "span": span.span_id,
+        "resource": span.resource,
+        "callers": request.callers,
+        "message": span.status_message,
+        "exception": dict(exception),
+        "attributes": {key: _round(value) for key, value in span.attributes.items() if key not in hidden},
+        "messages": {key: span.attributes[key] for key in _MESSAGES if key in span.attributes},
+        "phases": _phases(request, page),
+        "calls": _module_calls(span, span.start_ns, page),
+        "detailLeftOut": page.budget <= 0 and bool(span.children),
+        "tokens": [[_token(token) for token in row[:_MOST_TOKENS]] for row in tokens.rows],
+        "tokenReasons": tokens.reasons,
+        "breakdowns": [part._asdict() | {"parts": [piece._asdict() for piece in part.parts]} for part in breakdowns(request)],
+        "unobserved": request.text(semconv.UNOBSERVED),
+    }
+
+
+def _phases(request: Request, page: _Page) -> list[dict[str, Any]]:
+    start = request.span.start_ns
+    found = []
+    for phase in request.phases:
+        steps = []
+        for child in phase.children:
+            if page.budget <= 0:
+                break
+            page.budget -= 1
+            steps.append(_bar(child, start, page) | {"calls": _module_calls(child, start, page)})
+        found.append(_bar(phase, start, page) | {"steps": steps, "stepsInFile": len(phase.children)})
+    return found
+
+
+def _bar(span: Span, start: int, page: _Page) -> dict[str, Any]:
+    return {
+        "name": span.name,
+        "at": _micros(span.start_ns - start),
+        "us": round(span.seconds * 1e6, 1),
+        "failed": span.failed,
+        "attributes": {key: _round(value) for key, value in span.attributes.items()},
+    }
+
+
+def _module_calls(span: Span, start: int, page: _Page) -> list[list[Any]]:
+    """Module calls below a step, depth first: [module, depth, at, us, failed, what differs from call to call]."""
+    calls: list[list[Any]] = []
+    waiting = [(child, 0) for child in reversed(span.children) if level_of(child) == MODULE]
+    while waiting and page.budget > 0:
+        module, depth = waiting.pop()
+        page.budget -= 1
+        own = {
+            key: _round(value) for key, value in module.attributes.items() if key not in _STATIC_KEYS and key not in _REPEATED_KEYS
+        }
+        at, length = _micros(module.start_ns - start), round(module.seconds * 1e6, 1)
+        calls.append([page.module_number(module), depth, at, length, int(module.failed), own or 0])
+        waiting.extend((child, depth + 1) for child in reversed(module.children) if level_of(child) == MODULE)
+    return calls
+
+
+def _token(token: Token) -> list[Any]:
+    values = [_round(getattr(token, name)) for name in token_fields()]
+    while values and values[-1] in (None, ()):
+        values.pop()
+    return values
+
+
+def _series(series: Series) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "name": series.name,
+        "kind": series.kind,
+        "unit": series.unit,
+        "description": series.description or getattr(semconv.METRICS.get(series.name), "brief", ""),
+        "attributes": series.attributes,
+        "resource": series.resource,
+    }
+    if series.histogram is not None:
+        histogram = series.histogram
+        found["histogram"] = {
+            "bounds": histogram.bounds,
+            "counts": histogram.counts,
+            "count": histogram.count,
+            "sum": histogram.sum,
+            "p50": histogram.quantile(0.5),
+            "p95": histogram.quantile(0.95),
+        }
+    else:
+        found["points"] = [(round(time / 1e6), _round(value)) for time, value in series.points]
+    return found
+
+
+def _micros(nanoseconds: int) -> float:
+    return round(nanoseconds / 1e3, 1)
+
+
+def _round(value: Any) -> Any:
+    """Six significant digits are more than a page shows, and half the bytes."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, tuple | list):
+        return [_round(part) for part in value]
+    if isinstance(value, Mapping):
+        return {key: _round(part) for key, part in value.items()}
+    return value

@@ -1,0 +1,46 @@
+"""Numbers with units as people read them: ``12.3 ms``, ``1.5 GiB``, ``54.1 tok/s``; ``None`` becomes a dash."""
+
+from __future__ import annotations
+
+__all__ = ["ABSENT", "bytes_text", "count_text", "real_text", "seconds_text"]
+
+ABSENT = "-"
+_SECONDS = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (1e-6, "us", 1e6))
+_BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def real_text(value: float | None, unit: str = "") -> str:
+    """Three significant digits, and the unit after a space."""
+    if value is None:
+        return ABSENT
+    size = abs(value)
+    digits = 0 if size >= 100 or value == 0 else 1 if size >= 10 else 2 if size >= 1 else 3
+    text = f"{value:,.{digits}f}" if size >= 1e-3 or value == 0 else f"{value:.2e}"
+    return f"{text} {unit}".rstrip()
+
+
+def seconds_text(value: float | None) -> str:
+    """A duration in s, ms or us."""
+    if value is None:
+        return ABSENT
+    for low, unit, factor in _SECONDS:
+        if abs(value) >= low:
+            return real_text(value * factor, unit)
+    return "0 s" if value == 0 else real_text(value * 1e9, "ns")
+
+
+def bytes_text(value: float | None) -> str:
+    """An amount of memory in binary units."""
+    if value is None:
+        return ABSENT
+    size = float(value)
+    for unit in _BYTES:
+        if abs(size) < 1024 or unit == _BYTES[-1]:
+            return f"{size:.0f} {unit}" if unit == "B" else real_text(size, unit)
+        size /= 1024
+    raise AssertionError("unreachable")
+
+
+def count_text(value: int | None) -> str:
+    """A whole number with thousands separated."""
+    return ABSENT if value is None else f"{value:,}"

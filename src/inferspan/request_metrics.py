@@ -1,0 +1,192 @@
+"""Requests as OpenTelemetry metrics: the gen_ai families and our own, and the totals of ``handle.summary()``.
+
+One record per request and metric on the model's thread; durations of single steps follow from the hand-over thread. Histograms take
+exemplars from the request's span; counters are recorded in a context without a span, because the SDK's reservoir for sums draws from the
+global random generator. A broken meter takes nothing down, and is tried again at the next request.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+
+from . import semconv
+from .guard import contain, guarded
+from .records import AttributeValue, RequestEnd, RequestStart
+from .settings import Settings
+from .summary import Summary
+
+__all__ = ["RequestMetrics"]
+
+# Not empty, or the SDK would take the current context and with it the current span.
+_NO_SPAN = Context({"inferspan": True})
+
+
+class RequestMetrics:
+    """The synchronous instruments of one meter.
+
+    Args:
+        meter: returns the meter; asked again after it failed.
+        settings: which gen_ai families and optional metrics there are.
+    """
+
+    def __init__(self, meter: Callable[[], Any], settings: Settings) -> None:
+        self._meter = meter
+        self._settings = settings
+        self._instruments: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self.summary = Summary()
+
+    # ------------------------------------------------------------------------------------------------------ instruments
+    def _instrument(self, name: str) -> Any:
+        instrument = self._instruments.get(name)
+        if instrument is None:
+            with self._lock:
+                metric = semconv.METRICS[name]
+                meter = self._meter()
+                if metric.instrument == semconv.HISTOGRAM:
+                    instrument = meter.create_histogram(
+                        name, unit=metric.unit, description=metric.brief, explicit_bucket_boundaries_advisory=metric.buckets
+                    )
+                else:
+                    create = {semconv.COUNTER: "counter", semconv.UP_DOWN_COUNTER: "up_down_counter", semconv.GAUGE: "gauge"}[metric.instrument]
+                    instrument = getattr(meter, f"create_{create}")(name, unit=metric.unit, description=metric.brief)
+                self._instruments[name] = instrument
+        return instrument
+
+    def _record(self, name: str, value: float, attributes: Mapping[str, AttributeValue], span: Any = None) -> None:
+        with contain(f"metric {name}"):
+            instrument = self._instrument(name)
+            context = trace.set_span_in_context(span, _NO_SPAN) if span is not None else _NO_SPAN
+            if semconv.METRICS[name].instrument == semconv.HISTOGRAM:
+                instrument.record(value, attributes, context)
+            elif semconv.METRICS[name].instrument == semconv.GAUGE:
+                instrument.set(value, attributes, _NO_SPAN)
+            else:
+                instrument.add(value, attributes, _NO_SPAN)
+
+    # --------------------------------------------------------------------------------------------------------- requests
+    def _labels(self, start: RequestStart) -> dict[str, AttributeValue]:
+        labels: dict[str, AttributeValue] = {semconv.PROVIDER_NAME: start.model.provider}
+        if start.operation is not None:
+            labels[semconv.OPERATION_NAME] = start.operation
+        if start.model.name is not None:
+            labels[semconv.REQUEST_MODEL] = labels[semconv.RESPONSE_MODEL] = start.model.name
+        return labels
+
+    @staticmethod
+    def _model(start: RequestStart) -> dict[str, AttributeValue]:
+        return {semconv.REQUEST_MODEL: start.model.name} if start.model.name is not None else {}
+
+    @guarded("metrics of a started request")
+    def started(self, start: RequestStart) -> None:
+        """Note a request in flight."""
+        if start.kind == "generate" and not start.nested:
+            self._record(semconv.M_ACTIVE, 1, self._model(start))
+
+    @guarded("metrics of an ended request")
+    def ended(self, start: RequestStart, end: RequestEnd, span: Any, *, foreign: bool) -> None:
+        """Record what a request amounted to.
+
+        Args:
+            start: how it began.
+            end: how it ended.
+            span: its span, for exemplars.
+            foreign: whether another library has opened a gen_ai span around it and records the client metrics.
+        """
+        seconds = max(0.0, (end.end_ns - start.start_ns) / 1e9)
+        self.summary.add(start, end, seconds)
+        if start.kind == "generate" and not start.nested:
+            self._record(semconv.M_ACTIVE, -1, self._model(start))
+        if start.kind == "forward":
+            self._forward(start, end, seconds, span)
+        elif not start.nested:
+            self._generate(start, end, seconds, span, foreign=foreign)
+        for (module, kind), count in end.nonfinite.items():
+            self._record(semconv.M_NONFINITE, count, {semconv.MODULE_NAME: module, semconv.NONFINITE_KIND: kind})
+        if end.spans_dropped:
+            self._record(semconv.M_SPANS_DROPPED, end.spans_dropped, {semconv.DROP_REASON: "budget"})
+        if end.overhead_ns:
+            self._record(semconv.M_OVERHEAD, end.overhead_ns / 1e9, {})
+
+    def _forward(self, start: RequestStart, end: RequestEnd, seconds: float, span: Any) -> None:
+        name = start.model.name or start.model.architecture
+        self._record(semconv.M_FORWARD_DURATION, seconds, {semconv.MODEL_NAME: name}, span)
+        if start.operation == semconv.OPERATION_EMBEDDINGS and not start.nested:
+            labels = self._labels(start)
+            self._record(semconv.M_EMBEDDINGS_DURATION, seconds, self._with_error(labels, end), span)
+            if end.input_tokens is not None:
+                self._record(semconv.M_EMBEDDINGS_INPUT, end.input_tokens, labels, span)
+
+    @staticmethod
+    def _with_error(labels: Mapping[str, AttributeValue], end: RequestEnd) -> dict[str, AttributeValue]:
+        return {**labels, semconv.ERROR_TYPE: end.failure.type} if end.failure is not None else dict(labels)
+
+    def _generate(self, start: RequestStart, end: RequestEnd, seconds: float, span: Any, *, foreign: bool) -> None:
+        labels = self._labels(start)
+        failing = self._with_error(labels, end)
+        self._record(semconv.M_SERVER_DURATION, seconds, failing, span)
+        if end.failure is None:
+            for name, value in ((semconv.M_SERVER_TTFT, end.time_to_first_token), (semconv.M_SERVER_TPOT, end.time_per_output_token)):
+                if value is not None:
+                    self._record(name, value, labels, span)
+        if not foreign and self._settings.semconv in ("dup", "latest"):
+            self._latest(end, seconds, labels, failing, span)
+        if not foreign and self._settings.semconv in ("dup", "legacy"):
+            self._legacy(end, seconds, labels, failing, span)
+        model = self._model(start)
+        if end.batch_size:
+            self._record(semconv.M_BATCH_SIZE, end.batch_size, model, span)
+        if end.kv_cache_bytes is not None:
+            self._record(semconv.M_KV_CACHE, end.kv_cache_bytes, model)
+        if self._settings.entropy_metric:
+            for entropy in end.entropies:
+                self._record(semconv.M_ENTROPY, entropy, model, span)
+
+    def _latest(self, end: RequestEnd, seconds: float, labels: Mapping[str, AttributeValue], failing: Mapping[str, AttributeValue], span: Any) -> None:
+        self._record(semconv.M_INFERENCE_DURATION, seconds, failing, span)
+        for counter, histogram, tokens in (
+            (semconv.M_USAGE_INPUT, semconv.M_OPERATION_INPUT, end.input_tokens),
+            (semconv.M_USAGE_OUTPUT, semconv.M_OPERATION_OUTPUT, end.output_tokens),
+        ):
+            modality = end.modality if tokens is not None else "unknown"
+            self._record(counter, tokens or 0, {**labels, semconv.TOKEN_MODALITY: modality})
+            if tokens is not None:
+                self._record(histogram, tokens, failing, span)
+        self._chunks(end, labels, span, semconv.M_FIRST_CHUNK, semconv.M_PER_CHUNK)
+
+    def _legacy(self, end: RequestEnd, seconds: float, labels: Mapping[str, AttributeValue], failing: Mapping[str, AttributeValue], span: Any) -> None:
+        self._record(semconv.M_LEGACY_DURATION, seconds, failing, span)
+        for kind, tokens in (("input", end.input_tokens), ("output", end.output_tokens)):
+            if tokens is not None:
+                self._record(semconv.M_LEGACY_USAGE, tokens, {**labels, semconv.TOKEN_TYPE: kind}, span)
+        self._chunks(end, labels, span, semconv.M_LEGACY_FIRST_CHUNK, semconv.M_LEGACY_PER_CHUNK)
+
+    def _chunks(self, end: RequestEnd, labels: Mapping[str, AttributeValue], span: Any, first: str, following: str) -> None:
+        if end.streaming and end.failure is None and end.time_to_first_token is not None:
+            self._record(first, end.time_to_first_token, labels, span)
+            for seconds in end.chunk_intervals:
+                self._record(following, seconds, labels, span)
+
+    @guarded("metrics of steps")
+    def steps(self, start: RequestStart, seconds: Mapping[str, Sequence[float]], span: Any) -> None:
+        """Record the durations of a request's steps by phase; runs off the model's path."""
+        for phase, values in seconds.items():
+            labels = {semconv.PHASE: phase, **self._model(start)}
+            for value in values:
+                self._record(semconv.M_STEP_DURATION, value, labels, span)
+
+    @guarded("metrics of modules")
+    def module(self, name: str, phase: str, seconds: float, span: Any) -> None:
+        """Record the duration of one module call, where the settings want it; runs off the model's path."""
+        self._record(semconv.M_MODULE_DURATION, seconds, {semconv.MODULE_NAME: name, semconv.PHASE: phase}, span)
+
+    @guarded("metrics of dropped spans")
+    def dropped(self, count: int, reason: str) -> None:
+        """Count spans of ours that were left out."""
+        if count:
+            self._record(semconv.M_SPANS_DROPPED, count, {semconv.DROP_REASON: reason})

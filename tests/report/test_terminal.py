@@ -1,0 +1,57 @@
+"""The table of requests as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from inferspan.report.session import read_session
+from inferspan.report.terminal import summary
+
+
+def test_summary_is_a_table_of_requests(session_path: Path) -> None:
+    """Totals come first, then one line a request; what is absent is a dash, never 0."""
+    text = summary(read_session(session_path))
+    assert text.splitlines()[0] == (
+        f"{session_path}: 3 requests (1 failed); 24 tokens in, 8 out; TTFT p50 20.0 ms, p95 20.0 ms; TPOT p50 10.0 ms, p95 10.0 ms;"
+        " 80.0 tok/s; peak memory 3.00 MiB"
+    )
+    assert text.splitlines()[2:6] == [
+        "#  request                     batch  in  out     TTFT     TPOT  tok/s  duration  result",
+        "1  text_completion tiny/model      1  12    3  20.0 ms  10.0 ms   75.0   40.0 ms  length",
+        "2  text_completion tiny/model      1  12    5  20.0 ms  10.0 ms   83.3   60.0 ms  length",
+        "3  text_completion tiny/model      -   -    -        -        -      -   2.00 ms  error ValueError",
+    ]
+
+
+def test_colour_marks_failures_only_when_asked(session_path: Path) -> None:
+    """A terminal gets the failed line in red; anything else gets no escape sequence."""
+    session = read_session(session_path)
+    assert "\x1b" not in summary(session)
+    red = [line for line in summary(session, colour=True).splitlines() if line.startswith("\x1b[31m")]
+    assert len(red) == 1
+    assert "ValueError" in red[0]
+
+
+def test_control_characters_of_the_file_do_not_reach_the_terminal(recording: Any, tmp_path: Path) -> None:
+    """A model name with an escape sequence cannot steer the terminal."""
+    recording.span("forward evil\x1b[2Jmodel", 0, 1, trace=recording.trace())
+    text = summary(read_session(recording.write(tmp_path / "session.jsonl")))
+    assert "\x1b" not in text
+    assert "evil?[2Jmodel" in text
+
+
+def test_long_sessions_show_their_end(recording: Any, generate: Callable[..., str], tmp_path: Path) -> None:
+    """Of many requests the last ones are listed, and the others are counted."""
+    for number in range(5):
+        generate(recording, number * 100, tokens=1, layers=1)
+    lines = summary(read_session(recording.write(tmp_path / "session.jsonl")), most=2).splitlines()
+    assert [line.split()[0] for line in lines[3:]] == ["4", "5", "3"]
+    assert lines[-1] == "3 earlier requests are not shown"
+
+
+def test_a_session_without_requests_says_so(recording: Any, tmp_path: Path) -> None:
+    """Metrics alone are a valid session with no table."""
+    recording.metric("m", "gauge", "1", [{"asDouble": 1.0, "timeUnixNano": "1"}])
+    assert summary(read_session(recording.write(tmp_path / "session.jsonl"))).endswith("no request of an instrumented model in this file")

@@ -39,7 +39,14 @@ class Receiver(SpanExporter):
 
 @pytest.mark.parametrize(
     ("sizes", "expected"),
-    [([], []), ([5], [[5]]), ([3, 3, 4], [[3, 3, 4]]), ([6, 6, 6], [[6], [6], [6]]), ([1, 50, 1, 9], [[1], [50], [1, 9]]), ([4, 4, 4, 4], [[4, 4], [4, 4]])],
+    [
+        ([], []),
+        ([5], [[5]]),
+        ([3, 3, 4], [[3, 3, 4]]),
+        ([6, 6, 6], [[6], [6], [6]]),
+        ([1, 50, 1, 9], [[1], [50], [1, 9]]),
+        ([4, 4, 4, 4], [[4, 4], [4, 4]]),
+    ],
 )
 def test_batches_are_cut(sizes: list[int], expected: list[list[int]]) -> None:
     """Parts are as large as the limit allows; an item over the limit is alone; none is lost or moved."""
@@ -85,7 +92,11 @@ def test_part_that_fails_fails_the_batch() -> None:
     [
         ({}, Compression.Gzip, grpc.Compression.Gzip),
         ({"OTEL_EXPORTER_OTLP_COMPRESSION": "none"}, Compression.NoCompression, grpc.Compression.NoCompression),
-        ({"OTEL_EXPORTER_OTLP_COMPRESSION": "gzip", "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION": "none"}, Compression.NoCompression, grpc.Compression.NoCompression),
+        (
+            {"OTEL_EXPORTER_OTLP_COMPRESSION": "gzip", "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION": "none"},
+            Compression.NoCompression,
+            grpc.Compression.NoCompression,
+        ),
         ({"OTEL_EXPORTER_OTLP_TRACES_COMPRESSION": "deflate"}, Compression.Deflate, grpc.Compression.Deflate),
         ({"OTEL_EXPORTER_OTLP_COMPRESSION": "zstd"}, Compression.Gzip, grpc.Compression.Gzip),
     ],

@@ -85,13 +85,19 @@ def rich_spans() -> list[ReadableSpan]:
     links = [Link(remote, {"why": "retry"}), Link(local)]
     error = Status(StatusCode.ERROR, "ValueError: no")
     kinds = [
-        ReadableSpan(f"kind {kind.name}", SpanContext(9, 10 + kind.value, False), local, RESOURCE, {}, kind=kind, instrumentation_scope=SCOPE)
+        ReadableSpan(
+            f"kind {kind.name}", SpanContext(9, 10 + kind.value, False), local, RESOURCE, {}, kind=kind, instrumentation_scope=SCOPE
+        )
         for kind in SpanKind
     ]
     return [
         ReadableSpan("root", local, None, RESOURCE, attributes, events, links, SpanKind.SERVER, None, error, 1, 2**62, SCOPE),
-        ReadableSpan("child", remote, remote, RESOURCE, {"a": 1}, status=Status(StatusCode.OK), start_time=3, end_time=4, instrumentation_scope=SCOPE),
-        ReadableSpan("other scope", remote, local, RESOURCE, None, status=Status(StatusCode.ERROR), instrumentation_scope=InstrumentationScope("b")),
+        ReadableSpan(
+            "child", remote, remote, RESOURCE, {"a": 1}, status=Status(StatusCode.OK), start_time=3, end_time=4, instrumentation_scope=SCOPE
+        ),
+        ReadableSpan(
+            "other scope", remote, local, RESOURCE, None, status=Status(StatusCode.ERROR), instrumentation_scope=InstrumentationScope("b")
+        ),
         ReadableSpan("other resource", remote, local, Resource({}), None, instrumentation_scope=None),
         *kinds,
     ]
@@ -137,7 +143,19 @@ def test_spans_equal_official_encoding() -> None:
 
 def arguments(span: ReadableSpan) -> dict[str, Any]:
     """What a span was made of."""
-    names = ("name", "context", "parent", "resource", "events", "links", "kind", "status", "start_time", "end_time", "instrumentation_scope")
+    names = (
+        "name",
+        "context",
+        "parent",
+        "resource",
+        "events",
+        "links",
+        "kind",
+        "status",
+        "start_time",
+        "end_time",
+        "instrumentation_scope",
+    )
     return {name: getattr(span, name) for name in names}
 
 
@@ -172,7 +190,9 @@ def test_attribute_that_otlp_cannot_hold_is_left_out() -> None:
 def test_not_a_number_is_written_as_protobuf_does() -> None:
     """NaN, which JSON does not have, is the string that protobuf's JSON form uses."""
     span = ReadableSpan("s", SpanContext(1, 2, False), None, Resource({}), {"a": float("nan")}, instrumentation_scope=SCOPE)
-    value = parsed(spans_line([span]), ExportTraceServiceRequest()).resource_spans[0].scope_spans[0].spans[0].attributes[0].value.double_value
+    value = (
+        parsed(spans_line([span]), ExportTraceServiceRequest()).resource_spans[0].scope_spans[0].spans[0].attributes[0].value.double_value
+    )
     assert value != value
 
 

@@ -188,7 +188,9 @@ def test_sigterm_flushes_then_calls_the_previous_handler(tmp_path: Path) -> None
     print("alive")
     """
     assert run(body, tmp_path).stdout == f"flush\nhandler {signal.SIGTERM.value}\nalive\n"
-    ignored = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\npipelines.flush_at_sigterm(5)\nos.kill(os.getpid(), signal.SIGTERM)\nprint('alive')"
+    ignored = (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\npipelines.flush_at_sigterm(5)\nos.kill(os.getpid(), signal.SIGTERM)\nprint('alive')"
+    )
     assert run(ignored, tmp_path).stdout == "flush\nalive\n"
 
 

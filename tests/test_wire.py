@@ -42,7 +42,9 @@ ATTRIBUTES: Mapping[str, Any] = {
 }
 
 
-def readable(number: int, attributes: Mapping[str, Any], *, root: bool = False, error: str | None = None, state: TraceState | None = None) -> Any:
+def readable(
+    number: int, attributes: Mapping[str, Any], *, root: bool = False, error: str | None = None, state: TraceState | None = None
+) -> Any:
     """A span as spans.py would make it."""
     return ReadableSpan(
         f"layer {number}",

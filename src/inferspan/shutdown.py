@@ -132,7 +132,8 @@ class Pipelines:
         """Shut down when the interpreter, or a process of ``multiprocessing``, ends.
 
         Args:
-            timeout: longest time in seconds that the exit may be held up; the latest call counts.
+            timeout: longest time in seconds that the exit may take; a fifth of it is left to the rest of the exit. The latest call
+                counts.
         """
         first, self._exit_timeout = self._exit_timeout is None, timeout
         if not first:
@@ -172,8 +173,8 @@ class Pipelines:
         return True
 
     def _at_exit(self) -> None:
-        # The rest of the exit (unloading, other handlers) also takes a moment of what was promised.
-        self.shutdown(max(0.0, 0.95 * (self._exit_timeout or 0.0) - 0.05))
+        # The rest of the exit (other handlers, unloading a large program) takes its part of what was promised.
+        self.shutdown(0.8 * (self._exit_timeout or 0.0))
 
     def _worker(self, name: str) -> _Worker:
         if not self._follows_fork and hasattr(os, "register_at_fork"):

@@ -100,7 +100,8 @@ class DeviceMetrics:
             return ()
         if self._served is None or metric in self._served or self._clock() - self._taken > _LONGEST_COLLECTION:
             samples: dict[str, list[Sample]] = {}
-            self._served, self._current = set(), {}
+            # First of all, so that a source that raises is asked once per collection as well.
+            self._served, self._current, self._taken = set(), {}, self._clock()
             for sample in read():
                 samples.setdefault(sample.metric, []).append(sample)
             self._current, self._taken = samples, self._clock()

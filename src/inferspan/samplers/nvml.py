@@ -134,7 +134,7 @@ class NvmlSampler:
             return list(cuda)
         visible = visible_devices(os.environ if self._environ is None else self._environ)
         names = None if visible is None else inventory.named(visible)
-        return [*inventory.used_by(self._pid()), *lost] if names is None else names
+        return [*inventory.used_by(self._pid(), known=self._devices), *lost] if names is None else names
 
     def _device(self, name: str) -> Device | None:
         """The device of a UUID or of the beginning of one; it has no handle if it is lost."""

@@ -6,7 +6,7 @@ bus, or where there is only one GPU. What NVML raises passes through to the samp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from inferspan import semconv
@@ -102,17 +102,18 @@ class Inventory:
             found.append(card.uuid)
         return found
 
-    def used_by(self, pid: int) -> list[str]:
-        """UUIDs of the devices on which NVML lists the process."""
+    def used_by(self, pid: int, *, known: Collection[str] = ()) -> list[str]:
+        """UUIDs of the devices on which NVML lists the process, and of ``known`` ones that do not answer."""
         found = []
         for entry in self.entries():
             try:
                 processes = self._library.nvmlDeviceGetComputeRunningProcesses(entry.handle)
                 # A card split by MIG lists the processes of its instances.
-                if not entry.split and any(process.pid == pid for process in processes):
-                    found.append(entry.uuid)
+                ours = not entry.split and any(process.pid == pid for process in processes)
             except Exception:
-                continue
+                ours = entry.uuid in known
+            if ours:
+                found.append(entry.uuid)
         return found
 
     def _by_uuid(self, uuid: str) -> Any:

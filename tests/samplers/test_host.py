@@ -1,0 +1,255 @@
+"""Readings of the process and the host, over a psutil that a test describes, and once over the real one."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from inferspan import semconv
+from inferspan.records import Sample
+from inferspan.samplers.host import HostSampler
+
+OURS = 413
+
+
+class Refused(Exception):
+    """What psutil raises."""
+
+
+class FakeProcess:
+    """A process by its id; ``refuse`` names what the system does not tell."""
+
+    def __init__(self, host: FakePsutil, pid: int) -> None:
+        self.host, self.pid = host, pid
+
+    def oneshot(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.host.refuse:
+            raise Refused
+        return lambda: self.host.process[name]
+
+
+class FakePsutil:
+    """Like the module, as far as it is used."""
+
+    Error = Refused
+
+    def __init__(self) -> None:
+        self.refuse: set[str] = set()
+        self.pids: list[int] = []
+        self.process: dict[str, Any] = {
+            "cpu_times": SimpleNamespace(user=12.0, system=3.0),
+            "memory_info": SimpleNamespace(rss=1 << 30, vms=2 << 30),
+            "num_threads": 9,
+            "num_fds": 30,
+            "num_ctx_switches": SimpleNamespace(voluntary=100, involuntary=5),
+            "io_counters": SimpleNamespace(read_bytes=4096, write_bytes=8192),
+            "create_time": 900.0,
+        }
+        self.times = SimpleNamespace(user=100.0, nice=1.0, system=50.0, idle=800.0, iowait=5.0, irq=1.0, softirq=2.0, steal=0.5, guest=9.0)
+        self.memory = SimpleNamespace(total=1000, available=700, used=300, free=400, cached=200, buffers=100)
+
+    def Process(self, pid: int) -> FakeProcess:
+        self.pids.append(pid)
+        return FakeProcess(self, pid)
+
+    def cpu_times(self) -> Any:
+        return self.times
+
+    def cpu_count(self) -> int:
+        return 8
+
+    def virtual_memory(self) -> Any:
+        return self.memory
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def sampler(library: Any, root: Path, **options: Any) -> HostSampler:
+    """A sampler of process ``OURS`` on four CPUs."""
+    fixed = {"library": library, "root": root, "pid": lambda: OURS, "clock": Clock(), "now": lambda: 1000.0, "cpus": lambda: 4}
+    return HostSampler(**{**fixed, **options})
+
+
+def told(samples: Any) -> list[tuple[Any, ...]]:
+    """Metric, attribute values and value of what psutil told."""
+    own = ("cpython.", "process.paging")
+    return [(sample.metric, *sample.attributes.values(), sample.value) for sample in samples if not sample.metric.startswith(own)]
+
+
+PROCESS = [
+    ("process.cpu.time", "user", 12.0),
+    ("process.cpu.time", "system", 3.0),
+    ("process.memory.usage", 1 << 30),
+    ("process.memory.virtual", 2 << 30),
+    ("process.thread.count", 9),
+    ("process.unix.file_descriptor.count", 30),
+    ("process.context_switches", "voluntary", 100),
+    ("process.context_switches", "involuntary", 5),
+    ("process.disk.io", "read", 4096),
+    ("process.disk.io", "write", 8192),
+    ("process.uptime", 100.0),
+]
+HOST = [
+    ("system.cpu.time", "user", 100.0),
+    ("system.cpu.time", "system", 50.0),
+    ("system.cpu.time", "nice", 1.0),
+    ("system.cpu.time", "idle", 800.0),
+    ("system.cpu.time", "iowait", 5.0),
+    ("system.cpu.time", "interrupt", 3.0),
+    ("system.cpu.time", "steal", 0.5),
+    ("system.memory.usage", "used", 300),
+    ("system.memory.usage", "free", 400),
+    ("system.memory.usage", "cached", 200),
+    ("system.memory.usage", "buffers", 100),
+]
+UNLIMITED = [
+    ("system.memory.limit", 1000),
+    ("system.memory.utilization", "used", 0.3),
+    ("system.memory.utilization", "free", 0.4),
+    ("system.memory.utilization", "cached", 0.2),
+    ("system.memory.utilization", "buffers", 0.1),
+]
+
+
+def test_first_round(tmp_path: Path) -> None:
+    """The first round has everything but utilisations, which need two; a utilisation is never made up as 0."""
+    assert told(sampler(FakePsutil(), tmp_path).collect()) == PROCESS + HOST + UNLIMITED
+
+
+def test_one_rank_reports_the_host(tmp_path: Path) -> None:
+    """On a host with several ranks only the first one reports the host; each reports itself."""
+    assert told(sampler(FakePsutil(), tmp_path, local_rank=1).collect()) == PROCESS
+
+
+def test_only_known_names(tmp_path: Path) -> None:
+    """Every metric and attribute of a sample stands in the metric table."""
+    clock = Clock()
+    host = sampler(FakePsutil(), tmp_path, clock=clock)
+    host.collect()
+    clock.now += 2
+    for sample in host.collect():
+        assert set(sample.attributes) <= set(semconv.METRICS[sample.metric].attributes), sample
+
+
+def test_utilisation(tmp_path: Path) -> None:
+    """Utilisation is CPU time over time passed and CPUs we may use, over windows of a second at least."""
+    clock, library = Clock(), FakePsutil()
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/cpu.max").write_text("200000 100000")
+    host = sampler(library, tmp_path, clock=clock)
+
+    def shares() -> list[tuple[Any, ...]]:
+        return [row for row in told(host.collect()) if row[0].endswith("cpu.utilization") and row[1] in ("user", "system", "idle")]
+
+    assert shares() == []
+    clock.now += 0.4
+    library.process["cpu_times"] = SimpleNamespace(user=13.0, system=3.0)
+    assert shares() == []
+    clock.now += 1.6
+    library.process["cpu_times"] = SimpleNamespace(user=14.0, system=3.5)
+    library.times = SimpleNamespace(user=104.0, system=50.0, idle=812.0)
+    expected = [
+        ("process.cpu.utilization", "user", 0.5),
+        ("process.cpu.utilization", "system", 0.125),
+        ("system.cpu.utilization", "user", 0.25),
+        ("system.cpu.utilization", "system", 0.0),
+        ("system.cpu.utilization", "idle", 0.75),
+    ]
+    assert shares() == expected
+    clock.now += 0.1
+    assert shares() == expected
+
+
+def test_container(tmp_path: Path) -> None:
+    """Under a memory limit the limit is ours, and so is what is measured against it; the host's states stay the host's."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/memory.max").write_text("400")
+    (tmp_path / "sys/fs/cgroup/memory.current").write_text("100")
+    limited = [("system.memory.limit", 400), ("system.memory.utilization", "used", 0.25)]
+    assert told(sampler(FakePsutil(), tmp_path).collect()) == PROCESS + HOST + limited
+
+
+def test_refused_readings(tmp_path: Path) -> None:
+    """What the system refuses is absent, and costs nothing else."""
+    library = FakePsutil()
+    library.refuse = {"io_counters", "num_fds", "create_time"}
+    refused = {"process.disk.io", "process.unix.file_descriptor.count", "process.uptime"}
+    assert told(sampler(library, tmp_path, local_rank=1).collect()) == [row for row in PROCESS if row[0] not in refused]
+
+
+def test_fork(tmp_path: Path) -> None:
+    """The process is looked up again when its id has changed, and its utilisation starts anew."""
+    clock, library, pids = Clock(), FakePsutil(), [OURS]
+    host = sampler(library, tmp_path, pid=lambda: pids[0], clock=clock, local_rank=1)
+    host.collect()
+    host.collect()
+    pids[0] = 99
+    clock.now += 5
+    assert told(host.collect()) == PROCESS
+    assert library.pids == [OURS, 99]
+
+
+def test_off(tmp_path: Path) -> None:
+    """While somebody else reports the same metrics there is no reading at all."""
+    others = [True, False]
+    host = sampler(FakePsutil(), tmp_path, off=lambda: others.pop(0))
+    assert host.collect() == ()
+    assert told(host.collect()) == PROCESS + HOST + UNLIMITED
+
+
+def test_without_psutil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without psutil there is still what Python itself knows."""
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    samples = HostSampler(root=tmp_path).collect()
+    expected = {"cpython.gc.collections", "cpython.gc.collected_objects", "cpython.gc.uncollectable_objects"}
+    if sys.platform != "win32":
+        expected.add("process.paging.faults")
+    assert {sample.metric for sample in samples} == expected
+
+
+def test_garbage_collector(tmp_path: Path) -> None:
+    """The collector's counts are those of the interpreter, by generation."""
+    gc.disable()
+    try:
+        before = gc.get_stats()
+        samples = [sample for sample in sampler(FakePsutil(), tmp_path).collect() if sample.metric == "cpython.gc.collections"]
+    finally:
+        gc.enable()
+    assert samples == [
+        Sample("cpython.gc.collections", before[generation]["collections"], {"cpython.gc.generation": generation}) for generation in range(3)
+    ]
+
+
+def test_real_process() -> None:
+    """The real psutil gives this process's own numbers."""
+    psutil = pytest.importorskip("psutil")
+    host = HostSampler()
+    values = {sample.metric: sample.value for sample in host.collect() if not sample.attributes}
+    process = psutil.Process(os.getpid())
+    assert values["process.memory.usage"] == pytest.approx(process.memory_info().rss, rel=0.2)
+    assert values["process.thread.count"] >= 1
+    assert 0 < values["process.uptime"] < 24 * 3600
+    assert 0 < values["system.memory.limit"] <= psutil.virtual_memory().total
+    host.close()

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import grpc
+import grpc  # type: ignore[import-untyped, unused-ignore]
 from opentelemetry.proto.collector.logs.v1 import logs_service_pb2, logs_service_pb2_grpc
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-REQUESTS = {
+REQUESTS: dict[str, Any] = {
     "traces": trace_service_pb2.ExportTraceServiceRequest,
     "metrics": metrics_service_pb2.ExportMetricsServiceRequest,
     "logs": logs_service_pb2.ExportLogsServiceRequest,
@@ -62,7 +62,7 @@ def http_receiver() -> Iterator[Received]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             encoding = self.headers.get("Content-Encoding", "none")
-            plain = {"gzip": gzip.decompress, "deflate": zlib.decompress, "none": bytes}[encoding](body)
+            plain = body if encoding == "none" else gzip.decompress(body) if encoding == "gzip" else zlib.decompress(body)
             signal = self.path.removeprefix("/v1/")
             headers = {key.lower(): value for key, value in self.headers.items()}
             received.requests.append((signal, REQUESTS[signal].FromString(plain), headers, encoding, len(plain)))
@@ -91,7 +91,7 @@ def grpc_receiver() -> Iterator[Received]:
     received = Received()
 
     def servicer(base: Any, signal: str, reply: Any) -> Any:
-        class Servicer(base):  # type: ignore[misc]
+        class Servicer(base):  # type: ignore[misc, unused-ignore]
             def Export(self, request: Any, context: Any) -> Any:
                 # gRPC decompresses before anything of ours runs, and keeps the encoding to itself.
                 received.requests.append((signal, request, dict(context.invocation_metadata()), "unknown", request.ByteSize()))

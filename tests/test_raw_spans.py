@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -32,10 +33,6 @@ class Wire:
         self.go = threading.Event()
         self.go.set()
         self._success = success
-
-    def connect(self) -> object:
-        """The function that sends."""
-        return self.send
 
     def send(self, data: bytes) -> bool:
         """Take one request."""
@@ -154,7 +151,7 @@ def test_spans_arrive_beside_the_others(program: Program, receiver: Received) ->
     print(json.dumps([taken, flushed, status, sink.dropped]))
     """
     environ = {"OTEL_EXPORTER_OTLP_HEADERS": "team=ml", "OTEL_SERVICE_NAME": "chat"}
-    assert program(RAW + __import__("textwrap").dedent(body), **environ) == [[50_000, True, 0, 0]]
+    assert program(RAW + textwrap.dedent(body), **environ) == [[50_000, True, 0, 0]]
     numbers = sorted(int.from_bytes(span.span_id, "big") for span in receiver.spans() if span.trace_id == b"t" * 16)
     assert numbers == [*range(1, 50_001), *range(100_001, 100_011), *range(200_001, 200_011)]
     raw = [m.resource_spans[0] for m in receiver.of("traces") if m.resource_spans[0].scope_spans[0].scope.name == "inferspan"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf import json_format
+from google.protobuf import json_format  # type: ignore[import-untyped, unused-ignore]
 from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
@@ -256,7 +256,7 @@ def test_lines_of_several_writers_do_not_mix(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["missing/s.jsonl", "."])
 def test_path_that_cannot_be_written_is_named(tmp_path: Path, path: str) -> None:
     """A missing directory, or a directory itself, raises one error with the setting, the value and what is allowed."""
-    with pytest.raises(SettingsError, match="inferspan setting 'session_file' cannot be .*; use the path of a file"):
+    with pytest.raises(SettingsError, match=r"inferspan setting 'session_file' cannot be .*; use the path of a file"):
         SessionFile(tmp_path / path)
 
 

@@ -17,8 +17,8 @@ from inferspan.shutdown import Pipeline, Pipelines
 class Fake:
     """A pipeline that notes what is asked of it, and may take its time."""
 
-    def __init__(self, name: str, *, blocks: threading.Event | None = None, success: bool = True) -> None:
-        self.calls: list[str] = []
+    def __init__(self, name: str, *, blocks: threading.Event | None = None, success: bool = True, order: list[str] | None = None) -> None:
+        self.calls: list[str] = [] if order is None else order
         self.limits: list[float] = []
         self._blocks, self._success = blocks, success
         self.pipeline = Pipeline(name, self._flush, self._close)
@@ -98,7 +98,8 @@ def test_sources_hand_over_first() -> None:
     """A source is asked before each flush and before the end, until it is removed; one that fails does not stop the rest."""
     order: list[str] = []
     pipelines = Pipelines()
-    pipelines.add(Pipeline("sink", lambda seconds: order.append("flush") is None, lambda seconds: order.append("close")))
+    sink = Fake("sink", order=order)
+    pipelines.add(sink.pipeline)
     remove = pipelines.flush_first(lambda: order.append("source"))
     assert pipelines.force_flush(5)
     assert pipelines.shutdown(5)

@@ -153,9 +153,10 @@ def _span(span: ReadableSpan) -> str:
     parts = [
         f'"traceId":"{context.trace_id:032x}","spanId":"{context.span_id:016x}"',
         f',"traceState":{_text(_trace_state(context.trace_state))}' if context.trace_state else "",
-        f',"parentSpanId":"{parent.span_id:016x}"' if parent else ',"parentSpanId":""',
+        f',"parentSpanId":"{parent.span_id:016x}"' if parent else "",
         f',"flags":{_flags(parent)},"name":{_text(span.name)},"kind":{span.kind.value + 1}',
-        f',"startTimeUnixNano":"{span.start_time or 0}","endTimeUnixNano":"{span.end_time or 0}"',
+        f',"startTimeUnixNano":"{span.start_time}"' if span.start_time else "",
+        f',"endTimeUnixNano":"{span.end_time}"' if span.end_time else "",
         _attributes(span.attributes),
         f',"droppedAttributesCount":{span.dropped_attributes}' if span.dropped_attributes else "",
         ',"events":[%s]' % ",".join(_event(event) for event in span.events) if span.events else "",

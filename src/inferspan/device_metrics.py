@@ -14,8 +14,8 @@ from typing import Any
 
 from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
 
-from inferspan import guard, semconv
-from inferspan.records import Sample
+from . import guard, semconv
+from .records import Sample
 
 __all__ = ["DeviceMetrics"]
 

@@ -14,8 +14,8 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from inferspan import guard
-from inferspan.records import Sample, Sampler
+from .. import guard
+from ..records import Sample, Sampler
 
 __all__ = ["EnergyMeter", "SamplerLoop"]
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from inferspan import guard, semconv
-from inferspan.records import Sample
-from inferspan.samplers import nvml_rows as rows
-from inferspan.samplers.nvml_devices import Device, is_mig, visible_devices
-from inferspan.samplers.nvml_session import GPU_IS_LOST, UNINITIALIZED, Pause, Session
+from .. import guard, semconv
+from ..records import Sample
+from . import nvml_rows as rows
+from .nvml_devices import Device, is_mig, visible_devices
+from .nvml_session import GPU_IS_LOST, UNINITIALIZED, Pause, Session
 
 __all__ = ["NvmlSampler"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from inferspan import semconv
-from inferspan.records import AttributeValue
-from inferspan.samplers.nvml_rows import ANYWHERE, ROWS, UNSPLIT, Row
+from .. import semconv
+from ..records import AttributeValue
+from .nvml_rows import ANYWHERE, ROWS, UNSPLIT, Row
 
 __all__ = ["Device", "Entry", "Inventory", "is_mig", "visible_devices"]
 

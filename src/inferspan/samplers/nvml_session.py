@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from inferspan.samplers.nvml_devices import Inventory
+from .nvml_devices import Inventory
 
 __all__ = ["GPU_IS_LOST", "UNINITIALIZED", "Pause", "Session"]
 

@@ -205,15 +205,17 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("dtype", "batch", "top_k"), [(torch.float32, 1, 0), (torch.bfloat16, 16, 5), (torch.bfloat16, 64, 0)])
-def test_a_step_costs_few_operations_and_no_host_read(dtype: torch.dtype, batch: int, top_k: int) -> None:
-    """Statistics of a step take at most 27 operations, whatever the batch, and never read a value on the host."""
+@pytest.mark.parametrize(
+    ("dtype", "batch", "top_k", "limit"), [(torch.float32, 1, 0, 28), (torch.bfloat16, 16, 5, 32), (torch.bfloat16, 64, 0, 30)]
+)
+def test_a_step_costs_few_operations_and_no_host_read(dtype: torch.dtype, batch: int, top_k: int, limit: int) -> None:
+    """Statistics of a step take about 28 operations, 4 more with top-k, whatever the batch, and never read a value on the host."""
     logits, chosen = torch.randn(batch, 300).to(dtype), torch.zeros(batch, dtype=torch.long)
     ring, steps = LogitRing(top_k=top_k, capacity=50), 50
     with Operations() as operations:
         for _ in range(steps):
             ring.append(logits, chosen)
-    assert operations.counts.total() <= 27 * steps, operations.counts
+    assert operations.counts.total() <= (limit + 0.5) * steps, operations.counts
     assert not HOST_READS & set(operations.counts), operations.counts
 
 
@@ -273,7 +275,7 @@ def test_rows_of_a_long_request_are_thinned_to_the_first(monkeypatch: pytest.Mon
     for _ in range(10):
         ring.append(logits, torch.tensor([1, 2, 3, 4]))
     steps = ring.read()
-    assert [len(step.rows) for step in steps] == [4] * 4 + [1] * 6
+    assert [len(step.rows) for step in steps] == [4] * 5 + [1] * 5
     agree(steps[9].mean, steps[0].mean._replace(chosen=steps[9].mean.chosen))
 
 
@@ -351,8 +353,8 @@ def test_attributes_of_a_batch_have_rows_where_all_are_defined() -> None:
     """Row arrays stand beside the mean for 2 to 16 rows, except where a row has no value."""
     step = measure(torch.tensor([[1.0, 3.0, 5.0], [2.0, -INF, -INF]]), torch.tensor([0, 0]))
     got = attributes(step, content=False)
-    assert got[semconv.LOGITS_MAX + semconv.ROWS_SUFFIX] == [5.0, 2.0]
-    assert semconv.LOGITS_MARGIN + semconv.ROWS_SUFFIX not in got
+    assert got[semconv.LOGITS_ROWS[semconv.LOGITS_MAX]] == [5.0, 2.0]
+    assert semconv.LOGITS_ROWS[semconv.LOGITS_MARGIN] not in got
     assert got[semconv.LOGITS_MARGIN] == 2.0
     large = attributes(measure(torch.ones(17, 3), None), content=False)
     assert not [key for key in large if key.endswith(semconv.ROWS_SUFFIX)]
@@ -373,6 +375,7 @@ def test_attributes_are_always_finite(batch: int, kind: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_cuda_agrees_with_the_reference_without_waiting(dtype: torch.dtype, kind: str) -> None:
     """On a GPU, also on a side stream, the numbers are the same, and appending never synchronises."""
     generator = torch.Generator().manual_seed(8)

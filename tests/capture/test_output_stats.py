@@ -175,6 +175,7 @@ def test_the_output_is_left_alone(dtype: torch.dtype) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_cuda_agrees_with_the_reference_without_waiting(dtype: torch.dtype, kind: str) -> None:
     """On a GPU the numbers are the same, and appending never synchronises."""
     tensor = special(kind, torch.randn((2, 300, 64), generator=torch.Generator().manual_seed(3))).to(dtype)

@@ -85,30 +85,40 @@ def compute(logits: Tensor, chosen: Tensor | None, *, top_k: int) -> Tensor:
         top_k: how many of the most likely tokens are wanted.
 
     Returns:
-        ``[B, 3k + 10]`` with ``k = max(2, top_k)`` and, m being the largest finite logit: the k largest logits, their
-        probabilities, their ids; sum of p (x - m); smallest, mean and variance of x - m with 0 for what is not finite;
-        number of not finite, of NaN, of +inf; chosen id, chosen logit, number of larger logits (these three NaN without ``chosen``).
+        ``[B, 13 + 2 * top_k]``; m being the largest finite logit and p the softmax over the finite ones: m, second largest, p of m;
+        sum of p (x - m); smallest, mean and variance of x - m with 0 for what is not finite; number of not finite, of NaN, of +inf;
+        chosen id, chosen logit, number of larger logits (these three NaN without ``chosen``); ids and p of the ``top_k``.
     """
     if logits.dim() != 2 or not logits.numel() or not logits.is_floating_point():
         raise ValueError(f"logits must be floating point [batch, vocabulary], not {logits.dtype} {tuple(logits.shape)}")
     with torch.no_grad():
         rows = max(1, CHUNK // logits.shape[1])
         if logits.shape[0] <= rows:
-            return _reduce(logits, chosen, max(2, top_k))
+            return _reduce(logits, chosen, top_k)
         ids = [None] * -(-logits.shape[0] // rows) if chosen is None else torch.split(chosen, rows)
-        return torch.cat([_reduce(part, its, max(2, top_k)) for part, its in zip(torch.split(logits, rows), ids, strict=True)])
+        return torch.cat([_reduce(part, its, top_k) for part, its in zip(torch.split(logits, rows), ids, strict=True)])
 
 
-def _reduce(logits: Tensor, chosen: Tensor | None, k: int) -> Tensor:
+def _reduce(logits: Tensor, chosen: Tensor | None, top_k: int) -> Tensor:
     x = logits if logits.dtype is torch.float64 else logits.float()
-    if x.shape[1] < k:
-        x = torch.cat([x, x.new_full((x.shape[0], k - x.shape[1]), -INF)], 1)
+    missing = max(2, top_k) - x.shape[1]
+    if missing > 0:
+        x = torch.cat([x, x.new_full((x.shape[0], missing), -INF)], 1)
     low = torch.nan_to_num(x, nan=-INF, posinf=-INF, neginf=-INF)
-    top, ids = low.topk(k)
     p = low.softmax(-1)
-    top_p = p.gather(1, ids)
-    below = (low - top[:, :1]).nan_to_num_(0.0, 0.0, 0.0)
-    columns = [top, top_p, ids, p.mul_(below).sum(-1, keepdim=True), below.amin(-1, keepdim=True)]
+    likely: list[Tensor] = []
+    if top_k:
+        values, ids = low.topk(max(2, top_k))
+        ids = ids.narrow(1, 0, top_k)
+        top, second = values.narrow(1, 0, 1), values.narrow(1, 1, 1)
+        likely = [ids.to(x.dtype), p.gather(1, ids)]
+        top_p = likely[1].narrow(1, 0, 1)
+    else:
+        # Three launches instead of the ten or so of topk on CUDA.
+        top, ids = low.max(-1, keepdim=True)
+        second, top_p = low.scatter(1, ids, -INF).amax(-1, keepdim=True), p.gather(1, ids)
+    below = (low - top).nan_to_num_(0.0, 0.0, 0.0)
+    columns = [top, second, top_p, p.mul_(below).sum(-1, keepdim=True), below.amin(-1, keepdim=True)]
     mean = below.mean(-1, keepdim=True)
     # Not vector_norm: on a CPU it adds float32 up one by one, while sums and means go in blocks.
     columns += [mean, below.sub_(mean).square_().mean(-1, keepdim=True)]
@@ -121,27 +131,27 @@ def _reduce(logits: Tensor, chosen: Tensor | None, k: int) -> Tensor:
     else:
         wanted = chosen.to(x.device, non_blocking=True).unsqueeze(-1)
         logit = x.gather(1, wanted.clamp(0, logits.shape[1] - 1))
-        columns += [wanted, logit, torch.gt(x, logit, out=p).sum(-1, keepdim=True)]
-    return torch.cat(columns, 1)
+        columns += [wanted.to(x.dtype), logit, torch.gt(x, logit, out=p).sum(-1, keepdim=True)]
+    # All of one dtype: otherwise cat copies one by one.
+    return torch.cat([*columns, *likely], 1)
 
 
 def finish(reductions: Tensor, *, vocabulary: int, top_k: int) -> Tensor:
     """Turn what ``compute`` returned into statistics; works on any leading dimensions and device.
 
     Args:
-        reductions: ``[..., 3k + 10]``.
+        reductions: ``[..., 13 + 2 * top_k]``.
         vocabulary: V of the logits.
         top_k: as given to ``compute``.
 
     Returns:
         ``[..., 12 + 2 * top_k]``: the fields of ``LogitStatistics``, then ids and probabilities of the ``top_k``; NaN is "undefined".
     """
-    k = max(2, top_k)
-    top, top_p, ids, rest = torch.split(reductions, [k, k, k, 10], -1)
-    weighted, low, shift, spread, nonfinite, nan_count, inf_count, chosen, logit, larger = rest.unbind(-1)
-    width = max(vocabulary, k)
+    columns, likely = torch.split(reductions, [13, 2 * top_k], -1)
+    largest, second, top_p, weighted, low, shift, spread, nonfinite, nan_count, inf_count, chosen, logit, larger = columns.unbind(-1)
+    width = max(vocabulary, 2, top_k)
     finite = width - nonfinite
-    largest, log_top = top[..., 0], top_p[..., 0].log()
+    log_top = top_p.log()
     # Mean and variance of x - m were taken over all entries, 0 standing for those that are not finite; take these out again.
     offset = shift * (width / finite)
     variance = (width * spread - nonfinite * shift.square()) / finite - (offset - shift).square()
@@ -152,15 +162,15 @@ def finish(reductions: Tensor, *, vocabulary: int, top_k: int) -> Tensor:
         largest + low,
         largest + offset,
         variance.clamp_min(0.0).sqrt(),
-        largest - top[..., 1],
-        top_p[..., 0],
+        largest - second,
+        top_p,
         torch.where(known, logit - largest + log_top, math.nan),
         torch.where(known, larger + 1, math.nan),
         nan_count,
         inf_count,
         chosen,
     ]
-    result = torch.cat([torch.stack(statistics, -1), ids[..., :top_k], top_p[..., :top_k]], -1)
+    result = torch.cat([torch.stack(statistics, -1), likely], -1)
     return torch.where(result.isfinite(), result, math.nan)
 
 
@@ -279,7 +289,7 @@ def attributes(step: StepLogits, *, content: bool, decode: Callable[[int], str] 
             result[key] = value
         values = [getattr(row, name) for row in step.rows]
         if 2 <= step.batch == len(values) and None not in values:
-            result[key + semconv.ROWS_SUFFIX] = values
+            result[semconv.LOGITS_ROWS[key]] = values
     first = step.rows[0]
     for key, count in (
         (semconv.LOGITS_NAN_COUNT, step.mean.nan_count),

@@ -7,6 +7,8 @@ themselves, from ``os.environ``.
 
 from __future__ import annotations
 
+import functools
+import gzip
 import importlib
 import logging
 import os
@@ -55,7 +57,12 @@ def build_exporter(name: str, signal: str, environ: Mapping[str, str]) -> Any:
     arguments: dict[str, Any] = {"timeout": _timeout(environ, signal), "compression": _compression(environ, signal, kind)}
     if signal == "metrics":
         arguments["max_export_batch_size"] = METRIC_POINTS
-    return exporter(**arguments)
+    made = exporter(**arguments)
+    client: Any = getattr(made, "_client", None)
+    if kind == "http" and arguments["compression"].value == "gzip" and hasattr(client, "_compress"):
+        # The exporter compresses at level 9: five times the work of level 1 for a tenth less to send.
+        client._compress = functools.partial(gzip.compress, compresslevel=1)
+    return made
 
 
 def _timeout(environ: Mapping[str, str], signal: str) -> float:

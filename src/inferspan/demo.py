@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from inferspan.settings import CAPTURE_VARIABLE
+
 __all__ = ["MODEL_NAME", "DemoError", "load_smollm2", "run_demo"]
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
@@ -85,9 +87,8 @@ def run_demo(*, session_file: Path, report_file: Path, model_dir: Path | None = 
     _progress("loading torch, transformers and the model ...")
     model, tokenizer = _load(model_dir) if model_dir else load_smollm2()
     _progress(f"loaded in {time.perf_counter() - begin:.1f} s")
-    names = {} if model_dir else {"model_name": MODEL_NAME}
     try:
-        handle = inferspan.instrument(model, tokenizer=tokenizer, operation="chat", session_file=str(session_file), **names)
+        handle = inferspan.instrument(model, tokenizer=tokenizer, **_settings(session_file, model_dir, os.environ))
     except SettingsError as error:
         raise DemoError(str(error)) from None
     with handle:
@@ -102,6 +103,16 @@ def run_demo(*, session_file: Path, report_file: Path, model_dir: Path | None = 
         raise DemoError(f"cannot write report {report_file}: {error.strerror or error}; give another path with --report") from None
     print(f"\n{summary(session, colour=sys.stdout.isatty())}\n")
     print(_what_next(session_file, report_file, os.environ))
+
+
+def _settings(session_file: Path, model_dir: Path | None, environ: Mapping[str, str]) -> dict[str, Any]:
+    settings: dict[str, Any] = {"operation": "chat", "session_file": str(session_file)}
+    if model_dir is None:
+        settings["model_name"] = MODEL_NAME
+    if CAPTURE_VARIABLE not in environ:
+        settings["capture_content"] = "SPAN_ONLY"
+        _progress(f"prompts and answers are recorded here, for they are ours; elsewhere only if you ask for it ({CAPTURE_VARIABLE})")
+    return settings
 
 
 def _ask_everything(model: Any, tokenizer: Any, *, quick: bool) -> None:
@@ -236,7 +247,8 @@ def _plain_copy(unpacked: Any) -> Any:
 
     config = copy.deepcopy(unpacked.config)
     del config.quantization_config
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=unpacked.dtype)
+    build: Any = AutoModelForCausalLM.from_config
+    model = build(config, dtype=unpacked.dtype)
     model.load_state_dict(unpacked.state_dict())
     return model
 

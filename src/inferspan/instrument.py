@@ -20,6 +20,7 @@ from . import otlp, semconv
 from .device_metrics import DeviceMetrics
 from .guard import contain, error_counts
 from .ids import adopt_ids
+from .ranks import ranks
 from .request_metrics import RequestMetrics
 from .settings import Settings, SettingsError
 from .spans import SpanRecorder, SpanWriter
@@ -142,7 +143,8 @@ def instrument(
             _check_conflict(existing, resolved if explicit else None, providers)
         else:
             if auto_configure:
-                otlp.automatic_setup(resolved)
+                given = dict(zip(("traces", "metrics", "logs"), providers, strict=True))
+                otlp.automatic_setup(resolved, given={signal: provider for signal, provider in given.items() if provider is not None})
             existing = _build(model, tokenizer, resolved, providers)
             _instrumentations[id(model)] = existing
         existing.users += 1
@@ -270,8 +272,8 @@ def _observe_errors(_: CallbackOptions) -> list[Observation]:
 
 
 def _observe_world(_: CallbackOptions) -> list[Observation]:
-    size = os.environ.get("WORLD_SIZE", "")
-    return [Observation(int(size))] if size.isdigit() and int(size) > 1 else []
+    size = ranks(os.environ).get(semconv.WORLD_SIZE)
+    return [Observation(size)] if size is not None else []
 
 
 _by_provider: weakref.WeakKeyDictionary[Any, _Meters] = weakref.WeakKeyDictionary()
@@ -342,12 +344,12 @@ def _sampler_loop(settings: Settings) -> SamplerLoop:
     from .samplers.loop import SamplerLoop
     from .samplers.nvml import NvmlSampler
 
-    local_rank = os.environ.get("LOCAL_RANK", "")
+    local_rank = ranks(os.environ).get(semconv.LOCAL_RANK)
     samplers: list[Any] = []
     if settings.nvml:
         samplers.append(NvmlSampler(all_gpus=settings.all_gpus, cuda_devices=cuda_devices))
     if settings.host:
-        samplers.append(HostSampler(local_rank=int(local_rank) if local_rank.isdigit() else 0, off=_system_metrics_active))
+        samplers.append(HostSampler(local_rank=local_rank or 0, off=_system_metrics_active))
     if settings.allocator:
         samplers.append(AllocatorSampler())
     return SamplerLoop(samplers, interval=settings.sampler_interval)

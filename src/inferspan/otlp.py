@@ -71,8 +71,16 @@ def destination_named(settings: Settings, environ: Mapping[str, str] | None = No
     return settings.session_file is not None or variables.names_destination(environ)
 
 
-def automatic_setup(settings: Settings, *, environ: Mapping[str, str] | None = None) -> bool:
+def automatic_setup(
+    settings: Settings, *, environ: Mapping[str, str] | None = None, given: Mapping[str, Any] | None = None
+) -> bool:
     """Set providers up if a destination is named; otherwise open nothing and say once how to name one.
+
+    Args:
+        settings: options; a session file counts as a destination.
+        environ: environment, default ``os.environ``.
+        given: providers by signal (``traces``, ``metrics``, ``logs``) that the caller uses instead of the global ones: none is set up
+            for those, and a session file is written from them.
 
     Returns:
         Whether a destination is named.
@@ -81,17 +89,24 @@ def automatic_setup(settings: Settings, *, environ: Mapping[str, str] | None = N
         SettingsError: as ``configure``.
     """
     environ = os.environ if environ is None else environ
+    given = given or {}
     if _disabled(environ):
         return False
     if not destination_named(settings, environ):
-        if not SETUP.told and any(host_has_none(signal) for signal in variables.SIGNALS):
+        # Logs carry captured content only, so a program without a logger provider lacks nothing.
+        if not SETUP.told and any(host_has_none(signal) for signal in ("traces", "metrics") if signal not in given):
             SETUP.told = True
             _log.warning(
                 "inferspan sends nothing anywhere: set OTEL_EXPORTER_OTLP_ENDPOINT to the address of a collector, or"
                 " session_file=... (INFERSPAN_SESSION_FILE) to the path of a file"
             )
         return False
-    _set_up(settings, environ, automatic=True)
+    if "traces" in given and "metrics" in given:
+        if settings.session_file is not None:
+            _probe(settings.session_file)
+            extend(settings.session_file, tuple(given), given)
+        return True
+    _set_up(settings, environ, automatic=True, given=given)
     return True
 
 
@@ -125,7 +140,7 @@ def _disabled(environ: Mapping[str, str]) -> bool:
     return environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
 
 
-def _set_up(settings: Settings, environ: Mapping[str, str], *, automatic: bool) -> None:
+def _set_up(settings: Settings, environ: Mapping[str, str], *, automatic: bool, given: Mapping[str, Any] | None = None) -> None:
     with SETUP.lock:
         new_file = settings.session_file if os.path.abspath(settings.session_file or "") not in SETUP.session_files else None
         if SETUP.done and new_file is None:
@@ -136,7 +151,7 @@ def _set_up(settings: Settings, environ: Mapping[str, str], *, automatic: bool) 
             _from_config_file(environ["OTEL_CONFIG_FILE"].strip())
             extend(new_file)
         else:
-            _from_variables(environ, new_file, automatic)
+            _from_variables(environ, new_file, automatic, given or {})
         SETUP.done = True
         if new_file is not None:
             SETUP.session_files.add(os.path.abspath(new_file))
@@ -145,9 +160,9 @@ def _set_up(settings: Settings, environ: Mapping[str, str], *, automatic: bool) 
             _log.warning("flush_on_sigterm has no effect: a handler can only be set on the main thread, over one of Python's")
 
 
-def _from_variables(environ: Mapping[str, str], session_file: str | None, automatic: bool) -> None:
+def _from_variables(environ: Mapping[str, str], session_file: str | None, automatic: bool, given: Mapping[str, Any]) -> None:
     only_named = automatic or session_file is not None
-    ours = [signal for signal in variables.SIGNALS if host_has_none(signal)]
+    ours = [signal for signal in variables.SIGNALS if signal not in given and host_has_none(signal)]
     for signal in set(variables.SIGNALS) - set(ours):
         _log.info("The program has set up a provider for %s: it is used as it is", signal)
     # Everything that can go wrong is tried before anything global is touched.
@@ -168,7 +183,7 @@ def _from_variables(environ: Mapping[str, str], session_file: str | None, automa
 
             resource = detected_resource(environ)
         INSTALL[signal](built, environ, resource)
-    extend(session_file, [signal for signal in variables.SIGNALS if signal not in ours])
+    extend(session_file, [signal for signal in variables.SIGNALS if signal not in ours], given)
 
 
 def _make_exporters(names: tuple[str, ...], signal: str, environ: Mapping[str, str], automatic: bool) -> list[tuple[str, Any]]:

@@ -190,11 +190,13 @@ def _add_logs(provider: Any, exporter: Any, name: str) -> None:
     _own(f"logs-{name}", processor)
 
 
-def extend(session_file: str | None, signals: Sequence[str] = variables.SIGNALS) -> None:
-    """Write a session file from SDK providers that are set already, the host's included: the file was asked for by name."""
+def extend(
+    session_file: str | None, signals: Sequence[str] = variables.SIGNALS, given: Mapping[str, Any] | None = None
+) -> None:
+    """Write a session file from SDK providers that exist already, the host's included: the file was asked for by name."""
     for signal in signals:
         for name, exporter in file_exporter(signal, session_file):
-            provider: Any = current_provider(signal)
+            provider: Any = (given or {}).get(signal) or current_provider(signal)
             if signal == "traces" and hasattr(provider, "add_span_processor"):
                 _add_spans(provider, exporter, name, os.environ)
             elif signal == "metrics" and hasattr(provider, "add_metric_reader"):

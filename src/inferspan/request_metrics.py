@@ -59,7 +59,7 @@ class RequestMetrics:
         return instrument
 
     def _record(self, name: str, value: float, attributes: Mapping[str, AttributeValue], span: Any = None) -> None:
-        with contain(f"metric {name}"):
+        with contain("request metrics"):
             instrument = self._instrument(name)
             context = trace.set_span_in_context(span, _NO_SPAN) if span is not None else _NO_SPAN
             if semconv.METRICS[name].instrument == semconv.HISTOGRAM:

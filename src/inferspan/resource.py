@@ -16,15 +16,10 @@ from collections.abc import Mapping
 from opentelemetry.sdk.resources import Resource, ResourceDetector
 
 from inferspan import semconv
+from inferspan.ranks import ranks
 
 __all__ = ["Detector", "detected_resource"]
 
-# Rank, rank on this host, number of processes, and the smallest number that means a distributed job. Slurm sets SLURM_NTASKS in a
-# batch script as well, where only one process runs; the number of tasks of the step is set by srun alone.
-_LAUNCHERS = (
-    ("RANK", "LOCAL_RANK", "WORLD_SIZE", 1),
-    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", 2),
-)
 _CUDNN_PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu11")
 
 
@@ -46,21 +41,8 @@ def detected_resource(environ: Mapping[str, str] | None = None) -> Resource:
 
 
 def _facts(environ: Mapping[str, str]) -> dict[str, str | int]:
-    facts: dict[str, str | int | None] = {semconv.HOST_NAME: socket.gethostname() or None, **_ranks(environ), **_versions()}
+    facts: dict[str, str | int | None] = {semconv.HOST_NAME: socket.gethostname() or None, **ranks(environ), **_versions()}
     return {key: value for key, value in facts.items() if value is not None}
-
-
-def _ranks(environ: Mapping[str, str]) -> dict[str, int | None]:
-    for rank_name, local_name, size_name, smallest in _LAUNCHERS:
-        rank, size = _number(environ.get(rank_name)), _number(environ.get(size_name))
-        if rank is not None and size is not None and size >= smallest and rank < size:
-            return {semconv.RANK: rank, semconv.LOCAL_RANK: _number(environ.get(local_name)), semconv.WORLD_SIZE: size}
-    return {}
-
-
-def _number(text: str | None) -> int | None:
-    text = (text or "").strip()
-    return int(text) if text.isdecimal() and text.isascii() else None
 
 
 def _versions() -> dict[str, str | None]:

@@ -162,8 +162,17 @@ LOGITS_TOP_K_PROBABILITIES = "inferspan.logits.top_k.probabilities"
 LOGITS_TOP_K_TEXTS = "inferspan.logits.top_k.texts"
 TOKEN_ID = "inferspan.token.id"
 TOKEN_TEXT = "inferspan.token.text"
-ROWS_SUFFIX = ".rows"
-"""Appended to a ``inferspan.logits.*`` key for its values per batch row (batches of at most 16)."""
+LOGITS_ROWS = {
+    LOGITS_ENTROPY: "inferspan.logits.entropies",
+    LOGITS_MAX: "inferspan.logits.maxima",
+    LOGITS_MIN: "inferspan.logits.minima",
+    LOGITS_MEAN: "inferspan.logits.means",
+    LOGITS_STD: "inferspan.logits.stds",
+    LOGITS_MARGIN: "inferspan.logits.margins",
+    LOGITS_TOP1: "inferspan.logits.top1_probabilities",
+    LOGITS_CHOSEN_LOGPROB: "inferspan.logits.chosen_logprobs",
+}
+"""Key of the values per batch row (batches of at most 16) beside the key of their mean."""
 
 # resource
 RANK = "inferspan.distributed.rank"
@@ -556,7 +565,7 @@ ATTRIBUTES = (
     Attribute(LOGITS_CHOSEN_RANK, "int", _S, "1 + number of larger logits, first row"),
     Attribute(LOGITS_NAN_COUNT, "int", f"{_S}, {_R} (forward)", "NaN values, whole batch"),
     Attribute(LOGITS_INF_COUNT, "int", f"{_S}, {_R} (forward)", "+Inf values, whole batch; -Inf is a mask and not counted"),
-    Attribute("inferspan.logits.*" + ROWS_SUFFIX, "double[]", _S, "the same values per row, batches of 2 to 16"),
+    *(Attribute(rows, "double[]", _S, f"`{key}` of each row, batches of 2 to 16") for key, rows in LOGITS_ROWS.items()),
     Attribute(LOGITS_TOP_K_IDS, "int[]", _S, f"first row, {_CONTENT}"),
     Attribute(LOGITS_TOP_K_PROBABILITIES, "double[]", _S, f"first row, {_CONTENT}"),
     Attribute(LOGITS_TOP_K_TEXTS, "string[]", _S, f"first row, {_CONTENT} and a tokenizer"),

@@ -7,6 +7,7 @@ started and ended through the API with their times. A tracer that fails costs it
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from .genai_interop import ForeignCall, announce
 from .guard import contain, guarded
 from .ids import ids
 from .otlp import queue_room, span_parts
+from .ranks import ranks
 from .records import Attributes, AttributeValue, ModuleBatch, Phase, RequestEnd, RequestScope, RequestStart, Step
 from .request_metrics import RequestMetrics
 from .settings import Settings
@@ -114,7 +116,7 @@ class SpanRecorder:
         self.writer = writer
         self._tracer = tracer
         self._logger = logger
-        self._static: dict[int, Attributes] = {}
+        self._ranks: Attributes = {key: value for key, value in ranks(os.environ).items() if value is not None}
 
     def start(self, start: RequestStart, parent: RequestScope | None) -> RequestScope | None:
         """Begin a request; see :class:`~inferspan.records.Recorder`."""
@@ -165,7 +167,7 @@ class SpanRecorder:
 
     def finish_span(self, scope: SpanScope, end: RequestEnd) -> None:
         """Put what is known at the end on the request's span."""
-        attributes: dict[str, AttributeValue] = {**scope.request.model.attributes, **caller_attributes(), **end.attributes}
+        attributes: dict[str, AttributeValue] = {**scope.request.model.attributes, **self._ranks, **caller_attributes(), **end.attributes}
         text = end.modality == "text"
         for key, text_key, tokens in (
             (semconv.INPUT_TOKENS, semconv.TEXT_INPUT_TOKENS, end.input_tokens),

@@ -20,7 +20,9 @@ from transformers.generation.streamers import BaseStreamer
 import inferspan
 from inferspan.demo import load_smollm2
 
-QUESTION = "Why is the zanzibarium sky blue in Quokkaville?"
+QUESTION = "Once upon a time, the zanzibarium of Quokkaville was"
+ANSWERED_AT_ONCE = "Why is the zanzibarium sky blue in Quokkaville?"
+"""The model's first token is the end of the sequence."""
 SHORT, LONG = "Hello quokkaling", "Name three zanzibarese rivers and the seas that they flow into"
 STREAMED = "Count from one to five, zanzibarically"
 FAILING = "This one fails, quokkatastrophically"
@@ -89,9 +91,9 @@ def main(path: str) -> None:
     model, tokenizer = load_smollm2()
     tokenizer.padding_side = "left"
     encode = lambda *texts: tokenizer(list(texts), return_tensors="pt", padding=len(texts) > 1)  # noqa: E731
-    truth: dict[str, Any] = {"requests": {}, "texts": [QUESTION, SHORT, LONG, STREAMED, FAILING], "start_ns": time.time_ns()}
+    truth: dict[str, Any] = {"requests": {}, "texts": [QUESTION, ANSWERED_AT_ONCE, SHORT, LONG, STREAMED, FAILING], "start_ns": time.time_ns()}
     requests = truth["requests"]
-    inputs = {"single": encode(QUESTION), "batched": encode(SHORT, LONG, QUESTION), "streamed": encode(STREAMED), "failed": encode(FAILING)}
+    inputs = {"single": encode(QUESTION), "batched": encode(SHORT, LONG, ANSWERED_AT_ONCE), "streamed": encode(STREAMED), "failed": encode(FAILING)}
     truth["statistics"] = statistics(model, inputs["single"])
     greedy = {"max_new_tokens": MAX_NEW, "do_sample": False}
 

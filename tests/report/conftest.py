@@ -102,7 +102,7 @@ class Recording:
 def add_generate(
     recording: Recording, at: float, *, tokens: int = 3, layers: int = 2, content: bool = False, parent: str = "", trace: str = ""
 ) -> str:
-    """Add a call of generate() with one row: 20 ms of prefill, 10 ms a decode step; step 0 and 1 hold modules. Returns its span id."""
+    """Add one ``generate()`` with one row: 20 ms of prefill, 10 ms a decode step; step 0 and 1 hold modules. Returns its span id."""
     trace = trace or recording.trace()
     logprobs = [-0.1 * (number + 1) for number in range(tokens)]
     request = recording.span(

@@ -101,7 +101,7 @@ def test_rows_of_a_batch_have_their_own_tokens(recording: Any, generate: Callabl
     for span in recording.spans:
         if span["name"].endswith("_step"):
             rows = {"arrayValue": {"values": [{"doubleValue": -1.0}, {"doubleValue": -2.0}]}}
-            span["attributes"].append({"key": semconv.LOGITS_CHOSEN_LOGPROB + semconv.ROWS_SUFFIX, "value": rows})
+            span["attributes"].append({"key": semconv.LOGITS_ROWS[semconv.LOGITS_CHOSEN_LOGPROB], "value": rows})
         for item in span["attributes"]:
             if item["key"] == semconv.SEQUENCE_OUTPUT_TOKENS:
                 item["value"] = {"arrayValue": {"values": [{"intValue": "3"}, {"intValue": "2"}]}}

@@ -104,7 +104,7 @@ def test_content_events_are_joined_to_their_request(session_path: Path) -> None:
     """Messages that came as a log event stand on the request like messages on the span."""
     request = read_session(session_path).requests[0]
     record = {
-        "eventName": "gen_ai.client.inference.operation.details",
+        "eventName": semconv.CONTENT_EVENT,
         "traceId": request.span.trace_id,
         "spanId": request.span.span_id,
         "attributes": [{"key": semconv.INPUT_MESSAGES, "value": {"stringValue": "[]"}}],

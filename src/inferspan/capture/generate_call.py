@@ -19,6 +19,7 @@ from .. import semconv
 from ..guard import contain
 from ..records import AttributeValue, Failure, Phase, RequestEnd, Step
 from .call import Call, failure_of
+from .compilation import compiled_graphs
 from .forward import shape_attributes
 from .generate_end import describe_end, kv_cache_bytes, reused_tokens
 from .logits import LogitRing, StepLogits, attributes as logit_attributes
@@ -89,6 +90,9 @@ class GenerateCall(Call):
         self.memory: MemoryMeter | None = None
         with contain("memory reading"):
             self.memory = MemoryMeter(target.device)
+        self.energy = target.new_energy_meter()
+        self.warmup = target.first_call
+        self.graphs = compiled_graphs()
         if self.recording:
             self.output_stats = target.new_output_stats()
             self._sample_modules(0)
@@ -386,7 +390,7 @@ class GenerateCall(Call):
 
     def _let_go(self) -> None:
         """Drop every tensor, so that nothing depends on when this object is collected."""
-        self.logits = self.cache = self.ring = self.output_stats = None
+        self.logits = self.cache = self.ring = self.output_stats = self.energy = None
         self.arguments = {}
         self.inner_arguments, self.inner_results, self.loops = [], [], []
 

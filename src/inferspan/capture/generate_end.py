@@ -15,6 +15,7 @@ from .. import semconv
 from ..guard import contain
 from ..records import AttributeValue, Failure, Message, RequestEnd
 from . import messages
+from .compilation import compiled_graphs
 from .tokens import Generated, Loop, count_input, count_output, sequences_of
 
 if TYPE_CHECKING:
@@ -229,6 +230,15 @@ def describe_end(call: GenerateCall, result: Any, failure: Failure | None, now: 
     if call.memory is not None:
         with contain("memory reading"):
             attributes |= call.memory.attributes()
+    if call.warmup or compiled_graphs() > call.graphs:
+        attributes[semconv.WARMUP] = True
+    if call.energy is not None:
+        with contain("energy reading"):
+            joules = call.energy.end(now=now)
+            if joules is not None:
+                attributes[semconv.ENERGY] = joules
+                if generated and sum(generated.counts):
+                    attributes[semconv.ENERGY_PER_OUTPUT_TOKEN] = joules / sum(generated.counts)
     if call.target.content and generated and generated.rows:
         attributes[semconv.TOKEN_IDS] = generated.rows[0][:MAX_TOKENS_IN_ARRAYS]
     prompt_messages: Sequence[Message] = ()

@@ -16,6 +16,7 @@ from .. import semconv
 from ..guard import contain
 from ..records import AttributeValue, ModelInfo
 from ..settings import Settings
+from .compilation import is_compiled, is_optimized
 
 __all__ = ["model_device", "model_info"]
 
@@ -78,13 +79,7 @@ def _adapters(model: nn.Module) -> dict[str, AttributeValue]:
 
 
 def _compilation(model: nn.Module) -> dict[str, AttributeValue]:
-    forward = model.__dict__.get("forward")
-    compiled = (
-        type(model).__name__ == "OptimizedModule"
-        or model.__dict__.get("_compiled_call_impl") is not None
-        or getattr(forward, "_torchdynamo_orig_callable", None) is not None
-    )
-    return {semconv.MODEL_COMPILE_MODE: "default" if compiled else "none"}
+    return {semconv.MODEL_COMPILE_MODE: "default" if is_compiled(model) or is_optimized(model) else "none"}
 
 
 def model_device(model: nn.Module) -> Any:

@@ -23,9 +23,10 @@ from ..guard import contain, report
 from ..records import ModuleInfo
 from ..settings import SettingsError
 from .call import current
+from .compilation import is_compiled, is_optimized
 from .shapes import describe
 
-__all__ = ["HookEngine", "is_compiled", "no_hook", "select"]
+__all__ = ["CopiedAway", "HookEngine", "no_hook", "select"]
 
 _SMALL = 64
 """A model without numbered layers and of at most this many modules is shown whole under ``modules="layers"``."""
@@ -98,12 +99,6 @@ class _Exit(CopiedAway):
             report("module hook", error)
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """Whether the module's own forward runs inside a compiled region, where hooks of ours must not be."""
-    forward = module.__dict__.get("forward")
-    return module.__dict__.get("_compiled_call_impl") is not None or getattr(forward, "_torchdynamo_orig_callable", None) is not None
-
-
 def _walk(root: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
     """Name, module and parent of each submodule that a hook can see, each object once."""
     seen: set[int] = {id(root)}
@@ -113,7 +108,7 @@ def _walk(root: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
         if is_compiled(parent) or isinstance(parent, torch.jit.ScriptModule):
             continue
         # Inside an OptimizedModule everything is one compiled region; the module itself may be hooked.
-        if type(parent).__name__ == "OptimizedModule" and parent is not root:
+        if is_optimized(parent) and parent is not root:
             continue
         for name, child in parent._modules.items():
             if child is None or id(child) in seen:

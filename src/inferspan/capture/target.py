@@ -22,11 +22,13 @@ from ..records import ModuleInfo, Recorder, RequestStart
 from ..settings import Settings
 from .budget import Budget
 from .call import Call, current
+from .compilation import is_compiled, is_optimized
+from .energy import EnergyMeter
 from .forward import INTERRUPTED, CompiledCall, ForwardCall, RootEnter, RootExit
 from .generate_call import GenerateCall
 from .generation import METHODS, around_generate
 from .model_info import model_device, model_info
-from .module_hooks import HookEngine, is_compiled
+from .module_hooks import HookEngine
 from .output_stats import OutputStats
 from .patching import ClassMethods, InstanceMethod, Undo
 
@@ -80,7 +82,7 @@ class Target:
         self.device = model_device(model)
         self.root_info = ModuleInfo("", type(model).__name__, None, type(model).__name__)
         self.text_only = not any(hasattr(getattr(model, "config", None), name) for name in ("vision_config", "audio_config"))
-        compiled = is_compiled(model) or type(model).__name__ == "OptimizedModule"
+        compiled = is_compiled(model) or is_optimized(model)
         modules = "none" if settings.steps == "none" else settings.modules
         self.engine = HookEngine(model, "none" if compiled else modules, settings.module_span_name)
         self.unobserved = "modules: compiled" if compiled and modules != "none" else self._partly_unobserved(model, modules)
@@ -123,7 +125,7 @@ class Target:
     def _partly_unobserved(model: nn.Module, modules: Any) -> str | None:
         if modules == "none":
             return None
-        if any(module is not model and (is_compiled(module) or type(module).__name__ == "OptimizedModule") for module in model.modules()):
+        if any(module is not model and (is_compiled(module) or is_optimized(module)) for module in model.modules()):
             return "modules: compiled in parts"
         return None
 
@@ -273,6 +275,16 @@ class Target:
     def watch_machine(self, loop: Any) -> None:
         """Use a sampler loop for the energy of requests."""
         self.machine = loop
+
+    def new_energy_meter(self) -> EnergyMeter | None:
+        """A meter for one request, where the model is on a CUDA device whose energy is sampled."""
+        if self.machine is None or getattr(self.device, "type", None) != "cuda" or not self.settings.nvml:
+            return None
+        with contain("energy reading"):
+            from ..samplers.allocator import cuda_devices
+
+            return EnergyMeter(self.machine, str(self.device), cuda_devices)
+        return None
 
     def decode_token(self, token: int) -> str:
         """Text of one token id, for captured content."""

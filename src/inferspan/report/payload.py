@@ -72,7 +72,7 @@ def payload(session: Session, *, budget: int = DETAIL_BUDGET) -> dict[str, Any]:
         "tokenFields": token_fields(),
         "series": [_series(series) for series in session.series],
         "resources": session.resources,
-        "briefs": {key: brief for key, brief in _BRIEFS.items() if not key.endswith("*" + semconv.ROWS_SUFFIX)},
+        "briefs": _BRIEFS,
     }
 
 

@@ -21,7 +21,6 @@ __all__ = ["Event", "Request", "Session", "SessionFileError", "Span", "level_of"
 
 REQUEST, PHASE, STEP, MODULE = "request", "phase", "step", "module"
 _ERROR_CODES = (2, "2", "STATUS_CODE_ERROR")
-_CONTENT_EVENT = "gen_ai.client.inference.operation.details"
 _LONGEST_CHAIN = 32
 
 
@@ -256,7 +255,7 @@ def _read_logs(block: Mapping[str, Any], reading: _Reading) -> None:
             reading.log_records += 1
             attributes = attributes_of(record, reading.known)
             name = record.get("eventName") or attributes.get("event.name")
-            if name == _CONTENT_EVENT:
+            if name == semconv.CONTENT_EVENT:
                 key = (str(record.get("traceId", "")).lower(), str(record.get("spanId", "")).lower())
                 messages = (semconv.INPUT_MESSAGES, semconv.OUTPUT_MESSAGES)
                 reading.content[key] = {message: attributes[message] for message in messages if message in attributes}

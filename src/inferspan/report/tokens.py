@@ -99,7 +99,7 @@ def _token(step: Span, row: int, *, many: bool) -> Token:
 
 
 def _rows_key(name: str) -> str:
-    return _STEP_KEYS[name] + semconv.ROWS_SUFFIX
+    return semconv.LOGITS_ROWS[_STEP_KEYS[name]]
 
 
 def _add_content(token: Token, attributes: Mapping[str, Value]) -> None:

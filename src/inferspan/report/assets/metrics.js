@@ -35,7 +35,7 @@ function seriesValue(series) {
   const show = (value) => inUnit(value, series.unit, series.name);
   if (!series.histogram) return show(series.points[series.points.length - 1][1]);
   const h = series.histogram;
-  return make("span", { tip: "percentiles are estimated inside the buckets" }, real(h.count) + " values, mean " + show(h.sum === null || !h.count ? null : h.sum / h.count),
+  return make("span", { tip: "percentiles are estimated inside the buckets" }, real(h.count) + (h.count === 1 ? " value, mean " : " values, mean ") + show(h.sum === null || !h.count ? null : h.sum / h.count),
     make("span", { class: "dim" }, ", p50 " + show(h.p50) + ", p95 " + show(h.p95)));
 }
 

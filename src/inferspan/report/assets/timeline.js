@@ -33,7 +33,7 @@ function row(span, total, depth, options) {
   const twist = options.open ? "▸" : "";
   const line = make("div", { class: "row" + (options.open ? " opens" : ""), tabindex: options.open ? 0 : null, tip: barTip(span) },
     make("div", { class: "label", style: { paddingLeft: 4 + depth * 12 + "px" } }, make("span", { class: "twist" }, twist), options.label || span.name,
-      options.aside && make("span", { class: "dim small" }, "  " + options.aside)),
+      options.aside && make("span", { class: "dim small" }, " · " + options.aside)),
     make("div", { class: "track" }, bar(span.at - (options.from || 0), span.us, total, { colour: options.colour, failed: span.failed, time: micros(span.us) })));
   if (!options.open) return line;
   let inner = null;

@@ -211,11 +211,14 @@ class TestReadings:
         assert readings(sampler(FakeNvml(card)).collect()) == EXPECTED
 
     def test_unified_memory(self) -> None:
-        """A card that shares the host's memory has no memory readings, and all its others."""
+        """A card that shares the host's memory has CUDA's readings of it, or none before CUDA is up, and all its others."""
         card = hopper_card()
         del card.answers["MemoryInfo"]
-        found = readings(sampler(FakeNvml(card)).collect())
-        assert EXPECTED.keys() - found.keys() == {("hw.gpu.memory.usage",), ("hw.gpu.memory.limit",), ("hw.gpu.memory.utilization",)}
+        cuda: list[Mapping[str, str] | None] = [None, {UUID: "cuda:1"}]
+        nvml = sampler(FakeNvml(card), cuda_devices=lambda: cuda.pop(0), cuda_memory={"cuda:1": (60, 80)}.get)
+        usage, limit, ratio = ("hw.gpu.memory.usage",), ("hw.gpu.memory.limit",), ("hw.gpu.memory.utilization",)
+        assert EXPECTED.keys() - readings(nvml.collect()).keys() == {usage, limit, ratio}
+        assert readings(nvml.collect()) == {**EXPECTED, usage: 20, limit: 80, ratio: 0.25}
 
     @pytest.mark.parametrize(
         ("answers", "state"),

@@ -34,6 +34,8 @@ class NvmlSampler:
         cuda_devices: returns ``{UUID: "cuda:N"}`` of the GPUs that the process uses once the application has
             initialised CUDA, else ``None``. Before that, ``CUDA_VISIBLE_DEVICES`` decides, then the GPUs on which NVML
             lists our process; if neither says, none is ours.
+        cuda_memory: returns free and total bytes of ``"cuda:N"``, or ``None``; asked where the card has no memory of its own
+            for NVML to count.
         library: a module like ``pynvml``, which is imported at the first round if this is ``None``.
         environ: environment to read, default ``os.environ``.
         pid: returns our process id; asked at every round, because a fork changes it.
@@ -45,6 +47,7 @@ class NvmlSampler:
         *,
         all_gpus: bool = False,
         cuda_devices: Callable[[], Mapping[str, str] | None] = lambda: None,
+        cuda_memory: Callable[[str], tuple[int, int] | None] = lambda device: None,
         library: ModuleType | None = None,
         environ: Mapping[str, str] | None = None,
         pid: Callable[[], int] = os.getpid,
@@ -52,6 +55,7 @@ class NvmlSampler:
     ) -> None:
         self._all_gpus = all_gpus
         self._cuda_devices = cuda_devices
+        self._cuda_memory = cuda_memory
         self._environ = environ
         self._pid = pid
         self._clock = clock
@@ -191,6 +195,8 @@ class NvmlSampler:
         for name in self._names_of(device):
             self._pauses.pop(name, None)
         self._look_around(device, query)
+        if not any(sample.metric == semconv.M_GPU_MEMORY_LIMIT for sample in samples):
+            samples += self._unified_memory(device)
         return samples if is_mig(device.uuid) else samples + self._status(device, rows.state(query))
 
     def _read_energy(self, device: Device) -> tuple[str, tuple[float, float]] | tuple[()]:
@@ -240,6 +246,21 @@ class NvmlSampler:
 
     def _status(self, device: Device, current: str) -> list[Sample]:
         return [Sample(semconv.M_HW_STATUS, value, device.attributes(state)) for value, state in rows.status(current)]
+
+    def _unified_memory(self, device: Device) -> list[Sample]:
+        """What CUDA says of memory that the card shares with its host; NVML does not count it."""
+        counted = None
+        with guard.contain("samplers.nvml.cuda_memory"):
+            counted = self._cuda_memory(device.cuda) if device.cuda is not None else None
+        if counted is None or counted[1] <= 0:
+            return []
+        free, total = counted
+        found = {
+            semconv.M_GPU_MEMORY_USAGE: total - free,
+            semconv.M_GPU_MEMORY_LIMIT: total,
+            semconv.M_GPU_MEMORY_UTILIZATION: (total - free) / total,
+        }
+        return [Sample(metric, value, device.attributes({})) for metric, value in found.items()]
 
     def _look_around(self, device: Device, query: rows.Query) -> None:
         device.shared = True

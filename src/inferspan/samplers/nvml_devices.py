@@ -173,6 +173,7 @@ class Device:
         self.handle: Any = None
         self.session = 0
         self.is_lost = False
+        self.cuda: str | None = None
         self.shared = True
         self.rows: list[Row] = [row for row in ROWS if row.where == ANYWHERE or not is_mig(uuid)]
         self._base: dict[str, AttributeValue] = {semconv.HW_ID: uuid, semconv.HW_VENDOR: "NVIDIA"}
@@ -197,6 +198,7 @@ class Device:
 
     def label(self, cuda: str | None) -> None:
         """Say under which CUDA number the application has the device."""
+        self.cuda = cuda
         if cuda is None:
             self._base.pop(semconv.DEVICE, None)
         else:

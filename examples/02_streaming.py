@@ -12,7 +12,7 @@ from inferspan.report.session import read_session
 model, tokenizer = load()
 inputs = tokenizer("Once upon a time", return_tensors="pt")
 
-with inferspan.instrument(model, session_file="session.jsonl"):
+with inferspan.instrument(model, session_file="streaming.otlp.jsonl"):
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60)
     worker = threading.Thread(target=model.generate, kwargs={**inputs, "max_new_tokens": 24, "do_sample": False, "streamer": streamer})
     begin = time.perf_counter()
@@ -25,7 +25,7 @@ with inferspan.instrument(model, session_file="session.jsonl"):
     worker.join()
 
 inferspan.flush()
-request = read_session("session.jsonl").requests[-1]
+request = read_session("streaming.otlp.jsonl").requests[-1]
 print(f"{len(pieces)} pieces")
 print("streamed:", request.flag("gen_ai.request.stream"))
 print("time to first token:", f"{request.number('inferspan.time_to_first_token'):.3f} s, from the entry of generate()")

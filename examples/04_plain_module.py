@@ -31,8 +31,8 @@ def show(span: Span, depth: int = 0) -> None:
 
 
 model = Classifier().eval()
-with inferspan.instrument(model, model_name="classifier", modules="all", session_file="session.jsonl"), torch.inference_mode():
+with inferspan.instrument(model, model_name="classifier", modules="all", session_file="module.otlp.jsonl"), torch.inference_mode():
     model(torch.randn(8, 16))
 
 inferspan.flush()
-show(read_session("session.jsonl").requests[-1].span)
+show(read_session("module.otlp.jsonl").requests[-1].span)

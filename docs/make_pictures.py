@@ -1,0 +1,54 @@
+"""Make the pictures of the README and the documentation from a real run: ``python docs/make_pictures.py SESSION``.
+
+In comes a session file of ``inferspan demo`` and a Chromium on the path; out comes ``docs/images/trace.png``: the timeline of the streamed
+answer with its first decode step opened. Nothing is drawn by hand: the page is the report, with the other parts hidden.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from inferspan.report.html import render
+from inferspan.report.session import read_session
+
+IMAGES = Path(__file__).parent / "images"
+SIZE = (1280, 880)
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--hide-scrollbars")
+OPEN_THE_STEP = """
+<style>main { padding-top: 8px } .tall { max-height: 330px !important }</style>
+<script>
+const page = document.getElementById("page"), request = document.getElementById("request");
+for (const part of [...page.children]) if (part !== request) part.remove();
+const lines = [...document.querySelectorAll(".timeline .row.opens")];
+(lines.find((line) => line.textContent.includes("step 1 ")) || lines[0]).click();
+const timeline = document.querySelector(".timeline");
+while (timeline.nextElementSibling) timeline.nextElementSibling.remove();
+</script>
+"""
+
+
+def main() -> None:
+    """Read the session, choose the streamed request, open its first decode step, and take the picture."""
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        raise SystemExit("a Chromium or Chrome is needed on the path")
+    session = read_session(sys.argv[1])
+    chosen = next((n for n, r in enumerate(session.requests, 1) if r.flag("gen_ai.request.stream") and not r.span.failed), 1)
+    IMAGES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "page.html"
+        page.write_text(render(session).replace("</body>", OPEN_THE_STEP + "</body>"), encoding="utf-8")
+        output = IMAGES / "trace.png"
+        command = [browser, *FLAGS, f"--user-data-dir={folder}/profile", f"--window-size={SIZE[0]},{SIZE[1]}", f"--screenshot={output}"]
+        subprocess.run([*command, f"{page.as_uri()}#request-{chosen}"], check=True, stderr=subprocess.DEVNULL, timeout=120)
+    print(f"wrote {output}")
+
+
+if __name__ == "__main__":
+    main()

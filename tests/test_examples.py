@@ -1,0 +1,67 @@
+"""Every example runs as a user would run it, and prints what it says it prints."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from inferspan.report.session import read_session
+
+ROOT = Path(__file__).parents[1]
+EXPECTED = {
+    "01_quickstart": (r"The capital of France is", r"1 generate\(\) calls · 24 tokens in, 16 out"),
+    "02_streaming": (
+        r"first piece after 0\.\d+ s",
+        r"streamed: True",
+        r"time to first token: 0\.\d{3} s",
+        r"time per output token: 0\.\d{4} s",
+    ),
+    "03_batch_and_context": (
+        r"1  text_completion +3  59   24 .* length x3",
+        r"gen_ai\.conversation\.id = conversation-7",
+        r"user\.id = ada",
+        r"gen_ai\.usage\.input_tokens = 59",
+        r"inferspan\.sequences\.output_tokens = \(8, 8, 8\)",
+        r"prompt tokens without padding: 59",
+    ),
+    "04_plain_module": (r"forward classifier 8x3\n  layer 0 8x16\n", r"  head 8x3\n"),
+    "05_own_provider": (
+        r"answer a question\n  text_completion\n    prefill\n      prefill_step\n    decode\n(      decode_step\n){3}",
+        r"gen_ai\.server\.request\.duration",
+    ),
+}
+
+
+def run_example(name: str, folder: Path) -> str:
+    """Run an example in a folder of its own and return what it printed."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, "-W", "error::UserWarning:inferspan", str(ROOT / "examples" / f"{name}.py")]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_example_is_tested() -> None:
+    """A new example needs its line in the table above."""
+    assert sorted(path.stem for path in (ROOT / "examples").glob("[0-9]*.py")) == sorted(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_example_prints_what_it_promises(name: str, tmp_path: Path) -> None:
+    """The example ends well and its output holds the promised lines."""
+    out = run_example(name, tmp_path)
+    assert [pattern for pattern in EXPECTED[name] if not re.search(pattern, out)] == [], out
+    assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) < 60
+
+
+def test_quickstart_leaves_a_session_for_the_report(tmp_path: Path) -> None:
+    """What the first example leaves behind is a session with one whole request."""
+    run_example("01_quickstart", tmp_path)
+    (request,) = read_session(tmp_path / "quickstart.otlp.jsonl").requests
+    assert [phase.name for phase in request.phases] == ["prefill", "decode"]
+    assert len(request.steps) == 16

@@ -9,7 +9,7 @@ from pathlib import Path
 import inferspan
 from inferspan.demo import load_smollm2
 
-PROMPT = "Tell me about the zanzibarium of Quokkaville"
+PROMPT = "Once upon a time, the zanzibarium of Quokkaville was"
 MODES = ("NO_CONTENT", "SPAN_ONLY", "EVENT_ONLY", "SPAN_AND_EVENT")
 
 
@@ -26,7 +26,9 @@ def main(path: str) -> None:
             output = model.generate(**inputs, max_new_tokens=6, do_sample=False)
     assert output is not None
     ids = output[0, inputs["input_ids"].shape[1] :].tolist()
-    Path(path).write_text(json.dumps({"prompt": PROMPT, "ids": ids, "text": tokenizer.decode(ids, skip_special_tokens=True)}))
+    finish = "stop" if model.generation_config.eos_token_id in ids else "length"
+    truth = {"prompt": PROMPT, "ids": ids, "text": tokenizer.decode(ids, skip_special_tokens=True), "finish": finish}
+    Path(path).write_text(json.dumps(truth))
 
 
 if __name__ == "__main__":

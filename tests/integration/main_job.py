@@ -117,6 +117,7 @@ def main(path: str) -> None:
         requests["failed"] = {"input": inputs["failed"]["attention_mask"].sum(dim=1).tolist()}
     with inferspan.context(conversation_id="forward"), torch.no_grad():
         model(**inputs["single"])
+    inferspan.flush()  # the machine is read while the model is instrumented, and this run may be over before the first export
     handle.uninstrument()
     truth["end_ns"] = time.time_ns()
     truth["texts"] += [tokenizer.decode(row, skip_special_tokens=True) for each in requests.values() for row in each.get("ids", ())]

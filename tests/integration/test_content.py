@@ -41,7 +41,7 @@ def test_mode(stack: Stack, truth: dict[str, Any], mode: str) -> None:
     events = [record for record in log_records(lines) if record["trace"] == request.trace]
     on_span, in_event = mode in ("SPAN_ONLY", "SPAN_AND_EVENT"), mode in ("EVENT_ONLY", "SPAN_AND_EVENT")
     asked = [{"role": "user", "parts": [{"type": "text", "content": truth["prompt"]}]}]
-    answered = [{"role": "assistant", "parts": [{"type": "text", "content": truth["text"]}], "finish_reason": "length"}]
+    answered = [{"role": "assistant", "parts": [{"type": "text", "content": truth["text"]}], "finish_reason": truth["finish"]}]
 
     assert len(events) == in_event
     for event in events:

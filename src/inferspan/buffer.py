@@ -1,8 +1,8 @@
 """A bounded queue between the model's path and the sinks, and the thread that empties it.
 
-``put`` is what the model's path pays: a lock and an append. The thread hands items to one consumer in order; ``flush`` does the same on the
-calling thread, so that nothing waits for a wake-up. What does not fit is refused and counted by the caller. A forked child starts empty: what
-the parent had queued is the parent's to send.
+``put`` is what the model's path pays: a lock and an append. The thread hands items to one consumer in order; ``flush`` does the
+same on the calling thread, so that nothing waits for a wake-up. What does not fit is refused and counted by the caller. A forked
+child starts empty: what the parent had queued is the parent's to send.
 """
 
 from __future__ import annotations

@@ -25,15 +25,11 @@ def _plain(name: str, value: object) -> AttributeValue:
         for kind in (bool, int, float, str):
             if all(type(part) is kind for part in value):
                 return list(value)
-    raise TypeError(
-        f"inferspan.context({name}=...) takes text, numbers, booleans or a list of one of them, not {type(value).__name__}"
-    )
+    raise TypeError(f"inferspan.context({name}=...) takes text, numbers, booleans or a list of one of them, not {type(value).__name__}")
 
 
 @contextmanager
-def context(
-    *, conversation_id: str | None = None, user_id: str | None = None, **attributes: AttributeValue | None
-) -> Iterator[None]:
+def context(*, conversation_id: str | None = None, user_id: str | None = None, **attributes: AttributeValue | None) -> Iterator[None]:
     """Put ids of the caller's on every request span that starts inside the block.
 
     Args:

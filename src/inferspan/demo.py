@@ -7,6 +7,7 @@ transformers are imported only while it runs.
 
 from __future__ import annotations
 
+import contextvars
 import copy
 import importlib
 import importlib.util
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from inferspan.settings import CAPTURE_VARIABLE
 __all__ = ["MODEL_NAME", "DemoError", "load_smollm2", "run_demo"]
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
+SERVICE_NAME = "inferspan-demo"
 _NEEDED = ("torch", "transformers", "gguf")
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
 _QUESTIONS = (
@@ -83,6 +85,7 @@ def run_demo(*, session_file: Path, report_file: Path, model_dir: Path | None = 
     from inferspan.settings import SettingsError
 
     _replace(session_file)
+    _name_service(os.environ)
     begin = time.perf_counter()
     _progress("loading torch, transformers and the model ...")
     model, tokenizer = _load(model_dir) if model_dir else load_smollm2()
@@ -103,6 +106,11 @@ def run_demo(*, session_file: Path, report_file: Path, model_dir: Path | None = 
         raise DemoError(f"cannot write report {report_file}: {error.strerror or error}; give another path with --report") from None
     print(f"\n{summary(session, colour=sys.stdout.isatty())}\n")
     print(_what_next(session_file, report_file, os.environ))
+
+
+def _name_service(environ: MutableMapping[str, str]) -> None:
+    if "service.name" not in environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
+        environ.setdefault("OTEL_SERVICE_NAME", SERVICE_NAME)
 
 
 def _settings(session_file: Path, model_dir: Path | None, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -143,7 +151,8 @@ def _stream(model: Any, tokenizer: Any, question: str, length: int) -> None:
 
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True, timeout=120)
     arguments = {**_encode(tokenizer, [question]), "max_new_tokens": length, "do_sample": False, "streamer": streamer}
-    worker = threading.Thread(target=model.generate, kwargs=arguments, name="demo-stream")
+    # A new thread starts with an empty context: the conversation's id has to be carried over.
+    worker = threading.Thread(target=contextvars.copy_context().run, args=(model.generate,), kwargs=arguments, name="demo-stream")
     worker.start()
     print(f"> {question}\n  ", end="", flush=True)
     for piece in streamer:
@@ -315,14 +324,14 @@ def _what_next(session_file: Path, report_file: Path, environ: Mapping[str, str]
     endpoint = next((environ[name] for name in _ENDPOINTS if environ.get(name)), None)
     lines = [f"session  {session_file}", f"report   {report_file}   (open it in a browser)"]
     if endpoint:
-        lines.append(f"sent to  {endpoint} as well; in Jaeger choose service {environ.get('OTEL_SERVICE_NAME', 'of your process')}")
+        lines.append(f"sent to  {endpoint} as well; in Jaeger choose the service {environ.get('OTEL_SERVICE_NAME', SERVICE_NAME)}")
     else:
         lines += [
             "",
             "To see it in Jaeger, start one and send the same there:",
             "  docker run --rm -p 16686:16686 -p 4318:4318 jaegertracing/jaeger:latest",
-            "  OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318 OTEL_SERVICE_NAME=demo inferspan demo",
-            "  then open http://localhost:16686",
+            "  OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318 inferspan demo",
+            f"  then open http://localhost:16686 and choose the service {SERVICE_NAME}",
         ]
     return "\n".join(lines)
 

@@ -1,8 +1,8 @@
 """Living beside other GenAI instrumentation: one gen_ai span and one usage sample per model call, not two.
 
-Libraries on ``opentelemetry-util-genai`` put their running call into the context under a well-known key. Where one is open around ours, our span
-is an ``inferspan.generate`` without gen_ai attributes, and what we know fills the fields that the other left empty. Where none is open,
-ours is announced under the same key, if that package is installed, so that instrumentation inside stays quiet.
+Libraries on ``opentelemetry-util-genai`` put their running call into the context under a well-known key. Where one is open around
+ours, our span is an ``inferspan.generate`` without gen_ai attributes, and what we know fills the fields that the other left empty.
+Where none is open, ours is announced under the same key, if that package is installed, so that instrumentation inside stays quiet.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 __all__ = ["Swallowed", "contain", "error_counts", "guarded", "observe", "report"]
@@ -53,13 +54,22 @@ def report(place: str, error: Exception) -> None:
         _log.debug("%s: %s", place, traceback.format_exc())
 
 
-@contextmanager
-def contain(place: str) -> Iterator[None]:
+class contain:
     """Run a block of our own code; an ``Exception`` from it is reported under ``place`` and dropped."""
-    try:
-        yield
-    except Exception as error:
-        report(place, error)
+
+    __slots__ = ("_place",)
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        report(self._place, error)
+        return True
 
 
 def guarded(place: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:

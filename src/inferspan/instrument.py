@@ -5,6 +5,7 @@ In: a model and options. Out: a handle that detaches. A wrong option raises befo
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import weakref
@@ -42,7 +43,9 @@ _Providers = tuple[Any, Any, Any]
 class _Instrumentation:
     """What the handles of one model share."""
 
-    def __init__(self, target: Target, recorder: SpanRecorder, settings: Settings, providers: _Providers, release: Callable[[], None]) -> None:
+    def __init__(
+        self, target: Target, recorder: SpanRecorder, settings: Settings, providers: _Providers, release: Callable[[], None]
+    ) -> None:
         self.target = target
         self.recorder = recorder
         self.settings = settings
@@ -263,7 +266,11 @@ class _Meters:
         self.observed = True
         for name, callback in ((semconv.M_ERRORS, _observe_errors), (semconv.M_WORLD_SIZE, _observe_world)):
             metric = semconv.METRICS[name]
-            create = meter.create_observable_counter if metric.instrument == semconv.OBSERVABLE_COUNTER else meter.create_observable_up_down_counter
+            create = (
+                meter.create_observable_counter
+                if metric.instrument == semconv.OBSERVABLE_COUNTER
+                else meter.create_observable_up_down_counter
+            )
             create(name, callbacks=[callback], unit=metric.unit, description=metric.brief)
 
 
@@ -308,6 +315,8 @@ class _Samplers:
         with _lock:
             if self._loop is None:
                 self._loop = _sampler_loop(settings)
+                # NVML counts its users, so ours says goodbye; before the providers, whose last collection then finds nothing.
+                atexit.register(self._loop.stop, 0.2)
             loop = self._loop
             self._users += 1
             loop.start()
@@ -339,7 +348,7 @@ _samplers = _Samplers()
 
 
 def _sampler_loop(settings: Settings) -> SamplerLoop:
-    from .samplers.allocator import AllocatorSampler, cuda_devices
+    from .samplers.allocator import AllocatorSampler, cuda_devices, device_memory
     from .samplers.host import HostSampler
     from .samplers.loop import SamplerLoop
     from .samplers.nvml import NvmlSampler
@@ -347,7 +356,7 @@ def _sampler_loop(settings: Settings) -> SamplerLoop:
     local_rank = ranks(os.environ).get(semconv.LOCAL_RANK)
     samplers: list[Any] = []
     if settings.nvml:
-        samplers.append(NvmlSampler(all_gpus=settings.all_gpus, cuda_devices=cuda_devices))
+        samplers.append(NvmlSampler(all_gpus=settings.all_gpus, cuda_devices=cuda_devices, cuda_memory=device_memory))
     if settings.host:
         samplers.append(HostSampler(local_rank=local_rank or 0, off=_system_metrics_active))
     if settings.allocator:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from inferspan import variables
@@ -101,12 +101,10 @@ def automatic_setup(
                 " session_file=... (INFERSPAN_SESSION_FILE) to the path of a file"
             )
         return False
-    if "traces" in given and "metrics" in given:
-        if settings.session_file is not None:
-            _probe(settings.session_file)
-            extend(settings.session_file, tuple(given), given)
-        return True
-    _set_up(settings, environ, automatic=True, given=given)
+    # A caller that brings both its own leaves the global ones to whoever comes next.
+    _write_given(settings, given)
+    if not ("traces" in given and "metrics" in given):
+        _set_up(settings, environ, automatic=True, signals=[signal for signal in variables.SIGNALS if signal not in given])
     return True
 
 
@@ -140,30 +138,49 @@ def _disabled(environ: Mapping[str, str]) -> bool:
     return environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
 
 
-def _set_up(settings: Settings, environ: Mapping[str, str], *, automatic: bool, given: Mapping[str, Any] | None = None) -> None:
+def _set_up(settings: Settings, environ: Mapping[str, str], *, automatic: bool, signals: Sequence[str] = variables.SIGNALS) -> None:
     with SETUP.lock:
         new_file = settings.session_file if os.path.abspath(settings.session_file or "") not in SETUP.session_files else None
         if SETUP.done and new_file is None:
             _log.info("OpenTelemetry is set up already; nothing is changed")
         elif SETUP.done:
-            extend(new_file)
+            extend(new_file, signals)
         elif variables.read(environ, "OTEL_CONFIG_FILE"):
             _from_config_file(environ["OTEL_CONFIG_FILE"].strip())
-            extend(new_file)
+            extend(new_file, signals)
         else:
-            _from_variables(environ, new_file, automatic, given or {})
+            _from_variables(environ, new_file, automatic, signals)
         SETUP.done = True
         if new_file is not None:
             SETUP.session_files.add(os.path.abspath(new_file))
-        SETUP.pipelines.close_at_exit(settings.exit_timeout)
-        if settings.flush_on_sigterm and not SETUP.pipelines.flush_at_sigterm(settings.exit_timeout):
-            _log.warning("flush_on_sigterm has no effect: a handler can only be set on the main thread, over one of Python's")
+        _end_well(settings)
 
 
-def _from_variables(environ: Mapping[str, str], session_file: str | None, automatic: bool, given: Mapping[str, Any]) -> None:
+def _write_given(settings: Settings, given: Mapping[str, Any]) -> None:
+    """Write the session file from providers that the caller brings, once for each of them."""
+    if settings.session_file is None or not given:
+        return
+    path = os.path.abspath(settings.session_file)
+    with SETUP.lock:
+        new = {signal: provider for signal, provider in given.items() if f"{path} {signal} {id(provider)}" not in SETUP.session_files}
+        if not new:
+            return
+        _probe(settings.session_file)
+        extend(settings.session_file, tuple(new), new)
+        SETUP.session_files.update(f"{path} {signal} {id(provider)}" for signal, provider in new.items())
+        _end_well(settings)
+
+
+def _end_well(settings: Settings) -> None:
+    SETUP.pipelines.close_at_exit(settings.exit_timeout)
+    if settings.flush_on_sigterm and not SETUP.pipelines.flush_at_sigterm(settings.exit_timeout):
+        _log.warning("flush_on_sigterm has no effect: a handler can only be set on the main thread, over one of Python's")
+
+
+def _from_variables(environ: Mapping[str, str], session_file: str | None, automatic: bool, signals: Sequence[str]) -> None:
     only_named = automatic or session_file is not None
-    ours = [signal for signal in variables.SIGNALS if signal not in given and host_has_none(signal)]
-    for signal in set(variables.SIGNALS) - set(ours):
+    ours = [signal for signal in signals if host_has_none(signal)]
+    for signal in set(signals) - set(ours):
         _log.info("The program has set up a provider for %s: it is used as it is", signal)
     # Everything that can go wrong is tried before anything global is touched.
     names = {signal: variables.choose_exporters(environ, signal) for signal in ours}
@@ -183,7 +200,7 @@ def _from_variables(environ: Mapping[str, str], session_file: str | None, automa
 
             resource = detected_resource(environ)
         INSTALL[signal](built, environ, resource)
-    extend(session_file, [signal for signal in variables.SIGNALS if signal not in ours], given)
+    extend(session_file, [signal for signal in signals if signal not in ours])
 
 
 def _make_exporters(names: tuple[str, ...], signal: str, environ: Mapping[str, str], automatic: bool) -> list[tuple[str, Any]]:

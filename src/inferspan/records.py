@@ -88,9 +88,9 @@ class ModuleBatch(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One forward pass of the generating model; ``index`` 0 is the (first) prefill pass."""
+    """One forward pass of the generating model; ``number`` 0 is the (first) prefill pass."""
 
-    index: int
+    number: int
     phase: str
     start_ns: int
     end_ns: int

@@ -53,7 +53,9 @@ class RequestMetrics:
                         name, unit=metric.unit, description=metric.brief, explicit_bucket_boundaries_advisory=metric.buckets
                     )
                 else:
-                    create = {semconv.COUNTER: "counter", semconv.UP_DOWN_COUNTER: "up_down_counter", semconv.GAUGE: "gauge"}[metric.instrument]
+                    create = {semconv.COUNTER: "counter", semconv.UP_DOWN_COUNTER: "up_down_counter", semconv.GAUGE: "gauge"}[
+                        metric.instrument
+                    ]
                     instrument = getattr(meter, f"create_{create}")(name, unit=metric.unit, description=metric.brief)
                 self._instruments[name] = instrument
         return instrument
@@ -147,7 +149,9 @@ class RequestMetrics:
             for entropy in end.entropies:
                 self._record(semconv.M_ENTROPY, entropy, model, span)
 
-    def _latest(self, end: RequestEnd, seconds: float, labels: Mapping[str, AttributeValue], failing: Mapping[str, AttributeValue], span: Any) -> None:
+    def _latest(
+        self, end: RequestEnd, seconds: float, labels: Mapping[str, AttributeValue], failing: Mapping[str, AttributeValue], span: Any
+    ) -> None:
         self._record(semconv.M_INFERENCE_DURATION, seconds, failing, span)
         for counter, histogram, tokens in (
             (semconv.M_USAGE_INPUT, semconv.M_OPERATION_INPUT, end.input_tokens),
@@ -159,7 +163,9 @@ class RequestMetrics:
                 self._record(histogram, tokens, failing, span)
         self._chunks(end, labels, span, semconv.M_FIRST_CHUNK, semconv.M_PER_CHUNK)
 
-    def _legacy(self, end: RequestEnd, seconds: float, labels: Mapping[str, AttributeValue], failing: Mapping[str, AttributeValue], span: Any) -> None:
+    def _legacy(
+        self, end: RequestEnd, seconds: float, labels: Mapping[str, AttributeValue], failing: Mapping[str, AttributeValue], span: Any
+    ) -> None:
         self._record(semconv.M_LEGACY_DURATION, seconds, failing, span)
         for kind, tokens in (("input", end.input_tokens), ("output", end.output_tokens)):
             if tokens is not None:

@@ -1,8 +1,8 @@
 """Requests and their detail as OpenTelemetry spans.
 
-A request's span goes through the API, live, and is the current one while ``generate()`` runs. Phases, steps and modules become finished spans
-afterwards, off the model's path, in small paced chunks, with ids of our own generator. On a tracer that is not the SDK's they are
-started and ended through the API with their times. A tracer that fails costs its span and nothing else.
+A request's span goes through the API, live, and is the current one while ``generate()`` runs. Phases, steps and modules become
+finished spans afterwards, off the model's path, in small paced chunks, with ids of our own generator. On a tracer that is not the
+SDK's they are started and ended through the API with their times. A tracer that fails costs its span and nothing else.
 """
 
 from __future__ import annotations
@@ -109,7 +109,12 @@ class SpanRecorder:
     """
 
     def __init__(
-        self, settings: Settings, tracer: Callable[[], Any], metrics: RequestMetrics, writer: SpanWriter, logger: Callable[[], Any] | None = None
+        self,
+        settings: Settings,
+        tracer: Callable[[], Any],
+        metrics: RequestMetrics,
+        writer: SpanWriter,
+        logger: Callable[[], Any] | None = None,
     ) -> None:
         self.settings = settings
         self.metrics = metrics
@@ -308,7 +313,9 @@ class SpanWriter:
         )
 
     @staticmethod
-    def _through_api(scope: SpanScope, name: str, start: int, end: int, attributes: Mapping[str, AttributeValue], failure: str | None) -> None:
+    def _through_api(
+        scope: SpanScope, name: str, start: int, end: int, attributes: Mapping[str, AttributeValue], failure: str | None
+    ) -> None:
         """For tracers of another implementation: flat under the request, which is all that can be done after the fact."""
         span = scope.tracer.start_span(name, context=trace.set_span_in_context(scope.span), start_time=start, attributes=attributes)
         if failure is not None:
@@ -320,12 +327,12 @@ class SpanWriter:
             yield from self._modules(scope, record)
         elif isinstance(record, Step):
             attributes = dict(record.attributes() if callable(record.attributes) else record.attributes)
-            attributes |= {semconv.PHASE: record.phase, semconv.STEP_INDEX: record.index}
+            attributes |= {semconv.PHASE: record.phase, semconv.STEP_INDEX: record.number}
             device = scope.request.model.attributes.get(semconv.DEVICE)
             if device is not None:
                 attributes[semconv.DEVICE] = device
             name = semconv.SPAN_PREFILL_STEP if record.phase == semconv.SPAN_PREFILL else semconv.SPAN_DECODE_STEP
-            own = self._step_id(scope, record.index)
+            own = self._step_id(scope, record.number)
             yield name, own, self._phase_id(scope, record.phase), record.start_ns, record.end_ns, attributes, record.failure
         else:
             attributes = {semconv.PHASE: record.name, **record.attributes}
@@ -349,7 +356,11 @@ class SpanWriter:
         own = {call[0]: ids().generate_span_id() for call in batch.calls}
         metric = scope.recorder.settings.module_metric
         for number, parent, info, start, end, inputs, outputs, failure, statistics in batch.calls:
-            attributes: dict[str, AttributeValue] = {semconv.PHASE: batch.phase, semconv.MODULE_NAME: info.name, semconv.MODULE_TYPE: info.type}
+            attributes: dict[str, AttributeValue] = {
+                semconv.PHASE: batch.phase,
+                semconv.MODULE_NAME: info.name,
+                semconv.MODULE_TYPE: info.type,
+            }
             if batch.step is not None:
                 attributes[semconv.STEP_INDEX] = batch.step
             if info.layer_index is not None:

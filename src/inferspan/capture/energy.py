@@ -1,7 +1,8 @@
 """Energy of one request, from the card's counter as the sampler thread reads it.
 
-The counter is the whole card's: requests that overlap on it, or another process that computes on it, make the share unknown and the reading
-absent. Reading takes some milliseconds, so a request shorter than a second gets none and a longer one waits for half a percent of its time at most.
+The counter is the whole card's: requests that overlap on it, or another process that computes on it, make the share unknown and the
+reading absent. Reading takes some milliseconds, so a request shorter than a second gets none and a longer one waits for half a
+percent of its time at most.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from time import perf_counter_ns
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,8 @@ from ..guard import contain, report
 from ..records import AttributeValue, Failure, ModuleInfo, RequestEnd, RequestStart
 from .budget import Budget
 from .call import Call, current, error_type, failure_of
-from .logits import LogitRing, attributes as logit_attributes
+from .logits import LogitRing
+from .logits import attributes as logit_attributes
 from .module_hooks import CopiedAway
 from .shapes import Described, describe
 from .transforms import is_transforming
@@ -56,6 +58,7 @@ class ForwardCall(Call):
         if self.recording:
             self.output_stats = target.new_output_stats()
             engine = target.engine
+            engine.prepare()
             if engine.expected and self.open_modules(engine.expected, whole=False):
                 self.modules = True
                 engine.acquire()
@@ -144,14 +147,14 @@ def _logits(output: Any) -> dict[str, AttributeValue]:
 def _runs(root: nn.Module, *, within: int) -> bool:
     """Whether more than ``within`` invocations of ``root`` are on this thread's Python stack."""
     implementation = nn.Module._call_impl.__code__
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     found = 0
     while frame is not None:
         if frame.f_code is implementation and frame.f_locals.get("self") is root:
             found += 1
             if found > within:
                 return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False
 
 
@@ -195,6 +198,7 @@ class RootEnter(CopiedAway):
         self.target = target
 
     def __call__(self, module: nn.Module, *arguments: Any) -> None:
+        """Called by torch around the root's forward pass."""
         if torch.compiler.is_compiling():
             return
         target = self.target
@@ -222,6 +226,7 @@ class RootExit(CopiedAway):
         self.target = target
 
     def __call__(self, module: nn.Module, *arguments: Any) -> None:
+        """Called by torch around the root's forward pass."""
         if torch.compiler.is_compiling():
             return
         target = self.target
@@ -267,6 +272,7 @@ class CompiledCall:
         self.original = original
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the original, seen from outside."""
         target = self._target()
         if target is None or torch.compiler.is_compiling():
             return self.original(*args, **kwargs)

@@ -22,11 +22,13 @@ from .call import Call, failure_of
 from .compilation import compiled_graphs
 from .forward import shape_attributes
 from .generate_end import describe_end, kv_cache_bytes, reused_tokens
-from .logits import LogitRing, StepLogits, attributes as logit_attributes
+from .logits import LogitRing, StepLogits
+from .logits import attributes as logit_attributes
 from .memory import MemoryMeter
 from .shapes import Described, describe
 from .stopping import observe_criteria
 from .tokens import Loop, sequences_of
+from .transforms import is_capturing
 
 if TYPE_CHECKING:
     from .target import Target
@@ -74,7 +76,11 @@ class GenerateCall(Call):
         self.seconds = {semconv.SPAN_PREFILL: array("d"), semconv.SPAN_DECODE: array("d")}
         # detail
         self.logits: Tensor | None = None
-        self.ring = LogitRing(top_k=target.settings.top_k if target.content else 0, capacity=1 << 20) if self.recording and target.settings.logits else None
+        self.ring = (
+            LogitRing(top_k=target.settings.top_k if target.content else 0, capacity=1 << 20)
+            if self.recording and target.settings.logits
+            else None
+        )
         self.slot_base = 0
         self.slot_logits: list[StepLogits] = []
         self.steps_kept: list[tuple[Step, int | None]] = []
@@ -94,6 +100,8 @@ class GenerateCall(Call):
         self.warmup = target.first_call
         self.graphs = compiled_graphs()
         if self.recording:
+            target.engine.prepare()
+            self.module_count = target.engine.expected
             self.output_stats = target.new_output_stats()
             self._sample_modules(0)
 
@@ -235,10 +243,10 @@ class GenerateCall(Call):
                 self.logits = logits[:, -1] if logits.shape[1] == 1 else logits[:, -1].clone()
 
     def _append_logits(self, logits: Tensor, input_ids: Tensor, loop: Loop) -> None:
-        if not self.steps_kept or self.ring is None or loop.assisted:
+        if not self.steps_kept or self.ring is None or loop.assisted or is_capturing():
             return
         step, slot = self.steps_kept[-1]
-        if slot is not None or step.index != self.index - 1:
+        if slot is not None or step.number != self.index - 1:
             return
         chosen = input_ids[:, -1] if loop.beams == 1 and input_ids.shape[0] == logits.shape[0] else None
         if chosen is not None and chosen.device != logits.device:
@@ -327,11 +335,12 @@ class GenerateCall(Call):
         if slot is None or slot - self.slot_base >= len(self.slot_logits):
             return step
         values = self.slot_logits[slot - self.slot_base]
-        if step.index == self.noted_index:
+        if step.number == self.noted_index:
             self.noted_index += 1
             self._note_logits(values)
         decode: Callable[[int], str] | None = self.target.decode_token if self.target.content else None
-        return step._replace(attributes=partial(_late_attributes, dict(step.attributes), values, self.target.content, decode))  # type: ignore[arg-type]
+        known = step.attributes() if callable(step.attributes) else step.attributes
+        return step._replace(attributes=partial(_late_attributes, dict(known), values, self.target.content, decode))
 
     def _note_logits(self, values: StepLogits) -> None:
         for kind, count in (("nan", values.mean.nan_count), ("inf", values.mean.inf_count)):
@@ -384,7 +393,9 @@ class GenerateCall(Call):
         self._hand_over_steps(len(self.steps_kept))
         if self.recording:
             first = self.first_token if self.first_token is not None else now
-            self.pending.append(Phase(semconv.SPAN_PREFILL, self.epoch(self.start), self.epoch(first), kind if self.first_token is None else None, {}))
+            self.pending.append(
+                Phase(semconv.SPAN_PREFILL, self.epoch(self.start), self.epoch(first), kind if self.first_token is None else None, {})
+            )
             if self.first_token is not None and (self.decode_steps or failure is not None):
                 self.pending.append(Phase(semconv.SPAN_DECODE, self.epoch(first), self.epoch(now), kind, {}))
 
@@ -398,7 +409,12 @@ class GenerateCall(Call):
 def _late_attributes(
     attributes: dict[str, AttributeValue], values: StepLogits, content: bool, decode: Callable[[int], str] | None
 ) -> dict[str, AttributeValue]:
-    return attributes | logit_attributes(values, content=content, decode=decode)
+    """Attributes of a step, made off the model's path; a tokenizer that fails costs the texts only."""
+    found = logit_attributes(values, content=content, decode=None)
+    if content and decode is not None:
+        with contain("token texts"):
+            found = logit_attributes(values, content=True, decode=decode)
+    return attributes | found
 
 
 def _step_inputs(inputs: Any, recording: bool) -> tuple[Described, int | None]:

@@ -7,6 +7,7 @@ reads, whatever the length. What cannot be known is left out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -32,7 +33,9 @@ def _layers(cache: Any) -> Sequence[Any]:
     """Layers of a cache, self- and cross-attention alike; empty for what is no transformers cache."""
     if cache is None or not type(cache).__module__.startswith("transformers."):
         return ()
-    parts = [part for name in ("self_attention_cache", "cross_attention_cache") if (part := cache.__dict__.get(name)) is not None] or [cache]
+    parts = [part for name in ("self_attention_cache", "cross_attention_cache") if (part := cache.__dict__.get(name)) is not None] or [
+        cache
+    ]
     return [layer for part in parts for layer in (part.__dict__.get("layers") or ())]
 
 
@@ -87,7 +90,11 @@ def _input_rows(call: GenerateCall) -> list[int] | None:
 def _generated(call: GenerateCall, result: Any) -> Generated | None:
     sequences = sequences_of(result)
     prompt = _prompt(call.arguments, "input_ids")
-    if len(call.inner_results) == 1 and len(call.loops) == 1 and (sequences is None or call.inner_results[0].shape[0] == sequences.shape[0]):
+    if (
+        len(call.inner_results) == 1
+        and len(call.loops) == 1
+        and (sequences is None or call.inner_results[0].shape[0] == sequences.shape[0])
+    ):
         return count_output(call.inner_results[0], call.loops, exact=True, prompt=None)
     if sequences is None:
         return None
@@ -162,7 +169,11 @@ def _arrays(call: GenerateCall, generated: Generated | None, intervals: list[flo
     first = generated.counts[0] if generated and generated.counts else None
     plain = bool(call.loops) and not any(loop.assisted or loop.beams > 1 for loop in call.loops) and len(call.loops) == 1
     kept = len(intervals)
-    for key, values in ((semconv.TOKEN_INTERVALS, intervals), (semconv.TOKEN_LOGPROBS, call.logprobs), (semconv.TOKEN_ENTROPIES, call.entropies)):
+    for key, values in (
+        (semconv.TOKEN_INTERVALS, intervals),
+        (semconv.TOKEN_LOGPROBS, call.logprobs),
+        (semconv.TOKEN_ENTROPIES, call.entropies),
+    ):
         if not plain and key != semconv.TOKEN_INTERVALS:
             continue
         shown = values[: min(MAX_TOKENS_IN_ARRAYS, first if first is not None and plain else MAX_TOKENS_IN_ARRAYS)]
@@ -206,8 +217,8 @@ def describe_end(call: GenerateCall, result: Any, failure: Failure | None, now: 
     attributes: dict[str, AttributeValue] = {}
     with contain("attributes of generate()"):
         attributes |= _configuration(call)
-    times = [call.start, *call.token_times[: MAX_TOKENS_IN_ARRAYS]]
-    intervals = [(after - before) / 1e9 for before, after in zip(times, times[1:], strict=False)]
+    times = [call.start, *call.token_times[:MAX_TOKENS_IN_ARRAYS]]
+    intervals = [(after - before) / 1e9 for before, after in pairwise(times)]
     with contain("attributes of generate()"):
         attributes |= _latencies(call, generated, inputs, now) if failure is None else {}
         attributes |= _arrays(call, generated, intervals)
@@ -222,7 +233,11 @@ def describe_end(call: GenerateCall, result: Any, failure: Failure | None, now: 
         attributes[semconv.FINISH_REASONS] = generated.reasons[:MAX_ROWS]
     elif failure is not None and rows:
         attributes[semconv.FINISH_REASONS] = [semconv.FINISH_ERROR] * min(MAX_ROWS, rows * (call.loops[0].returned if call.loops else 1))
-    for key, value in ((semconv.KV_CACHE_BYTES, call.cache_bytes), (semconv.KV_CACHE_REUSED_TOKENS, call.reused), (semconv.UNOBSERVED, _unobserved(call))):
+    for key, value in (
+        (semconv.KV_CACHE_BYTES, call.cache_bytes),
+        (semconv.KV_CACHE_REUSED_TOKENS, call.reused),
+        (semconv.UNOBSERVED, _unobserved(call)),
+    ):
         if value is not None:
             attributes[key] = value
     if call.nonfinite:
@@ -272,7 +287,7 @@ def describe_end(call: GenerateCall, result: Any, failure: Failure | None, now: 
 
 def _all_intervals(call: GenerateCall) -> list[float]:
     times = [call.start, *call.token_times]
-    return [(after - before) / 1e9 for before, after in zip(times, times[1:], strict=False)]
+    return [(after - before) / 1e9 for before, after in pairwise(times)]
 
 
 def _rows(call: GenerateCall) -> int | None:

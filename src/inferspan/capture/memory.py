@@ -51,7 +51,7 @@ class MemoryMeter:
     def __init__(self, device: torch.device | None) -> None:
         self._current: Callable[[], int | None] = _resident
         self._peak: Callable[[], int | None] = _resident_peak
-        if device is not None and device.type == "cuda" and torch.cuda.is_initialized():
+        if device is not None and device.type == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._current = lambda: int(torch.cuda.memory_allocated(device))
             self._peak = lambda: int(torch.cuda.max_memory_allocated(device))
         self._start = self._current()

@@ -110,13 +110,17 @@ def model_info(model: nn.Module, settings: Settings) -> ModelInfo:
             if isinstance(value, str) and value:
                 attributes[key] = value
         attributes |= _quantization(config)
-    for part in (_adapters, _compilation, lambda one: _parameters(one, semconv.MODEL_QUANTIZATION_METHOD in attributes)):
+    for part in (_adapters, _compilation):
         with contain("model facts"):
             attributes |= part(model)
+    with contain("model facts"):
+        attributes |= _parameters(model, semconv.MODEL_QUANTIZATION_METHOD in attributes)
     with contain("model facts"):
         device = model_device(model)
         if device is not None:
             attributes |= {semconv.DEVICE: str(device), semconv.DEVICE_TYPE: device.type}
-    transformers_model = any(base.__module__.split(".")[0] == "transformers" for base in type(model).__mro__) or hasattr(type(model), "generate")
+    transformers_model = any(base.__module__.split(".")[0] == "transformers" for base in type(model).__mro__) or hasattr(
+        type(model), "generate"
+    )
     provider = settings.provider_name or (semconv.PROVIDER_HUGGINGFACE if transformers_model else semconv.PROVIDER_PYTORCH)
     return ModelInfo(settings.model_name or name or (architecture if config is None else None), provider, architecture, attributes)

@@ -68,7 +68,9 @@ class _Enter(CopiedAway):
             call.room -= 1
             number = call.count
             call.count = number + 1
-            inputs = describe(arguments[0]) if len(arguments) < 2 or not arguments[1] else describe((*arguments[0][:8], *arguments[1].values()))
+            inputs = (
+                describe(arguments[0]) if len(arguments) < 2 or not arguments[1] else describe((*arguments[0][:8], *arguments[1].values()))
+            )
             call.stack.append((number, self.info, perf_counter_ns(), inputs))
         except Exception as error:
             report("module hook", error)
@@ -208,6 +210,9 @@ class HookEngine:
         self._users = 0
         self._handles: list[Any] = []
         self._selection: list[tuple[weakref.ref[nn.Module], ModuleInfo, weakref.ref[nn.Module], _Enter, _Exit]] = []
+        self._above: list[tuple[weakref.ref[nn.Module], bool]] = []
+        self.unobserved: str | None = None
+        """What of the modules cannot be seen, and why."""
         self.refresh()
 
     @property
@@ -216,20 +221,45 @@ class HookEngine:
         return len(self._selection)
 
     def refresh(self) -> None:
-        """Select again, after the model's structure has changed."""
+        """Select anew.
+
+        Raises:
+            SettingsError: a name pattern matches no module.
+        """
         root = self._root()
         if root is None:
             return
-        # weakref's module type is generic over nn.Module: the selection must not keep a detached child alive.
+        # Held weakly: the selection must not keep a detached child alive.
         self._selection = [
             (weakref.ref(module), info, weakref.ref(parent), _Enter(info), _Exit(info))
             for module, info, parent in select(root, self._modules, self._style)
         ]
+        self._above = [(weakref.ref(module), is_compiled(module)) for module in root.modules() if module._modules]
+        self.unobserved = self._what_is_compiled(root)
+
+    def _what_is_compiled(self, root: nn.Module) -> str | None:
+        if self._modules == "none":
+            return None
+        if is_compiled(root) or is_optimized(root):
+            return "modules: compiled"
+        compiled = any(is_compiled(module) or is_optimized(module) for module in root.modules())
+        return "modules: compiled in parts" if compiled else None
+
+    def prepare(self) -> None:
+        """Select again if the structure has changed or a part was compiled since the last request."""
+        with self._lock:
+            if self._users == 0 and not self._is_current():
+                with contain("module selection"):
+                    self.refresh()
 
     def _is_current(self) -> bool:
-        for module, info, parent, _, _ in self._selection:
-            above, one = parent(), module()
-            if above is None or one is None or above._modules.get(info.name.rpartition(".")[2]) is not one:
+        for reference, compiled in self._above:
+            module = reference()
+            if module is None or is_compiled(module) is not compiled:
+                return False
+        for reference, info, parent, _, _ in self._selection:
+            above, module = parent(), reference()
+            if above is None or module is None or above._modules.get(info.name.rpartition(".")[2]) is not module:
                 return False
         return True
 
@@ -239,9 +269,6 @@ class HookEngine:
             self._users += 1
             if self._users > 1:
                 return
-            if not self._is_current():
-                with contain("module selection"):
-                    self.refresh()
             for module, _, _, enter, leave in self._selection:
                 one = module()
                 if one is not None:

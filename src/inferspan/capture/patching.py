@@ -110,6 +110,7 @@ class InstanceMethod:
         self._around = around
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the original, seen from outside."""
         owner = self._owner() if self._owner is not None else None
         if owner is None or self._around is None:
             return self._original(*args, **kwargs)

@@ -1,7 +1,7 @@
 """One instrumented model: what is attached to it, and how it comes off.
 
-Root hooks see plain forward passes, wrapped class methods see ``generate()``, the hook engine sees submodules of recorded passes. The model is
-held weakly and dies as without us; everything attached is undone by ``close``, also while calls are running, whose spans then end.
+Root hooks see plain forward passes, wrapped class methods see ``generate()``, the hook engine sees submodules of recorded passes.
+The model is held weakly and dies as without us; everything attached is undone by ``close``, also while calls are running.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from ..records import ModuleInfo, Recorder, RequestStart
 from ..settings import Settings
 from .budget import Budget
 from .call import Call, current
-from .compilation import is_compiled, is_optimized
 from .energy import EnergyMeter
 from .forward import INTERRUPTED, CompiledCall, ForwardCall, RootEnter, RootExit
 from .generate_call import GenerateCall
@@ -38,7 +37,7 @@ _methods = ClassMethods()
 _targets: dict[int, list[Target]] = {}
 _lock = threading.RLock()
 HOOK_COST_NS = 3_500
-"""Our time for one recorded module call, measured (docs/overhead.md); used for the overhead metric only, where timing each would cost more."""
+"""Our time for one recorded module call, measured (docs/overhead.md); for the overhead metric, where timing each would cost more."""
 
 
 def target_of(module: object) -> Target | None:
@@ -82,10 +81,8 @@ class Target:
         self.device = model_device(model)
         self.root_info = ModuleInfo("", type(model).__name__, None, type(model).__name__)
         self.text_only = not any(hasattr(getattr(model, "config", None), name) for name in ("vision_config", "audio_config"))
-        compiled = is_compiled(model) or is_optimized(model)
-        modules = "none" if settings.steps == "none" else settings.modules
-        self.engine = HookEngine(model, "none" if compiled else modules, settings.module_span_name)
-        self.unobserved = "modules: compiled" if compiled and modules != "none" else self._partly_unobserved(model, modules)
+        self.engine = HookEngine(model, "none" if settings.steps == "none" else settings.modules, settings.module_span_name)
+        self.scripted = isinstance(model, torch.jit.ScriptModule)
         self.has_plain_generate = self._is_plain(model)
         self.is_open = True
         self.compiled_call: CompiledCall | None = None
@@ -121,13 +118,10 @@ class Target:
         method = getattr(type(inner), "generate", None)
         return getattr(method, "__qualname__", "") == "GenerationMixin.generate" and "generate" not in inner.__dict__
 
-    @staticmethod
-    def _partly_unobserved(model: nn.Module, modules: Any) -> str | None:
-        if modules == "none":
-            return None
-        if any(module is not model and (is_compiled(module) or is_optimized(module)) for module in model.modules()):
-            return "modules: compiled in parts"
-        return None
+    @property
+    def unobserved(self) -> str | None:
+        """What cannot be seen of this model, and why."""
+        return "forward passes: scripted" if self.scripted else self.engine.unobserved
 
     def _attach(self, model: nn.Module) -> None:
         with _lock:
@@ -162,8 +156,7 @@ class Target:
                     self._undo.push(lambda: self._unregister(key))
 
     def _attach_root(self, model: nn.Module) -> None:
-        if isinstance(model, torch.jit.ScriptModule):
-            self.unobserved = "forward passes: scripted"
+        if self.scripted:
             return
         implementation = model.__dict__.get("_compiled_call_impl")
         if implementation is not None:
@@ -195,17 +188,12 @@ class Target:
         model = self._model()
         if model is None or not self.is_open:
             return
-        compiled = is_compiled(model)
-        if compiled and self.compiled_call is None:
+        if model.__dict__.get("_compiled_call_impl") is not None and self.compiled_call is None:
             with self._root_lock:
                 self._take_root_hooks()
             self._attach_root(model)
-            self.engine.close()
-            self.engine = HookEngine(model, "none", self.settings.module_span_name)
-            self.unobserved = "modules: compiled" if self.settings.modules != "none" else None
             self.info = model_info(model, self.settings)
-        else:
-            self.engine.refresh()
+        self.engine.prepare()
 
     def before_compile(self) -> None:
         """Take root hooks off, because ``model.compile()`` will compile what they would run in."""
@@ -243,7 +231,9 @@ class Target:
     @staticmethod
     def _operation(kwargs: dict[str, Any]) -> str:
         media = ("pixel_values", "input_features", "input_values", "pixel_values_videos", "audio_values")
-        return semconv.OPERATION_GENERATE_CONTENT if any(kwargs.get(name) is not None for name in media) else semconv.OPERATION_TEXT_COMPLETION
+        return (
+            semconv.OPERATION_GENERATE_CONTENT if any(kwargs.get(name) is not None for name in media) else semconv.OPERATION_TEXT_COMPLETION
+        )
 
     def opened(self, call: Call) -> None:
         """Note a running call, so that ``close`` can end it."""
@@ -296,15 +286,15 @@ class Target:
         self.is_open = False
         with contain("detaching"):
             self._end_interrupted()
-        with self._root_lock:
-            with contain("detaching"):
-                self._take_root_hooks()
+        with self._root_lock, contain("detaching"):
+            self._take_root_hooks()
         with contain("detaching"):
             self.engine.close()
         model = self._model()
-        if self.compiled_call is not None and model is not None and model.__dict__.get("_compiled_call_impl") is self.compiled_call:
-            model.__dict__["_compiled_call_impl"] = self.compiled_call.original
+        wrapper = self.compiled_call
         self.compiled_call = None
+        if wrapper is not None and model is not None and model.__dict__.get("_compiled_call_impl") is wrapper:
+            model.__dict__["_compiled_call_impl"] = wrapper.original
         self._undo.close()
 
     def _end_interrupted(self) -> None:

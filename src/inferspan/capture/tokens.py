@@ -119,9 +119,9 @@ def _prompt_width(sequences: Tensor, loop: Loop, *, exact: bool, prompt: Any) ->
     if exact or not width:
         return min(width, int(sequences.shape[1]))
     # A generate() of the model's own may have cut the prompt off; its first tokens tell.
-    if isinstance(prompt, Tensor) and prompt.dim() == 2 and prompt.shape[1] == width and sequences.shape[1] >= width:
-        if sequences.shape[0] == prompt.shape[0] and bool((sequences[:, :width].to(prompt.device) == prompt).all()):
-            return width
+    comparable = isinstance(prompt, Tensor) and prompt.dim() == 2 and prompt.shape == (sequences.shape[0], width)
+    if comparable and sequences.shape[1] >= width and bool((sequences[:, :width].to(prompt.device) == prompt).all()):
+        return width
     return 0
 
 

@@ -25,7 +25,10 @@ def _has_tracing_mode() -> bool:
         return False
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-    return any(type(mode).__name__ in ("FakeTensorMode", "ProxyTorchDispatchMode", "FunctionalTensorMode") for mode in _get_current_dispatch_mode_stack())
+    return any(
+        type(mode).__name__ in ("FakeTensorMode", "ProxyTorchDispatchMode", "FunctionalTensorMode")
+        for mode in _get_current_dispatch_mode_stack()
+    )
 
 
 def _is_dispatching_fake_keys() -> bool:
@@ -50,4 +53,4 @@ def is_transforming() -> bool:
 
 def is_capturing() -> bool:
     """Whether the current CUDA stream is capturing a graph; never initialises CUDA."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]

@@ -79,6 +79,7 @@ class SamplerLoop:
         self._meter = _Errand()
         self._readings: dict[int, tuple[float, Sequence[Sample]]] = {}
         self._energy: Mapping[str, tuple[float, float]] = {}
+        self._receivers: list[Callable[[Mapping[str, tuple[float, float]]], object]] = []
 
     @property
     def running(self) -> bool:
@@ -139,6 +140,14 @@ class SamplerLoop:
                 return {}
             return dict(self._energy)
 
+    def request_energy(self, receive: Callable[[Mapping[str, tuple[float, float]]], object]) -> None:
+        """Have the next energy reading handed to ``receive`` on the sampler thread; returns at once."""
+        with self._condition:
+            if self.running:
+                self._receivers.append(receive)
+                self._meter.ask()
+                self._condition.notify_all()
+
     def shared(self, hw_id: str) -> bool:
         """Whether another process computed on the device when it was last looked at; true if that is not known."""
         meters = [sampler for sampler in self._samplers if isinstance(sampler, EnergyMeter)]
@@ -193,12 +202,17 @@ class SamplerLoop:
 
     def _read_energy(self) -> None:
         energy: dict[str, tuple[float, float]] = {}
+        with self._condition:
+            receivers, self._receivers = self._receivers, []
         for sampler in self._samplers:
             if isinstance(sampler, EnergyMeter):
                 with guard.contain(f"samplers.{type(sampler).__name__}.energy"):
                     energy.update(sampler.energy())
         with self._condition:
             self._energy = energy
+        for receive in receivers:
+            with guard.contain("samplers.energy"):
+                receive(energy)
 
 
 def _handle_forks() -> None:

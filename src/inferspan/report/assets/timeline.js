@@ -65,7 +65,7 @@ function moduleRows(span, calls) {
 function stepRow(step, request) {
   const a = step.attributes, index = a["inferspan.step.index"];
   const shown = [];
-  if (a["inferspan.step.tokens"] > 1) shown.push(a["inferspan.step.tokens"] + " tokens");
+  if (a["inferspan.step.tokens"] > 1) shown.push(a["inferspan.step.tokens"] + " tokens" + (request.row.batch > 1 ? " a row" : ""));
   if (step.calls.length) shown.push(step.calls.length + " modules");
   return row(step, request.us || 1, 1, { colour: phaseColour(step.name), label: index === undefined ? step.name : "step " + index,
     aside: shown.join(", "), open: step.calls.length ? () => moduleRows(step, step.calls) : null });

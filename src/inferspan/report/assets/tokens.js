@@ -28,7 +28,7 @@ const TOKEN_ROWS = [
   ["rank", "rank", (t) => real(fieldOf(t, "rank"))],
   ["margin (logits)", "margin", (t) => real(fieldOf(t, "margin"))],
   ["time since the last", "interval", (t) => seconds(fieldOf(t, "interval"))],
-  ["most likely", "top_k", (t) => (fieldOf(t, "top_k") || []).map(([name, share]) => visible(name) + " " + percent(share)).join("   ")],
+  ["most likely", "top_k", (t) => (fieldOf(t, "top_k") || []).map(([name, share]) => visible(name) + " " + percent(share)).join("  |  ")],
 ];
 
 function tokenTip(token, place) {
@@ -59,7 +59,7 @@ function tokenTable(row) {
   return make("div", { class: "panel scroll tall", style: { padding: "2px 4px" } }, make("table", {},
     make("thead", {}, make("tr", {}, make("th", { class: "num" }, "token"), used.map(([title]) => make("th", { class: /text|likely/.test(title) ? "" : "num" }, title)))),
     make("tbody", {}, row.map((token, place) => make("tr", {}, make("td", { class: "num dim" }, String(place + 1)),
-      used.map(([title, , show]) => make("td", { class: /text|likely/.test(title) ? "mono" : "num" }, show(token))))))));
+      used.map(([title, , show]) => make("td", { class: /text|likely/.test(title) ? "mono line" : "num" }, show(token))))))));
 }
 
 function tokenView(request) {

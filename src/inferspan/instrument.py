@@ -213,7 +213,9 @@ def _build(model: Any, tokenizer: Any, settings: Settings, providers: _Providers
     release: Callable[[], None] = lambda: None  # noqa: E731 - replaced below
     with contain("samplers"):
         loop, release = _samplers.acquire(settings, meters)
-        target.watch_machine(loop)
+        from .samplers.allocator import cuda_devices
+
+        target.watch_machine(loop, cuda_devices)
     return _Instrumentation(target, recorder, settings, providers, release)
 
 

@@ -169,13 +169,13 @@ def recording() -> Recording:
 
 @pytest.fixture
 def generate() -> Callable[..., str]:
-    """Adds a generate() to a recording."""
+    """Add a recorded generation to a recording."""
     return add_generate
 
 
 @pytest.fixture
 def fail() -> Callable[..., str]:
-    """Adds a failed generate() to a recording."""
+    """Add a failed generation to a recording."""
     return add_failure
 
 

@@ -89,6 +89,7 @@ class Target:
         self.members: dict[int, weakref.ref[nn.Module]] = {}
         self._called = False
         self.machine: Any = None
+        self.cuda_devices: Callable[[], Any] = dict
         self._undo = Undo()
         self._root_lock = threading.Lock()
         self._root_handles: list[Any] = []
@@ -262,18 +263,17 @@ class Target:
         """A collector of module output statistics, where the settings want them."""
         return OutputStats() if self.settings.output_stats else None
 
-    def watch_machine(self, loop: Any) -> None:
-        """Use a sampler loop for the energy of requests."""
+    def watch_machine(self, loop: Any, cuda_devices: Callable[[], Any]) -> None:
+        """Use a sampler loop for the energy of requests; ``cuda_devices`` maps a ``hw.id`` to ``cuda:N``."""
         self.machine = loop
+        self.cuda_devices = cuda_devices
 
     def new_energy_meter(self) -> EnergyMeter | None:
         """A meter for one request, where the model is on a CUDA device whose energy is sampled."""
         if self.machine is None or getattr(self.device, "type", None) != "cuda" or not self.settings.nvml:
             return None
         with contain("energy reading"):
-            from ..samplers.allocator import cuda_devices
-
-            return EnergyMeter(self.machine, str(self.device), cuda_devices)
+            return EnergyMeter(self.machine, str(self.device), self.cuda_devices)
         return None
 
     def decode_token(self, token: int) -> str:
@@ -293,8 +293,10 @@ class Target:
         model = self._model()
         wrapper = self.compiled_call
         self.compiled_call = None
-        if wrapper is not None and model is not None and model.__dict__.get("_compiled_call_impl") is wrapper:
-            model.__dict__["_compiled_call_impl"] = wrapper.original
+        if wrapper is not None and model is not None:
+            restored = wrapper.original
+            if model.__dict__.get("_compiled_call_impl") is wrapper:
+                model.__dict__["_compiled_call_impl"] = restored
         self._undo.close()
 
     def _end_interrupted(self) -> None:

@@ -180,7 +180,8 @@ def _what_next(session_file: Path, report_file: Path, environ: Mapping[str, str]
     endpoint = next((environ[name] for name in _ENDPOINTS if environ.get(name)), None)
     lines = [f"session  {session_file}", f"report   {report_file}   (open it in a browser)"]
     if endpoint:
-        lines.append(f"OTLP     {endpoint}, if it could be reached; in Jaeger choose the service {environ.get('OTEL_SERVICE_NAME', SERVICE_NAME)}")
+        service = environ.get("OTEL_SERVICE_NAME", SERVICE_NAME)
+        lines.append(f"OTLP     {endpoint}, if it could be reached; in Jaeger choose the service {service}")
     else:
         lines += [
             "",

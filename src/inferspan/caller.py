@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from numbers import Real
 
 from . import semconv
+from .attribute_values import exportable
 from .records import AttributeValue
 
 __all__ = ["caller_attributes", "context"]
@@ -18,14 +20,11 @@ __all__ = ["caller_attributes", "context"]
 _attributes: ContextVar[Mapping[str, AttributeValue]] = ContextVar("inferspan_caller", default={})  # noqa: B039 - never mutated
 
 
-def _plain(name: str, value: object) -> AttributeValue:
-    if isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list | tuple) and value:
-        for kind in (bool, int, float, str):
-            if all(type(part) is kind for part in value):
-                return list(value)
-    raise TypeError(f"inferspan.context({name}=...) takes text, numbers, booleans or a list of one of them, not {type(value).__name__}")
+def _checked(name: str, value: object) -> AttributeValue | None:
+    plain = exportable(value)
+    if plain is None and not all(isinstance(part, Real) for part in (value if isinstance(value, list | tuple) else (value,))):
+        raise TypeError(f"inferspan.context({name}=...) takes text, numbers, booleans or a list of one of them, not {type(value).__name__}")
+    return plain
 
 
 @contextmanager
@@ -36,7 +35,8 @@ def context(*, conversation_id: str | None = None, user_id: str | None = None, *
         conversation_id: becomes ``gen_ai.conversation.id``.
         user_id: becomes ``user.id``.
         **attributes: further attributes, by their exact name (``**{"app.tenant": "blue"}`` for names with dots). Inner blocks
-            add to and override outer ones; ``None`` takes an outer value away.
+            add to and override outer ones; ``None`` takes an outer value away, and so does a number that cannot be sent (NaN, infinite,
+            beyond 64 bits).
 
     Raises:
         TypeError: a value is no text, number, boolean or list of one of them.
@@ -44,10 +44,11 @@ def context(*, conversation_id: str | None = None, user_id: str | None = None, *
     merged = dict(_attributes.get())
     named = {semconv.CONVERSATION_ID: conversation_id, semconv.USER_ID: user_id}
     for name, value in {**{key: one for key, one in named.items() if one is not None}, **attributes}.items():
-        if value is None:
+        checked = None if value is None else _checked(name, value)
+        if checked is None:
             merged.pop(name, None)
         else:
-            merged[name] = _plain(name, value)
+            merged[name] = checked
     token = _attributes.set(merged)
     try:
         yield

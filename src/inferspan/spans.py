@@ -17,12 +17,14 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode
 
 from . import semconv
+from .attribute_values import exportable_attributes
 from .buffer import Buffer
 from .caller import caller_attributes
 from .genai_interop import ForeignCall, announce
 from .guard import contain, guarded
 from .ids import ids
 from .otlp import queue_room, span_parts
+from .packed_modules import ModulePacker
 from .ranks import ranks
 from .records import Attributes, AttributeValue, ModuleBatch, Phase, RequestEnd, RequestScope, RequestStart, Step
 from .request_metrics import RequestMetrics
@@ -39,6 +41,18 @@ PATIENCE = 2.0
 """Longest time in seconds that a chunk waits for a batch processor to empty its queue."""
 _SHAPES_KEPT = 4096
 _KINDS = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT, "server": SpanKind.SERVER}
+
+
+def is_ours(parts: SpanParts) -> bool:
+    """Whether a tracer belongs to the global provider, which may be one that we have set up."""
+    return getattr(trace.get_tracer_provider(), "_active_span_processor", None) is parts.processor
+
+
+def raw_sink(provider: Any, *, scope: Any) -> Any:
+    """The raw way out of a provider of ours; loaded late, because it needs the SDK."""
+    from .raw_spans import raw_sink as open_sink
+
+    return open_sink(provider, scope=scope)
 
 
 def request_name(start: RequestStart, foreign: ForeignCall | None) -> str:
@@ -63,6 +77,7 @@ class SpanScope:
         self.token: Any = None
         self.parts: SpanParts | None = None
         self.tracer: Any = None
+        self.sink: Any = None
         self.end_ns: int | None = None
         self.phase_ids: dict[str, int] = {}
         self.step_ids: dict[int, int] = {}
@@ -121,6 +136,7 @@ class SpanRecorder:
         self.writer = writer
         self._tracer = tracer
         self._logger = logger
+        self._raw: tuple[Any, Any] | None = None
         self._ranks: Attributes = {key: value for key, value in ranks(os.environ).items() if value is not None}
 
     def start(self, start: RequestStart, parent: RequestScope | None) -> RequestScope | None:
@@ -148,11 +164,20 @@ class SpanRecorder:
         if scope.recording:
             with contain("request span"):
                 scope.tracer, scope.parts = tracer, span_parts(tracer)
+                scope.sink = self._sink(tracer, scope.parts)
         if start.kind == "generate":
             with contain("context"):
                 scope.token = otel_context.attach(announce(trace.set_span_in_context(span, current), start, foreign))
         self.metrics.started(start)
         return scope
+
+    def _sink(self, tracer: Any, parts: SpanParts | None) -> Any:
+        """The raw way out, where the tracer belongs to our own provider and nothing but OTLP hangs on it."""
+        if parts is None or self.settings.module_metric:
+            return None
+        if self._raw is None or self._raw[0] is not parts.tracer:
+            self._raw = (parts.tracer, raw_sink(trace.get_tracer_provider(), scope=parts.scope) if is_ours(parts) else None)
+        return self._raw[1]
 
     @staticmethod
     def _is_inside(current: Any, parent: SpanScope) -> bool:
@@ -190,7 +215,10 @@ class SpanRecorder:
             attributes |= _vllm_latency(scope.request, end)
         if self.settings.content_on_spans:
             attributes |= content_attributes(end)
-        scope.span.set_attributes(attributes)
+        if scope.foreign is not None:
+            # A second span with gen_ai attributes would count as a second model call wherever traces are read.
+            attributes = {key: value for key, value in attributes.items() if not key.startswith("gen_ai.")}
+        scope.span.set_attributes(exportable_attributes(attributes))
         if end.failure is not None:
             scope.span.set_attribute(semconv.ERROR_TYPE, end.failure.type)
             scope.span.add_event(
@@ -245,6 +273,7 @@ class SpanWriter:
     def __init__(self) -> None:
         self._buffer: Buffer[tuple[SpanScope, Any]] = Buffer(self._write)
         self._shapes: dict[Any, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self._packer = ModulePacker(self._described)
 
     def put(self, scope: SpanScope, item: Any, weight: int) -> bool:
         """Queue detail of a request, or the durations of its steps."""
@@ -261,11 +290,23 @@ class SpanWriter:
             return
         made = 0
         for record in item:
+            if scope.sink is not None and isinstance(record, ModuleBatch):
+                self._offer(scope, record, hurry)
+                continue
             for span in self._spans(scope, record):
                 self._hand_in(scope, span)
                 made += 1
                 if made % CHUNK == 0:
                     self._pace(scope, hurry)
+
+    @guarded("span hand-over")
+    def _offer(self, scope: SpanScope, batch: ModuleBatch, hurry: bool) -> None:
+        """Send module calls the raw way, in slices that leave the interpreter to others in between."""
+        above = self._above(scope, batch)
+        for packed in self._packer.pack(scope.context, batch, scope.context.span_id if above is None else above):
+            scope.recorder.metrics.dropped(len(packed) - scope.sink.offer(packed), "queue_full")
+            if not hurry:
+                time.sleep(PAUSE)
 
     @staticmethod
     def _pace(scope: SpanScope, hurry: bool) -> None:
@@ -346,13 +387,14 @@ class SpanWriter:
     def _step_id(scope: SpanScope, index: int) -> int:
         return scope.step_ids.get(index) or scope.step_ids.setdefault(index, ids().generate_span_id())
 
-    def _modules(self, scope: SpanScope, batch: ModuleBatch) -> Iterator[tuple[Any, ...]]:
+    def _above(self, scope: SpanScope, batch: ModuleBatch) -> int | None:
+        """Span id that the outermost calls of a batch hang under; ``None`` for the request's own."""
         if batch.step is not None:
-            above: int | None = self._step_id(scope, batch.step)
-        elif batch.phase in (semconv.SPAN_PREFILL, semconv.SPAN_DECODE):
-            above = self._phase_id(scope, batch.phase)
-        else:
-            above = None
+            return self._step_id(scope, batch.step)
+        return self._phase_id(scope, batch.phase) if batch.phase in (semconv.SPAN_PREFILL, semconv.SPAN_DECODE) else None
+
+    def _modules(self, scope: SpanScope, batch: ModuleBatch) -> Iterator[tuple[Any, ...]]:
+        above = self._above(scope, batch)
         own = {call[0]: ids().generate_span_id() for call in batch.calls}
         metric = scope.recorder.settings.module_metric
         for number, parent, info, start, end, inputs, outputs, failure, statistics in batch.calls:

@@ -13,6 +13,7 @@ import traceback
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from ..attribute_values import exportable_text
 from ..records import Attributes, Failure, ModuleBatch, ModuleInfo, Phase, RequestScope, Step
 from .budget import Budget
 
@@ -23,7 +24,9 @@ __all__ = ["Call", "current", "error_type", "failure_of"]
 
 MAX_MESSAGE = 2048
 MAX_STACKTRACE = 16_384
-_LISTED = re.compile(r"tensor\([^)]*\)|array\([^)]*\)|\[\s*-?\d+(?:\.\d+)?(?:\s*,\s*-?\d+(?:\.\d+)?){3,}[^\]]*\]?")
+_NUMBER = r"-?\d+(?:\.\d*)?(?:e[+-]?\d+)?"
+_LISTED = re.compile(rf"tensor\([^)]*\)|array\([^)]*\)|[\[(]\s*{_NUMBER}(?:[\s,\[\]()]+{_NUMBER}){{3,}}(?:[\s,.]*[\])])*")
+"""Printed tensors, and lists, tuples and nested ones of four numbers or more."""
 
 
 class _Thread(threading.local):
@@ -52,7 +55,7 @@ def failure_of(error: BaseException, *, content: bool) -> Failure:
         trace = ""
     if not content:
         message, trace = _LISTED.sub("<values left out>", message), _LISTED.sub("<values left out>", trace)
-    return Failure(error_type(error), message[:MAX_MESSAGE], trace[-MAX_STACKTRACE:])
+    return Failure(error_type(error), exportable_text(message[:MAX_MESSAGE]), exportable_text(trace[-MAX_STACKTRACE:]))
 
 
 class Call:

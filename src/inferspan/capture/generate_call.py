@@ -77,7 +77,7 @@ class GenerateCall(Call):
         # detail
         self.logits: Tensor | None = None
         self.ring = (
-            LogitRing(top_k=target.settings.top_k if target.content else 0, capacity=1 << 20)
+            LogitRing(top_k=target.settings.top_k if target.ids_on_spans else 0, capacity=1 << 20)
             if self.recording and target.settings.logits
             else None
         )
@@ -338,9 +338,9 @@ class GenerateCall(Call):
         if step.number == self.noted_index:
             self.noted_index += 1
             self._note_logits(values)
-        decode: Callable[[int], str] | None = self.target.decode_token if self.target.content else None
+        decode: Callable[[int], str] | None = self.target.decode_token if self.target.ids_on_spans else None
         known = step.attributes() if callable(step.attributes) else step.attributes
-        return step._replace(attributes=partial(_late_attributes, dict(known), values, self.target.content, decode))
+        return step._replace(attributes=partial(_late_attributes, dict(known), values, self.target.ids_on_spans, decode))
 
     def _note_logits(self, values: StepLogits) -> None:
         for kind, count in (("nan", values.mean.nan_count), ("inf", values.mean.inf_count)):

@@ -254,7 +254,7 @@ def describe_end(call: GenerateCall, result: Any, failure: Failure | None, now: 
                 attributes[semconv.ENERGY] = joules
                 if generated and sum(generated.counts):
                     attributes[semconv.ENERGY_PER_OUTPUT_TOKEN] = joules / sum(generated.counts)
-    if call.target.content and generated and generated.rows:
+    if call.target.ids_on_spans and generated and generated.rows:
         attributes[semconv.TOKEN_IDS] = generated.rows[0][:MAX_TOKENS_IN_ARRAYS]
     prompt_messages: Sequence[Message] = ()
     output_messages: Sequence[Message] = ()

@@ -75,6 +75,7 @@ class Target:
         self.recorder = recorder
         self.tokenizer = tokenizer
         self.content = settings.capture_content != "NO_CONTENT"
+        self.ids_on_spans = settings.content_on_spans
         self.steps_wanted = settings.steps
         self.hook_cost = HOOK_COST_NS
         self.info = model_info(model, settings)

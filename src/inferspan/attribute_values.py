@@ -1,0 +1,63 @@
+"""Values that every exporter can send: what callers, exceptions and configurations hand us, made plain or left out.
+
+In: anything that stands for an attribute's value. Out: exactly ``bool``, ``int`` (64 bits), finite ``float``, encodable ``str``, or a list
+of one of them; ``None`` for what cannot be sent. One value that cannot be encoded would cost the whole batch it travels in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from numbers import Integral, Real
+
+from .records import AttributeValue
+
+__all__ = ["exportable", "exportable_attributes", "exportable_text"]
+
+_INT64 = 2**63
+
+
+def exportable_text(text: str) -> str:
+    """``text`` as a plain ``str`` without lone surrogates, which have no UTF-8 form."""
+    plain = str.__str__(text)
+    return plain if plain.isascii() else plain.encode("utf-8", "replace").decode("utf-8")
+
+
+def _plain(value: object) -> bool | int | float | str | None:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return exportable_text(value)
+    if isinstance(value, Integral):
+        return int(value) if -_INT64 <= value < _INT64 else None
+    if isinstance(value, Real):
+        number = float(value)
+        return number if math.isfinite(number) else None
+    return None
+
+
+def _fits(value: list[object]) -> bool:
+    """Whether a list is sendable as it is; the arrays of numbers that we make ourselves are, and are long."""
+    kinds = set(map(type, value))
+    return kinds == {int} and -_INT64 <= min(value) and max(value) < _INT64 or kinds == {float} and math.isfinite(sum(value))  # type: ignore[call-overload,type-var,operator,no-any-return]
+
+
+def exportable(value: object) -> AttributeValue | None:
+    """``value`` in a form that can be sent, or ``None``; a list with a part that cannot be sent is left out whole."""
+    if not isinstance(value, list | tuple):
+        return _plain(value)
+    if not value:
+        return []
+    items = list(value)
+    if _fits(items):
+        return items
+    parts = [_plain(part) for part in items]
+    if None in parts or len({type(part) for part in parts}) > 1:
+        return None
+    return parts  # type: ignore[return-value]  # of one type, as has just been seen
+
+
+def exportable_attributes(attributes: Mapping[str, object]) -> dict[str, AttributeValue]:
+    """Those attributes that can be sent."""
+    found = ((exportable_text(key), exportable(value)) for key, value in attributes.items())
+    return {key: value for key, value in found if value is not None}

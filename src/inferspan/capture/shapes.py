@@ -26,11 +26,11 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 def _tensor(value: Tensor) -> tuple[Any, Any] | None:
     try:
-        if value.is_nested:
-            return None
         shape = value.shape
+        if type(value) in _PLAIN:
+            return shape, value.dtype
         # Symbolic sizes belong to a trace and must not leave it.
-        return (shape, value.dtype) if all(type(size) is int for size in shape) else None
+        return (shape, value.dtype) if not value.is_nested and all(type(size) is int for size in shape) else None
     except Exception:
         return None
 
@@ -61,8 +61,14 @@ def _walk(value: Any, depth: int, found: list[tuple[Any, Any]]) -> None:
 
 def describe(value: Any) -> Described:
     """Pairs (shape, dtype) of the tensors in ``value``, in order; empty if there are none to be described."""
-    if type(value) is Tensor and value.layout is torch.strided and not value.is_nested:
-        return ((value.shape, value.dtype),)
+    kind = type(value)
+    if kind is Tensor:
+        described = _tensor(value)
+        return (described,) if described is not None else ()
+    # What nearly every module is called with, and what many return: one plain tensor in a tuple.
+    if kind is tuple and len(value) == 1 and type(value[0]) is Tensor:
+        described = _tensor(value[0])
+        return (described,) if described is not None else ()
     found: list[tuple[Any, Any]] = []
     _walk(value, 0, found)
     return tuple(found)

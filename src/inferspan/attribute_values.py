@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from numbers import Integral, Real
+from typing import Any
 
 from .records import AttributeValue
 
@@ -29,17 +30,20 @@ def _plain(value: object) -> bool | int | float | str | None:
     if isinstance(value, str):
         return exportable_text(value)
     if isinstance(value, Integral):
-        return int(value) if -_INT64 <= value < _INT64 else None
+        whole = int(value)
+        return whole if -_INT64 <= whole < _INT64 else None
     if isinstance(value, Real):
         number = float(value)
         return number if math.isfinite(number) else None
     return None
 
 
-def _fits(value: list[object]) -> bool:
+def _fits(value: list[Any]) -> bool:
     """Whether a list is sendable as it is; the arrays of numbers that we make ourselves are, and are long."""
     kinds = set(map(type, value))
-    return kinds == {int} and -_INT64 <= min(value) and max(value) < _INT64 or kinds == {float} and math.isfinite(sum(value))  # type: ignore[call-overload,type-var,operator,no-any-return]
+    if kinds == {int}:
+        return bool(-_INT64 <= min(value) and max(value) < _INT64)
+    return kinds == {float} and math.isfinite(sum(value))
 
 
 def exportable(value: object) -> AttributeValue | None:

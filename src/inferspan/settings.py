@@ -219,20 +219,14 @@ class Settings:
         for name in overrides:
             if name not in table:
                 raise _unknown(name, table, "argument")
-        values: dict[str, Any] = {}
         file_values = _read_file(config_file if config_file is not None else environ.get("INFERSPAN_CONFIG"), table)
-        chosen = preset or file_values.pop("preset", None)
-        if chosen is None and environ.get("INFERSPAN_PRESET"):
-            chosen = environ["INFERSPAN_PRESET"]
-            if chosen not in PRESETS:
-                _log.warning("INFERSPAN_PRESET=%s is ignored: use one of %s", chosen, ", ".join(PRESETS))
-                chosen = None
-        if chosen is not None and chosen not in PRESETS:
-            raise _fail("preset", chosen, f"use one of {', '.join(PRESETS)}")
-        values.update(PRESETS[chosen or "default"])
-        values.update(file_values)
-        values.update(_read_environment(environ, table))
-        values.update(overrides)
+        in_file = file_values.pop("preset", None)
+        chosen = _preset(preset, environ.get("INFERSPAN_PRESET", "").strip(), in_file)
+        values = {**PRESETS[chosen], **file_values, **overrides}
+        for name, value in _read_environment(environ, table).items():
+            if name not in overrides:
+                values[name] = value
+        _settle_budget(values, environ, {*overrides, *file_values})
         return cls(**values)
 
 
@@ -272,12 +266,34 @@ def _read_environment(environ: Mapping[str, str], table: Mapping[str, Any]) -> d
     words = {word.strip() for word in environ.get(STABILITY_VARIABLE, "").split(",")}
     if "semconv" not in values and "gen_ai_latest_experimental" in words:
         values["semconv"] = "latest"
-    if "max_spans_per_trace" in values and values["max_spans_per_trace"] > values.get("span_hard_cap", table["span_hard_cap"].default):
-        _log.warning(
-            "INFERSPAN_MAX_SPANS_PER_TRACE=%s is ignored: it is over the hard cap, set INFERSPAN_SPAN_HARD_CAP as well",
-            values.pop("max_spans_per_trace"),
-        )
     return values
+
+
+def _preset(argument: str | None, in_environment: str, in_file: object) -> str:
+    allowed = ", ".join(PRESETS)
+    for value in (argument, in_file):
+        if value is not None and (not isinstance(value, str) or value not in PRESETS):
+            raise _fail("preset", value, f"use one of {allowed}")
+    if in_environment and in_environment not in PRESETS:
+        _log.warning("INFERSPAN_PRESET=%s is ignored: use one of %s", in_environment, allowed)
+        in_environment = ""
+    return argument or in_environment or (in_file if isinstance(in_file, str) else "default")
+
+
+def _settle_budget(values: dict[str, Any], environ: Mapping[str, str], named: set[str]) -> None:
+    """Keep the budget below its cap where nobody has named both: a low cap lowers the default, a wrong variable is a warning."""
+    defaults: dict[str, Any] = {item.name: item.default for item in fields(Settings)}
+    budget, cap = (values.get(name, defaults[name]) for name in ("max_spans_per_trace", "span_hard_cap"))
+    if not isinstance(budget, int) or not isinstance(cap, int) or budget <= cap:
+        return
+    variable = environment_name("max_spans_per_trace")
+    if "max_spans_per_trace" not in named:
+        if "max_spans_per_trace" in values:
+            _log.warning("%s=%d is ignored: the hard cap is %d, set %s as well", variable, budget, cap, environment_name("span_hard_cap"))
+        values["max_spans_per_trace"] = min(cap, defaults["max_spans_per_trace"])
+    elif "span_hard_cap" not in named and "span_hard_cap" in values:
+        _log.warning("%s=%d is ignored: max_spans_per_trace is %d", environment_name("span_hard_cap"), cap, budget)
+        del values["span_hard_cap"]
 
 
 def _read_file(path: str | os.PathLike[str] | None, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -291,7 +307,7 @@ def _read_file(path: str | os.PathLike[str] | None, table: Mapping[str, Any]) ->
         loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"inferspan cannot read its settings file {path}: {error.strerror or error}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError(f"inferspan settings file {path} is not YAML: {error}") from None
     if loaded is None:
         return {}
@@ -302,5 +318,6 @@ def _read_file(path: str | os.PathLike[str] | None, table: Mapping[str, Any]) ->
             continue
         if name not in table:
             raise _unknown(str(name), table, f"file {path}")
-        table[name].metadata["check"](f"{name} (file {path})", value)
+        if value is not None or table[name].default is not None:
+            table[name].metadata["check"](f"{name} (file {path})", value)
     return dict(loaded)

@@ -57,7 +57,7 @@ def raw_sink(provider: Any, *, scope: Any) -> Any:
 
 def request_name(start: RequestStart, foreign: ForeignCall | None) -> str:
     """Name of a request's span: operation and model, or ``forward`` and model."""
-    if start.operation is None:
+    if start.operation is None or (foreign is not None and start.kind == "forward"):
         return f"{semconv.SPAN_FORWARD} {start.model.name or start.model.architecture}"
     if foreign is not None:
         return semconv.SPAN_GENERATE
@@ -154,7 +154,7 @@ class SpanRecorder:
             span = tracer.start_span(
                 request_name(start, foreign),
                 context=current,
-                kind=_KINDS[self.settings.span_kind] if not start.nested else SpanKind.INTERNAL,
+                kind=_KINDS[self.settings.span_kind] if not start.nested and foreign is None else SpanKind.INTERNAL,
                 attributes=self._start_attributes(start, foreign),
                 start_time=start.start_ns,
                 record_exception=False,
@@ -167,7 +167,9 @@ class SpanRecorder:
                 scope.sink = self._sink(tracer, scope.parts)
         if start.kind == "generate":
             with contain("context"):
-                scope.token = otel_context.attach(announce(trace.set_span_in_context(span, current), start, foreign))
+                # Without a span of ours the caller's stays the parent of what is inside.
+                inside = current if span is trace.INVALID_SPAN else trace.set_span_in_context(span, current)
+                scope.token = otel_context.attach(announce(inside, start, foreign))
         self.metrics.started(start)
         return scope
 
@@ -235,6 +237,8 @@ class SpanRecorder:
     def emit_content(self, scope: SpanScope, end: RequestEnd) -> None:
         """Send the event that carries messages, where the settings want it."""
         if not self.settings.content_in_events or self._logger is None or not (end.input_messages or end.output_messages):
+            return
+        if scope.foreign is not None:
             return
         from .content import content_event
 

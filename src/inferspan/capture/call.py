@@ -87,13 +87,21 @@ class Call:
         """Make this the thread's innermost call."""
         current.call = self
 
-    def pop(self) -> None:
-        """Take this call, and whatever was left open above it, off the thread's stack."""
+    def pop(self, now: int) -> None:
+        """Take this call off the thread's stack, after ending what an interrupt has left open above it."""
+        above = []
         call = current.call
         while call is not None and call is not self:
+            above.append(call)
             call = call.outer
-        if call is self:
-            current.call = self.outer
+        if call is not self:
+            return
+        for left in above:
+            left.abandon(now)
+        current.call = self.outer
+
+    def abandon(self, now: int) -> None:
+        """End this call because the one around it ends; only a plain forward pass can be left open like that."""
 
     def open_modules(self, expected: int, *, whole: bool) -> bool:
         """Let the hooks record the coming forward pass, if the budget has room for it."""

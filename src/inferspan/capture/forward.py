@@ -30,7 +30,7 @@ from .transforms import is_transforming
 if TYPE_CHECKING:
     from .target import Target
 
-__all__ = ["CompiledCall", "ForwardCall", "RootEnter", "RootExit", "shape_attributes"]
+__all__ = ["CompiledCall", "ForwardCall", "RootEnter", "RootExit", "close_stale", "shape_attributes"]
 
 INTERRUPTED = Failure("_OTHER", "the forward pass was interrupted", "")
 
@@ -81,10 +81,12 @@ class ForwardCall(Call):
 
     def finish(self, output: Any, failure: Failure | None, now: int) -> None:
         """End the request; ``output`` is what the model returned. Once only: a second call does nothing."""
-        self.pop()
         if self.finished:
+            self.pop(now)
             return
+        # First, so that a failure below cannot make it run twice.
         self.finished = True
+        self.pop(now)
         end = RequestEnd(self.epoch(now), failure, {})
         with contain("end of a forward pass"):
             if self.modules:
@@ -96,6 +98,10 @@ class ForwardCall(Call):
         self.output_stats = None
         self.target.closed(self)
         self.scope.end(end)
+
+    def abandon(self, now: int) -> None:
+        """The call around this one ends, so an interrupt has passed through both."""
+        self.finish(None, INTERRUPTED, now)
 
     def _describe_end(self, output: Any, failure: Failure | None, now: int) -> RequestEnd:
         attributes: dict[str, AttributeValue] = {}
@@ -162,9 +168,11 @@ def close_stale(root: nn.Module | None) -> None:
     """Close forward calls that an interrupt left open on this thread; ``root`` is the model that is being entered."""
     call = current.call
     while isinstance(call, ForwardCall):
-        owner = call.target.model
-        if call.target.compiled_call is not None or (owner is not None and _runs(owner, within=1 if owner is root else 0)):
-            return
+        # One that uninstrument() has ended may still run, but nothing belongs to it any more.
+        if not call.finished:
+            owner = call.target.model
+            if call.target.compiled_call is not None or (owner is not None and _runs(owner, within=1 if owner is root else 0)):
+                return
         call.finish(None, INTERRUPTED, perf_counter_ns())
         call = current.call
 
@@ -209,6 +217,8 @@ class RootEnter(CopiedAway):
             if call is not None:
                 close_stale(module)
                 call = current.call
+                if call is not None and call.follows(module):
+                    return
                 if isinstance(call, ForwardCall) and call.target is target:
                     call.enter_again(target.root_info, arguments)
                     return
@@ -240,8 +250,8 @@ class RootExit(CopiedAway):
                 return
             now = perf_counter_ns()
             output = arguments[-1]
-            # After an exception torch calls this hook inside its except block, with no output.
-            error = sys.exc_info()[1] if output is None else None
+            # After an exception torch calls this hook inside its except block; with an output if it was a hook that raised.
+            error = sys.exc_info()[1]
             failed = error is not None and _passes_through(error)
             if call.depth:
                 call.leave_again(target.root_info, output, now, error_type(error) if failed and error else None)

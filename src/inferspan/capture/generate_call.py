@@ -368,7 +368,7 @@ class GenerateCall(Call):
 
     def _end(self, result: Any, failure: Failure | None) -> None:
         now = perf_counter_ns()
-        self.pop()
+        self.pop(now)
         end = RequestEnd(self.epoch(now), failure, {})
         with contain("end of generate()"):
             self._close_open(now, failure)

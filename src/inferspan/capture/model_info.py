@@ -57,6 +57,8 @@ def _quantization(config: Any) -> dict[str, AttributeValue]:
 def _parameters(model: nn.Module, quantized: bool) -> dict[str, AttributeValue]:
     count, dtype = 0, None
     for parameter in model.parameters():
+        if isinstance(parameter, nn.UninitializedParameter):
+            return {}
         count += parameter.numel()
         if dtype is None and parameter.is_floating_point():
             dtype = str(parameter.dtype).removeprefix("torch.")

@@ -124,7 +124,7 @@ def _walk(root: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
 
 def _outer_layer(path: str) -> tuple[str, int, str] | None:
     """Prefix, index and rest at the outermost numbered part of a path."""
-    match = re.match(r"^(?:(.*?)\.)?(\d+)(?:\.(.*))?$", path)
+    match = re.match(r"^(?:(.*?)\.)??(\d+)(?:\.(.*))?$", path)
     return (match[1] or "", int(match[2]), match[3] or "") if match else None
 
 
@@ -137,7 +137,10 @@ def _stacks(paths: Sequence[str]) -> dict[str, str]:
     common = 0
     while all(len(one) > common + 1 for one in parts) and len({one[common] for one in parts}) == 1:
         common += 1
-    return {prefix: ".".join(one[common:-1] or one[common:]) + " " for prefix, one in zip(prefixes, parts, strict=True)}
+    words = [".".join(one[common:-1] or one[common:]) for one in parts]
+    if len(set(words)) < len(words):
+        words = prefixes
+    return {prefix: f"{word} " if word else "" for prefix, word in zip(prefixes, words, strict=True)}
 
 
 def _info(path: str, module: nn.Module, style: str, stacks: dict[str, str]) -> ModuleInfo:
@@ -210,7 +213,7 @@ class HookEngine:
         self._users = 0
         self._handles: list[Any] = []
         self._selection: list[tuple[weakref.ref[nn.Module], ModuleInfo, weakref.ref[nn.Module], _Enter, _Exit]] = []
-        self._above: list[tuple[weakref.ref[nn.Module], bool]] = []
+        self._above: list[tuple[weakref.ref[nn.Module], bool, list[int]]] = []
         self.unobserved: str | None = None
         """What of the modules cannot be seen, and why."""
         self.refresh()
@@ -234,7 +237,9 @@ class HookEngine:
             (weakref.ref(module), info, weakref.ref(parent), _Enter(info), _Exit(info))
             for module, info, parent in select(root, self._modules, self._style)
         ]
-        self._above = [(weakref.ref(module), is_compiled(module)) for module in root.modules() if module._modules]
+        self._above = [
+            (weakref.ref(module), is_compiled(module), [*map(id, module._modules.values())]) for module in root.modules() if module._modules
+        ]
         self.unobserved = self._what_is_compiled(root)
 
     def _what_is_compiled(self, root: nn.Module) -> str | None:
@@ -253,9 +258,9 @@ class HookEngine:
                     self.refresh()
 
     def _is_current(self) -> bool:
-        for reference, compiled in self._above:
+        for reference, compiled, children in self._above:
             module = reference()
-            if module is None or is_compiled(module) is not compiled:
+            if module is None or is_compiled(module) is not compiled or [*map(id, module._modules.values())] != children:
                 return False
         for reference, info, parent, _, _ in self._selection:
             above, module = parent(), reference()

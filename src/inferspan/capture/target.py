@@ -23,7 +23,7 @@ from ..settings import Settings
 from .budget import Budget
 from .call import Call, current
 from .energy import EnergyMeter
-from .forward import INTERRUPTED, CompiledCall, ForwardCall, RootEnter, RootExit
+from .forward import INTERRUPTED, CompiledCall, ForwardCall, RootEnter, RootExit, close_stale
 from .generate_call import GenerateCall
 from .generation import METHODS, around_generate
 from .model_info import model_device, model_info
@@ -212,8 +212,9 @@ class Target:
     # --------------------------------------------------------------------------------------------------------- calls
     def start_generate(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GenerateCall | None:
         """Open the request of a ``generate()``, or ``None`` where telemetry stays out."""
-        outer = current.call
         began = perf_counter_ns()
+        close_stale(None)
+        outer = current.call
         start, offset = Call.clock(outer)
         nested = outer is not None
         operation = self.settings.operation or self._operation(kwargs)

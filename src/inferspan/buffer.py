@@ -7,6 +7,8 @@ child starts empty: what the parent had queued is the parent's to send.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import threading
 import time
@@ -25,14 +27,14 @@ CAPACITY = 250_000
 
 
 class Buffer(Generic[T]):
-    """Items on their way to ``consume(item, hurry)``; ``hurry`` is true while somebody waits.
+    """Items on their way to ``consume(item, until)``; ``until`` is the monotonic time for which somebody waits, if anybody does.
 
     Args:
         consume: called with one item at a time, never concurrently; its errors are contained.
         capacity: total weight that may wait.
     """
 
-    def __init__(self, consume: Callable[[T, bool], None], *, capacity: int = CAPACITY, name: str = "inferspan-spans") -> None:
+    def __init__(self, consume: Callable[[T, float | None], None], *, capacity: int = CAPACITY, name: str = "inferspan-spans") -> None:
         self._consume = consume
         self._capacity = capacity
         self._name = name
@@ -63,33 +65,40 @@ class Buffer(Generic[T]):
             self._weight += weight
             self._items.append((item, weight))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                self._start()
         self._wake.set()
         return True
 
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        # An interpreter that is exiting, and a process at its limit, start no thread: the next one who flushes takes the items.
+        with contextlib.suppress(RuntimeError):
+            thread.start()
+            self._thread = thread
+
     def flush(self, timeout: float | None = None) -> bool:
         """Hand over everything that was queued before the call; false if that took longer than ``timeout`` seconds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         while True:
-            if deadline is not None and time.monotonic() > deadline:
+            left = deadline - time.monotonic()
+            if left < 0:
                 return False
-            if not self._consuming.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
+            if not self._consuming.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
                 return False
             try:
-                if not self._next(hurry=True):
+                if not self._next(until=deadline):
                     return True
             finally:
                 self._consuming.release()
 
-    def _next(self, *, hurry: bool) -> bool:
+    def _next(self, *, until: float | None) -> bool:
         with self._lock:
             if not self._items:
                 return False
             item, weight = self._items.popleft()
             self._weight -= weight
         with contain("span hand-over"):
-            self._consume(item, hurry)
+            self._consume(item, until)
         return True
 
     def _run(self) -> None:
@@ -99,4 +108,4 @@ class Buffer(Generic[T]):
             more = True
             while more:
                 with self._consuming:
-                    more = self._next(hurry=False)
+                    more = self._next(until=None)

@@ -7,6 +7,7 @@ can still take. A tracer of another implementation, or one that has no provider 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.id_generator import IdGenerator
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-__all__ = ["SpanParts", "queue_room", "span_parts"]
+__all__ = ["SpanParts", "next_chunk", "queue_room", "span_parts"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,9 +61,8 @@ def span_parts(tracer: Any) -> SpanParts | None:
     return SpanParts(real) if all(hasattr(real, name) for name in needed) else None
 
 
-def queue_room(tracer: Any) -> int | None:
-    """Spans that can be handed in at once before a batch processor of this tracer drops some; ``None`` if that is not known."""
-    rooms: list[int] = []
+def _queues(tracer: Any) -> Iterator[tuple[int, int, bool]]:
+    """Free places and size of the queue of each batch processor, and whether its thread has enough in it to be at work."""
     waiting = [getattr(getattr(tracer, "_tracer", tracer), "span_processor", None)]
     while waiting:
         processor = waiting.pop()
@@ -70,5 +70,21 @@ def queue_room(tracer: Any) -> int | None:
         batch = getattr(processor, "_batch_processor", None)
         queue, size = getattr(batch, "_queue", None), getattr(batch, "_max_queue_size", None)
         if queue is not None and isinstance(size, int):
-            rooms.append(max(0, size - len(queue)))
-    return min(rooms, default=None)
+            held = len(queue)
+            yield max(0, size - held), size, held >= getattr(batch, "_max_export_batch_size", 0)
+
+
+def queue_room(tracer: Any) -> int | None:
+    """Spans that can be handed in at once before a batch processor of this tracer drops some; ``None`` if that is not known."""
+    return min((room for room, _, _ in _queues(tracer)), default=None)
+
+
+def next_chunk(tracer: Any, most: int, spare: int) -> int:
+    """How many spans, up to ``most``, to hand in now; 0 while a batch processor at work has hardly more than ``spare`` free places.
+
+    A processor whose queue holds less than a batch sleeps for seconds, so that one is filled until it wakes up.
+    """
+    chunk = most
+    for room, size, at_work in _queues(tracer):
+        chunk = min(chunk, 0 if at_work and room < min(spare, max(1, size // 2)) else room)
+    return chunk

@@ -23,13 +23,13 @@ from .caller import caller_attributes
 from .genai_interop import ForeignCall, announce
 from .guard import contain, guarded
 from .ids import ids
-from .otlp import queue_room, span_parts
+from .otlp import span_parts
 from .packed_modules import ModulePacker
 from .ranks import ranks
 from .records import Attributes, AttributeValue, ModuleBatch, Phase, RequestEnd, RequestScope, RequestStart, Step
 from .request_metrics import RequestMetrics
 from .settings import Settings
-from .span_parts import SpanParts
+from .span_parts import SpanParts, next_chunk
 
 __all__ = ["SpanRecorder", "SpanWriter"]
 
@@ -287,43 +287,46 @@ class SpanWriter:
         """Hand over everything that is queued, on the calling thread."""
         return self._buffer.flush(timeout)
 
-    def _write(self, queued: tuple[SpanScope, Any], hurry: bool) -> None:
+    def _write(self, queued: tuple[SpanScope, Any], until: float | None) -> None:
         scope, item = queued
         if isinstance(item, Mapping):
             scope.recorder.metrics.steps(scope.request, item, scope.span)
             return
-        made = 0
+        left, patience = CHUNK, PATIENCE
         for record in item:
             if scope.sink is not None and isinstance(record, ModuleBatch):
-                self._offer(scope, record, hurry)
+                self._offer(scope, record, until)
                 continue
             for span in self._spans(scope, record):
+                if not left:
+                    left = self._pace(scope, until, patience)
+                if not left:
+                    # A processor that has taken nothing for so long has lost its receiver: no more waiting for it.
+                    left, patience = CHUNK, 0.0
                 self._hand_in(scope, span)
-                made += 1
-                if made % CHUNK == 0:
-                    self._pace(scope, hurry)
+                left -= 1
 
     @guarded("span hand-over")
-    def _offer(self, scope: SpanScope, batch: ModuleBatch, hurry: bool) -> None:
+    def _offer(self, scope: SpanScope, batch: ModuleBatch, until: float | None) -> None:
         """Send module calls the raw way, in slices that leave the interpreter to others in between."""
         above = self._above(scope, batch)
         for packed in self._packer.pack(scope.context, batch, scope.context.span_id if above is None else above):
             scope.recorder.metrics.dropped(len(packed) - scope.sink.offer(packed), "queue_full")
-            if not hurry:
+            if until is None:
                 time.sleep(PAUSE)
 
     @staticmethod
-    def _pace(scope: SpanScope, hurry: bool) -> None:
-        """Let the model's thread have the interpreter, and a batch processor empty its queue before more is put in."""
-        if not hurry:
+    def _pace(scope: SpanScope, until: float | None, patience: float) -> int:
+        """Let the model's thread have the interpreter, and a batch processor empty its queue; returns how many spans may follow."""
+        if until is None:
             time.sleep(PAUSE)
-        waited = 0.0
-        while waited < PATIENCE:
-            room = queue_room(scope.tracer)
-            if room is None or room >= ROOM:
-                return
+        end = time.monotonic() + patience
+        while not (chunk := next_chunk(scope.tracer, CHUNK, ROOM)):
+            now = time.monotonic()
+            if now >= end or (until is not None and now >= until):
+                return 0
             time.sleep(10 * PAUSE)
-            waited += 10 * PAUSE
+        return chunk
 
     # ------------------------------------------------------------------------------------------------------- one span
     @guarded("span hand-over")

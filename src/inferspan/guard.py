@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -26,6 +27,15 @@ _lock = threading.Lock()
 _counts: dict[str, int] = {}
 _logged: set[tuple[str, str]] = set()
 _observers: list[Callable[[Swallowed], None]] = []
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 class Swallowed(Exception):

@@ -5,23 +5,20 @@ In: a model and options. Out: a handle that detaches. A wrong option raises befo
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry import _logs, metrics, trace
-from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry import _logs, trace
 
-from . import otlp, semconv
-from .device_metrics import DeviceMetrics
-from .guard import contain, error_counts
+from . import machine, otlp, semconv
+from .guard import contain
 from .ids import adopt_ids
-from .ranks import ranks
 from .request_metrics import RequestMetrics
 from .settings import Settings, SettingsError
 from .spans import SpanRecorder, SpanWriter
@@ -30,13 +27,17 @@ from .version import version
 
 if TYPE_CHECKING:
     from .capture.target import Target
-    from .samplers.loop import SamplerLoop
 
 __all__ = ["Handle", "flush", "instrument"]
+
+HAND_OVER = 2.0
+"""Longest time in seconds that ``uninstrument()`` waits for detail to be handed over."""
 
 _lock = threading.RLock()
 _writer = SpanWriter()
 _instrumentations: dict[int, _Instrumentation] = {}
+_orphans: deque[_Instrumentation] = deque()
+"""Instrumentations whose model has been collected. A finaliser may run inside any lock, so it only puts them here."""
 _Providers = tuple[Any, Any, Any]
 
 
@@ -53,17 +54,31 @@ class _Instrumentation:
         self.users = 0
         self._release = release
         self._key = id(target.model)
+        self._collected = weakref.finalize(target.model, _orphans.append, self)
+        self._collected.atexit = False
+
+    def forget(self) -> None:
+        """Let the next ``instrument()`` of the model begin anew; called with the lock held."""
+        if _instrumentations.get(self._key) is self:
+            del _instrumentations[self._key]
 
     def close(self) -> None:
+        self._collected.detach()
         with contain("uninstrument"):
             self.target.close()
         with contain("uninstrument"):
-            _writer.flush(5.0)
+            _writer.flush(HAND_OVER)
         with contain("uninstrument"):
             self._release()
-        with _lock:
-            if _instrumentations.get(self._key) is self:
-                del _instrumentations[self._key]
+
+
+def _bury_orphans() -> None:
+    """Let go of what instrumentations of collected models still hold; called with the lock held."""
+    while _orphans:
+        orphan = _orphans.popleft()
+        orphan.forget()
+        with contain("uninstrument"):
+            orphan._release()
 
 
 class Handle:
@@ -86,6 +101,8 @@ class Handle:
                 return
             instrumentation.users -= 1
             last = not instrumentation.users
+            if last:
+                instrumentation.forget()
         if last:
             instrumentation.close()
 
@@ -141,6 +158,7 @@ def instrument(
     resolved = _resolve(settings, settings_overrides)
     providers = (tracer_provider, meter_provider, logger_provider)
     with _lock:
+        _bury_orphans()
         existing = _instrumentations.get(id(model))
         if existing is not None and existing.target.model is model and existing.target.is_open:
             _check_conflict(existing, resolved if explicit else None, providers)
@@ -206,13 +224,13 @@ def _build(model: Any, tokenizer: Any, settings: Settings, providers: _Providers
     from .capture.target import Target
 
     tracer_provider, meter_provider, logger_provider = providers
-    meters = _meters(meter_provider)
+    meters = machine.meters_of(meter_provider)
     request_metrics = RequestMetrics(meters.meter, settings)
     recorder = SpanRecorder(settings, _tracer_source(tracer_provider), request_metrics, _writer, _logger_source(logger_provider))
     target = Target(model, settings, recorder, tokenizer)
     release: Callable[[], None] = lambda: None  # noqa: E731 - replaced below
     with contain("samplers"):
-        loop, release = _samplers.acquire(settings, meters)
+        loop, release = machine.samplers.acquire(settings, meters)
         from .samplers.allocator import cuda_devices
 
         target.watch_machine(loop, cuda_devices)
@@ -224,6 +242,7 @@ def _tracer_source(provider: Any) -> Callable[[], Any]:
     kept: list[Any] = []
 
     def tracer() -> Any:
+        machine.samplers.wake_in_child()
         if kept:
             return kept[0]
         found = (provider or trace.get_tracer_provider()).get_tracer(semconv.SCOPE, version())
@@ -240,139 +259,16 @@ def _logger_source(provider: Any) -> Callable[[], Any]:
     return lambda: (provider or _logs.get_logger_provider()).get_logger(semconv.SCOPE, version())
 
 
-class _Meters:
-    """The meter of one provider and the observable instruments on it, which cannot be unregistered and so are made once."""
-
-    def __init__(self, provider: Any) -> None:
-        self._provider = provider
-        self._meter: Any = None
-        self.devices: DeviceMetrics | None = None
-        self.observed = False
-
-    def meter(self) -> Any:
-        """The meter for request metrics; raises what the provider raises."""
-        if self._meter is None:
-            # A proxy resolves itself once the host sets its provider, so it may be kept.
-            self._meter = (self._provider or metrics.get_meter_provider()).get_meter(semconv.SCOPE, version())
-            with contain("own metrics"):
-                self._observe(self._meter)
-        return self._meter
-
-    def provider(self) -> Any:
-        """The provider, global ones as they are now."""
-        return self._provider or metrics.get_meter_provider()
-
-    def _observe(self, meter: Any) -> None:
-        if self.observed:
-            return
-        self.observed = True
-        for name, callback in ((semconv.M_ERRORS, _observe_errors), (semconv.M_WORLD_SIZE, _observe_world)):
-            metric = semconv.METRICS[name]
-            create = (
-                meter.create_observable_counter
-                if metric.instrument == semconv.OBSERVABLE_COUNTER
-                else meter.create_observable_up_down_counter
-            )
-            create(name, callbacks=[callback], unit=metric.unit, description=metric.brief)
+def _forked() -> None:
+    global _lock
+    # The thread that held a lock at that moment does not exist in the child.
+    _lock = threading.RLock()
+    for instrumentation in _instrumentations.values():
+        instrumentation.recorder.metrics.renew_locks()
+    machine.forked()
 
 
-def _observe_errors(_: CallbackOptions) -> list[Observation]:
-    return [Observation(count, {semconv.ERROR_PLACE: place}) for place, count in error_counts().items()]
-
-
-def _observe_world(_: CallbackOptions) -> list[Observation]:
-    size = ranks(os.environ).get(semconv.WORLD_SIZE)
-    return [Observation(size)] if size is not None else []
-
-
-_by_provider: weakref.WeakKeyDictionary[Any, _Meters] = weakref.WeakKeyDictionary()
-_global_meters: dict[Any, _Meters] = {}
-
-
-def _meters(provider: Any) -> _Meters:
-    """One ``_Meters`` for each provider; the global one counts as a provider of its own, whatever stands behind it later."""
-    if provider is None:
-        return _global_meters.setdefault(None, _Meters(None))
-    try:
-        known = _by_provider.get(provider)
-        if known is None:
-            # The dictionary must not keep its own key alive through the value.
-            known = _by_provider[provider] = _Meters(weakref.proxy(provider))
-        return known
-    except TypeError:
-        return _Meters(provider)
-
-
-class _Samplers:
-    """The sampler thread of the process: it runs while an instrumented model wants it, with the first one's settings."""
-
-    def __init__(self) -> None:
-        self._loop: SamplerLoop | None = None
-        self._users = 0
-
-    def acquire(self, settings: Settings, meters: _Meters) -> tuple[SamplerLoop | None, Callable[[], None]]:
-        """Start or share the thread and report its readings on ``meters``; returns it and what lets go of it."""
-        if not (settings.nvml or settings.host or settings.allocator):
-            return None, lambda: None
-        with _lock:
-            if self._loop is None:
-                self._loop = _sampler_loop(settings)
-                # NVML counts its users, so ours says goodbye; before the providers, whose last collection then finds nothing.
-                atexit.register(self._loop.stop, 0.2)
-            loop = self._loop
-            self._users += 1
-            loop.start()
-            if meters.devices is None:
-                meters.devices = DeviceMetrics(meters.provider(), loop.read, version=version())
-            else:
-                meters.devices.reopen(loop.read)
-        released = False
-
-        def release() -> None:
-            nonlocal released
-            with _lock:
-                if released:
-                    return
-                released = True
-                self._users -= 1
-                if self._users:
-                    return
-                self._loop = None
-                for known in (*_by_provider.values(), *_global_meters.values()):
-                    if known.devices is not None:
-                        known.devices.close()
-            loop.stop()
-
-        return loop, release
-
-
-_samplers = _Samplers()
-
-
-def _sampler_loop(settings: Settings) -> SamplerLoop:
-    from .samplers.allocator import AllocatorSampler, cuda_devices, device_memory
-    from .samplers.host import HostSampler
-    from .samplers.loop import SamplerLoop
-    from .samplers.nvml import NvmlSampler
-
-    local_rank = ranks(os.environ).get(semconv.LOCAL_RANK)
-    samplers: list[Any] = []
-    if settings.nvml:
-        samplers.append(NvmlSampler(all_gpus=settings.all_gpus, cuda_devices=cuda_devices, cuda_memory=device_memory))
-    if settings.host:
-        samplers.append(HostSampler(local_rank=local_rank or 0, off=_system_metrics_active))
-    if settings.allocator:
-        samplers.append(AllocatorSampler())
-    return SamplerLoop(samplers, interval=settings.sampler_interval)
-
-
-def _system_metrics_active() -> bool:
-    """Whether OpenTelemetry's own host instrumentation runs: it uses the same metric names with other attributes."""
-    import sys
-
-    module = sys.modules.get("opentelemetry.instrumentation.system_metrics")
-    instrumentor = getattr(module, "SystemMetricsInstrumentor", None)
-    return instrumentor is not None and bool(getattr(instrumentor(), "_is_instrumented_by_opentelemetry", False))
-
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 otlp.flush_first(lambda: (_writer.flush(2.0), None)[1])

@@ -41,6 +41,11 @@ class RequestMetrics:
         self._lock = threading.Lock()
         self.summary = Summary()
 
+    def renew_locks(self) -> None:
+        """Called in a forked child, where nobody is left to release them."""
+        self._lock = threading.Lock()
+        self.summary.renew_lock()
+
     # ------------------------------------------------------------------------------------------------------ instruments
     def _instrument(self, name: str) -> Any:
         instrument = self._instruments.get(name)
@@ -105,7 +110,7 @@ class RequestMetrics:
         if start.kind == "generate" and not start.nested:
             self._record(semconv.M_ACTIVE, -1, self._model(start))
         if start.kind == "forward":
-            self._forward(start, end, seconds, span)
+            self._forward(start, end, seconds, span, foreign=foreign)
         elif not start.nested:
             self._generate(start, end, seconds, span, foreign=foreign)
         for (module, kind), count in end.nonfinite.items():
@@ -115,14 +120,20 @@ class RequestMetrics:
         if end.overhead_ns:
             self._record(semconv.M_OVERHEAD, end.overhead_ns / 1e9, {})
 
-    def _forward(self, start: RequestStart, end: RequestEnd, seconds: float, span: Any) -> None:
+    def _forward(self, start: RequestStart, end: RequestEnd, seconds: float, span: Any, *, foreign: bool) -> None:
         name = start.model.name or start.model.architecture
         self._record(semconv.M_FORWARD_DURATION, seconds, {semconv.MODEL_NAME: name}, span)
-        if start.operation == semconv.OPERATION_EMBEDDINGS and not start.nested:
-            labels = self._labels(start)
-            self._record(semconv.M_EMBEDDINGS_DURATION, seconds, self._with_error(labels, end), span)
+        if start.operation == semconv.OPERATION_EMBEDDINGS and not start.nested and not foreign:
+            self._embeddings(end, seconds, self._labels(start), span)
+
+    def _embeddings(self, end: RequestEnd, seconds: float, labels: Mapping[str, AttributeValue], span: Any) -> None:
+        failing = self._with_error(labels, end)
+        if self._settings.semconv in ("dup", "latest"):
+            self._record(semconv.M_EMBEDDINGS_DURATION, seconds, failing, span)
             if end.input_tokens is not None:
                 self._record(semconv.M_EMBEDDINGS_INPUT, end.input_tokens, labels, span)
+        if self._settings.semconv in ("dup", "legacy"):
+            self._legacy(end, seconds, labels, failing, span)
 
     @staticmethod
     def _with_error(labels: Mapping[str, AttributeValue], end: RequestEnd) -> dict[str, AttributeValue]:

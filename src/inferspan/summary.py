@@ -89,6 +89,10 @@ class Summary:
                     values.append(value)
                     del values[:-KEPT]
 
+    def renew_lock(self) -> None:
+        """Called in a forked child, where nobody is left to release it."""
+        self._lock = threading.Lock()
+
     def totals(self) -> Totals:
         """The totals so far."""
         with self._lock:

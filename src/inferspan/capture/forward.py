@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Mapping
 from time import perf_counter_ns
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,7 @@ class ForwardCall(Call):
         self.depth = 0
         self.finished = False
         self.modules = False
+        self.input_tokens: int | None = None
         if self.recording:
             self.output_stats = target.new_output_stats()
             engine = target.engine
@@ -130,11 +132,23 @@ class ForwardCall(Call):
             end_ns=self.epoch(now),
             failure=failure,
             attributes=attributes,
+            input_tokens=self.input_tokens,
             batch_size=rows,
             spans_dropped=self.budget.dropped,
             nonfinite=nonfinite,
             overhead_ns=self.overhead + self.target.hook_cost * self.count,
         )
+
+
+def _attended(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
+    """Tokens that an embedding model is given, padding left out; ``None`` where only a read from the device would tell."""
+    # Sentence encoders take one mapping of what others take as keywords.
+    given: Mapping[str, Any] = args[0] if args and isinstance(args[0], Mapping) else kwargs
+    ids = given.get("input_ids", args[0] if args else None)
+    mask = given.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.dim() == 2:
+        return int(mask.sum()) if mask.device.type == "cpu" else None
+    return int(ids.numel()) if mask is None and isinstance(ids, Tensor) and ids.dim() == 2 and not ids.is_floating_point() else None
 
 
 def _logits(output: Any) -> dict[str, AttributeValue]:
@@ -191,6 +205,9 @@ def start_forward(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any])
         return None
     inputs = describe((*args[:8], *kwargs.values())) if kwargs else describe(args)
     call = ForwardCall(target, inputs, scope=scope, start=start, offset=offset, budget=Budget(target.settings.span_budget), outer=outer)
+    if operation is not None:
+        with contain("counting input tokens"):
+            call.input_tokens = _attended(args, kwargs)
     call.push()
     call.overhead = perf_counter_ns() - start
     target.opened(call)

@@ -20,6 +20,20 @@ from .records import RequestEnd, RequestStart
 
 __all__ = ["ForeignCall", "announce"]
 
+_FIELDS = {
+    "response_finish_reasons": semconv.FINISH_REASONS,
+    "request_temperature": semconv.REQUEST_TEMPERATURE,
+    "request_top_p": semconv.REQUEST_TOP_P,
+    "request_top_k": semconv.REQUEST_TOP_K,
+    "request_max_tokens": semconv.REQUEST_MAX_TOKENS,
+    "request_seed": semconv.REQUEST_SEED,
+    "request_choice_count": semconv.REQUEST_CHOICE_COUNT,
+    "request_stop_sequences": semconv.REQUEST_STOP_SEQUENCES,
+    "request_stream": semconv.REQUEST_STREAM,
+    "dimension_count": semconv.EMBEDDINGS_DIMENSION,
+}
+"""Fields of a foreign call and the attributes of ours that fill them."""
+
 _KEYS = {True: "opentelemetry.genai.client.embedding.context", False: "opentelemetry.genai.client.inference.context"}
 
 
@@ -30,24 +44,25 @@ def _key(start: RequestStart) -> str:
 class ForeignCall:
     """Another library's running call, onto which we publish what it does not know itself."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, model: str | None) -> None:
         self._call = call
+        self._model = model
 
     @classmethod
     def around(cls, current: otel_context.Context, start: RequestStart) -> ForeignCall | None:
         """The foreign call that is open in ``current``, if any."""
         call = current.get(_key(start))
-        return None if call is None or getattr(call, "_inferspan", False) else cls(call)
+        return None if call is None or getattr(call, "_inferspan", False) else cls(call, start.model.name)
 
     def publish(self, end: RequestEnd) -> None:
         """Fill those of its fields that are still empty."""
-        values = {
+        values: dict[str, object] = {name: end.attributes.get(key) for name, key in _FIELDS.items()}
+        values |= {
             "usage_input_tokens": end.input_tokens,
             "usage_output_tokens": end.output_tokens,
-            "response_finish_reasons": end.attributes.get(semconv.FINISH_REASONS),
-            "request_temperature": end.attributes.get(semconv.REQUEST_TEMPERATURE),
-            "request_top_p": end.attributes.get(semconv.REQUEST_TOP_P),
-            "request_max_tokens": end.attributes.get(semconv.REQUEST_MAX_TOKENS),
+            "request_model": self._model,
+            "response_model": self._model,
+            "response_time_to_first_chunk": end.time_to_first_token if end.streaming else None,
         }
         for name, value in values.items():
             if value is not None and getattr(self._call, name, value) is None:

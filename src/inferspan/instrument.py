@@ -220,6 +220,15 @@ def _check_conflict(existing: _Instrumentation, settings: Settings | None, provi
             raise SettingsError(f"this model is instrumented already with another {name}; uninstrument() it first or pass the same one")
 
 
+_flushed_first: list[Callable[[], None]] = []
+
+
+def _hand_over_first() -> None:
+    """Have detail handed over before our pipelines are flushed or closed; from the first model on, as it takes a thread."""
+    if not _flushed_first:
+        _flushed_first.append(otlp.flush_first(lambda: (_writer.flush(HAND_OVER), None)[1]))
+
+
 def _build(model: Any, tokenizer: Any, settings: Settings, providers: _Providers) -> _Instrumentation:
     from .capture.target import Target
 
@@ -228,6 +237,7 @@ def _build(model: Any, tokenizer: Any, settings: Settings, providers: _Providers
     request_metrics = RequestMetrics(meters.meter, settings)
     recorder = SpanRecorder(settings, _tracer_source(tracer_provider), request_metrics, _writer, _logger_source(logger_provider))
     target = Target(model, settings, recorder, tokenizer)
+    _hand_over_first()
     release: Callable[[], None] = lambda: None  # noqa: E731 - replaced below
     with contain("samplers"):
         loop, release = machine.samplers.acquire(settings, meters)
@@ -270,5 +280,3 @@ def _forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
-
-otlp.flush_first(lambda: (_writer.flush(2.0), None)[1])

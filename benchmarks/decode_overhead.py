@@ -105,12 +105,13 @@ class Bench:
         if self.cuda:
             self.torch.cuda.synchronize()
 
-    def timed(self, name: str, row: dict[str, Any] | None | str) -> tuple[float, float]:
+    def timed(self, name: str, row: dict[str, Any] | str | None) -> tuple[float, float]:
         """Seconds of one request alone, and until everything has been exported."""
-        import inferspan
         from opentelemetry import trace
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+
+        import inferspan
 
         undo: Callable[[], Any] = lambda: None  # noqa: E731
         if row is None:

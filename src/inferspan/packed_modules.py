@@ -13,7 +13,7 @@ from typing import Any
 from opentelemetry.trace import SpanContext
 
 from . import semconv, wire
-from .records import ModuleBatch, ModuleInfo
+from .records import ModuleBatch, ModuleInfo, module_calls
 
 __all__ = ["ModulePacker"]
 
@@ -47,7 +47,7 @@ class ModulePacker:
         """
         trace_id = context.trace_id.to_bytes(16, "big")
         state = context.trace_state.to_header() if context.trace_state else ""
-        calls, phase, offset, statistics = batch.calls, batch.phase, batch.offset, batch.statistics
+        calls, phase, offset, statistics = list(module_calls(batch)), batch.phase, batch.offset, batch.statistics
         # One draw for all; an id of eight zero bytes would be invalid, and is as likely as any other.
         drawn = os.urandom(8 * len(calls))
         own = {call[0]: drawn[8 * place : 8 * place + 8] for place, call in enumerate(calls)}

@@ -7,7 +7,7 @@ spans later, so these records are ``NamedTuple``s: cheap to make, and still name
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -27,6 +27,7 @@ __all__ = [
     "Sample",
     "Sampler",
     "Step",
+    "module_calls",
 ]
 
 AttributeValue = bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str]
@@ -59,7 +60,10 @@ class ModuleInfo(NamedTuple):
 
 
 class ModuleCall(NamedTuple):
-    """One call of one module. The hooks append plain tuples of this layout: a named one costs three times as much.
+    """One call of one module. The hooks extend a flat list by these fields; ``module_calls`` reads it.
+
+    One object a call would be cheap to make and dear to keep: every few thousand of them the garbage collector walks the whole heap,
+    which in a process with torch takes a tenth of a second and more. Numbers and shared objects in one list it does not see.
 
     ``parent`` is the ``number`` of the enclosing module call of the same batch, -1 directly under the step. ``start`` and
     ``end`` are readings of the monotonic clock, made epoch times by the batch's ``offset``. ``inputs`` and ``outputs`` hold
@@ -83,8 +87,13 @@ class ModuleBatch(NamedTuple):
     step: int | None
     phase: str
     offset: int
-    calls: Sequence[tuple[int, int, ModuleInfo, int, int, Any, Any, str | None, int | None]]
+    calls: Sequence[Any]
     statistics: Mapping[int, Attributes]
+
+
+def module_calls(batch: ModuleBatch) -> Iterator[tuple[int, int, ModuleInfo, int, int, Any, Any, str | None, int | None]]:
+    """The calls of a batch, one tuple in the layout of ``ModuleCall`` for each."""
+    return zip(*[iter(batch.calls)] * len(ModuleCall._fields), strict=True)
 
 
 class Step(NamedTuple):

@@ -26,7 +26,7 @@ from .ids import ids
 from .otlp import span_parts
 from .packed_modules import ModulePacker
 from .ranks import ranks
-from .records import Attributes, AttributeValue, ModuleBatch, Phase, RequestEnd, RequestScope, RequestStart, Step
+from .records import Attributes, AttributeValue, ModuleBatch, ModuleCall, Phase, RequestEnd, RequestScope, RequestStart, Step, module_calls
 from .request_metrics import RequestMetrics
 from .settings import Settings
 from .span_parts import SpanParts, next_chunk
@@ -40,6 +40,7 @@ ROOM = 256
 PATIENCE = 2.0
 """Longest time in seconds that a chunk waits for a batch processor to empty its queue."""
 _SHAPES_KEPT = 4096
+CALL_FIELDS = len(ModuleCall._fields)
 _KINDS = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT, "server": SpanKind.SERVER}
 
 
@@ -86,7 +87,7 @@ class SpanScope:
         """Queue detail for the hand-over thread."""
         if not self.recording or not records:
             return
-        weight = sum(len(record.calls) if isinstance(record, ModuleBatch) else 1 for record in records)
+        weight = sum(len(record.calls) // CALL_FIELDS if isinstance(record, ModuleBatch) else 1 for record in records)
         if not self.recorder.writer.put(self, records, weight):
             self.recorder.metrics.dropped(weight, "queue_full")
 
@@ -402,9 +403,10 @@ class SpanWriter:
 
     def _modules(self, scope: SpanScope, batch: ModuleBatch) -> Iterator[tuple[Any, ...]]:
         above = self._above(scope, batch)
-        own = {call[0]: ids().generate_span_id() for call in batch.calls}
+        calls = list(module_calls(batch))
+        own = {call[0]: ids().generate_span_id() for call in calls}
         metric = scope.recorder.settings.module_metric
-        for number, parent, info, start, end, inputs, outputs, failure, statistics in batch.calls:
+        for number, parent, info, start, end, inputs, outputs, failure, statistics in calls:
             attributes: dict[str, AttributeValue] = {
                 semconv.PHASE: batch.phase,
                 semconv.MODULE_NAME: info.name,

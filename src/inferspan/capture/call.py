@@ -73,7 +73,8 @@ class Call:
         """Module spans that the running forward pass may still have; 0 makes the hooks do nothing."""
         self.count = 0
         self.stack: list[tuple[int, ModuleInfo, int, Any]] = []
-        self.calls: list[tuple[int, int, ModuleInfo, int, int, Any, Any, str | None, int | None]] = []
+        self.calls: list[Any] = []
+        """Flat, in the layout of ``ModuleCall``."""
         self.output_stats: OutputStats | None = None
         self.pending: list[Phase | Step | ModuleBatch] = []
         self.overhead = 0
@@ -119,7 +120,7 @@ class Call:
 
     def _close_frame(self, now: int, failure: str | None) -> None:
         number, info, start, inputs = self.stack.pop()
-        self.calls.append((number, self.stack[-1][0] if self.stack else -1, info, start, now, inputs, (), failure, None))
+        self.calls.extend((number, self.stack[-1][0] if self.stack else -1, info, start, now, inputs, (), failure, None))
 
     def close_modules(self, step: int | None, phase: str, now: int, failure: str | None) -> None:
         """Turn what the hooks have appended into a batch under ``step`` (or under the phase or request)."""

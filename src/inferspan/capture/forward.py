@@ -79,7 +79,7 @@ class ForwardCall(Call):
         if self.stack and (self.stack[-1][1] is info or self.unwind_to(info, now)):
             number, info, start, inputs = self.stack.pop()
             parent = self.stack[-1][0] if self.stack else -1
-            self.calls.append((number, parent, info, start, now, inputs, describe(output), failure, None))
+            self.calls.extend((number, parent, info, start, now, inputs, describe(output), failure, None))
 
     def finish(self, output: Any, failure: Failure | None, now: int) -> None:
         """End the request; ``output`` is what the model returned. Once only: a second call does nothing."""

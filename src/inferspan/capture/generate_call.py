@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import semconv
 from ..guard import contain
-from ..records import AttributeValue, Failure, Phase, RequestEnd, Step
+from ..records import AttributeValue, Failure, ModuleCall, Phase, RequestEnd, Step
 from .call import Call, failure_of
 from .compilation import compiled_graphs
 from .forward import shape_attributes
@@ -189,6 +189,11 @@ class GenerateCall(Call):
         """The loop has chosen the tokens of a step and asked whether to stop."""
         now = perf_counter_ns()
         width = int(input_ids.shape[1])
+        # The wrappers that tell these may have been taken off in mid-run.
+        if self.step_open:
+            self._close_step(now, (), None)
+        if self.awaiting and width != loop.width:
+            self._token_known(now)
         if loop.prompt_width is None:
             loop.prompt_width = width - (loop.width or 1)
             loop.rows = int(input_ids.shape[0])
@@ -310,7 +315,7 @@ class GenerateCall(Call):
             self.target.engine.release()
 
     def _flush_modules(self, step: int | None, now: int, failure: str | None) -> None:
-        self.module_count = max(len(self.calls), 1)
+        self.module_count = max(len(self.calls) // len(ModuleCall._fields), 1)
         self.close_modules(step, self._phase(), now, failure)
 
     def _reopen_modules(self) -> None:

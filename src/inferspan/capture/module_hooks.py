@@ -96,7 +96,7 @@ class _Exit(CopiedAway):
                 return
             number, info, start, inputs = stack.pop()
             statistics = call.output_stats.append(output) if call.output_stats is not None else None
-            call.calls.append((number, stack[-1][0] if stack else -1, info, start, now, inputs, describe(output), None, statistics))
+            call.calls.extend((number, stack[-1][0] if stack else -1, info, start, now, inputs, describe(output), None, statistics))
         except Exception as error:
             report("module hook", error)
 
@@ -211,6 +211,7 @@ class HookEngine:
         self._style = style
         self._lock = threading.Lock()
         self._users = 0
+        self._closed = False
         self._handles: list[Any] = []
         self._selection: list[tuple[weakref.ref[nn.Module], ModuleInfo, weakref.ref[nn.Module], _Enter, _Exit]] = []
         self._above: list[tuple[weakref.ref[nn.Module], bool, list[int]]] = []
@@ -271,6 +272,8 @@ class HookEngine:
     def acquire(self) -> None:
         """Attach, unless another recorded call has done so."""
         with self._lock:
+            if self._closed:
+                return
             self._users += 1
             if self._users > 1:
                 return
@@ -290,8 +293,9 @@ class HookEngine:
                 self._detach()
 
     def close(self) -> None:
-        """Detach whatever is attached."""
+        """Detach whatever is attached, for good."""
         with self._lock:
+            self._closed = True
             self._users = 0
             self._detach()
 

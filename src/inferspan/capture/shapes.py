@@ -16,6 +16,8 @@ from torch import Tensor
 __all__ = ["Described", "describe"]
 
 Described = tuple[tuple[Any, Any], ...]
+_known: dict[Described, Described] = {}
+KEPT = 16_384
 
 MAX_TENSORS = 8
 MAX_ENTRIES = 16
@@ -59,16 +61,26 @@ def _walk(value: Any, depth: int, found: list[tuple[Any, Any]]) -> None:
         _walk(part, depth + 1, found)
 
 
+def _shared(described: Described) -> Described:
+    """The one object that stands for equal descriptions: thousands of own ones would be the garbage collector's work."""
+    known = _known.get(described)
+    if known is None:
+        if len(_known) >= KEPT:
+            _known.clear()
+        known = _known[described] = described
+    return known
+
+
 def describe(value: Any) -> Described:
     """Pairs (shape, dtype) of the tensors in ``value``, in order; empty if there are none to be described."""
     kind = type(value)
     if kind is Tensor:
         described = _tensor(value)
-        return (described,) if described is not None else ()
+        return _shared((described,)) if described is not None else ()
     # What nearly every module is called with, and what many return: one plain tensor in a tuple.
     if kind is tuple and len(value) == 1 and type(value[0]) is Tensor:
         described = _tensor(value[0])
-        return (described,) if described is not None else ()
+        return _shared((described,)) if described is not None else ()
     found: list[tuple[Any, Any]] = []
     _walk(value, 0, found)
-    return tuple(found)
+    return _shared(tuple(found))

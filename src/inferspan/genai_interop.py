@@ -30,7 +30,7 @@ _FIELDS = {
     "request_choice_count": semconv.REQUEST_CHOICE_COUNT,
     "request_stop_sequences": semconv.REQUEST_STOP_SEQUENCES,
     "request_stream": semconv.REQUEST_STREAM,
-    "dimension_count": semconv.EMBEDDINGS_DIMENSION,
+    "embeddings_dimension_count": semconv.EMBEDDINGS_DIMENSION,
 }
 """Fields of a foreign call and the attributes of ours that fill them."""
 

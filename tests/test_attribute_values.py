@@ -1,0 +1,57 @@
+"""Values that can be sent, out of whatever callers hand us."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import numpy
+import pytest
+
+from inferspan.attribute_values import exportable, exportable_attributes, exportable_text
+
+
+class _Word(str, enum.Enum):
+    A = "a"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (True, True),
+        (3, 3),
+        (-(2**63), -(2**63)),
+        (2**63, None),
+        (0.5, 0.5),
+        (float("nan"), None),
+        (float("-inf"), None),
+        ("text", "text"),
+        ("lone \ud800 surrogate", "lone ? surrogate"),
+        (_Word.A, "a"),
+        (numpy.float32(0.5), 0.5),
+        (numpy.int64(7), 7),
+        ([1, 2], [1, 2]),
+        ((0.5, 1.5), [0.5, 1.5]),
+        ([1.0, float("inf")], None),
+        ([1e308, 1e308], [1e308, 1e308]),
+        ([1, 2**70], None),
+        ([1, "a"], None),
+        ([numpy.float64(1.0), numpy.float64(2.0)], [1.0, 2.0]),
+        ([], []),
+        (None, None),
+        ({"a": 1}, None),
+        (b"bytes", None),
+    ],
+)
+def test_exportable(value: object, expected: object) -> None:
+    """A value becomes plain, or nothing where an exporter could not encode it."""
+    found: Any = exportable(value)
+    assert (found, type(found)) == (expected, type(expected))
+    if isinstance(found, list):
+        assert {type(part) for part in found} <= {type(part) for part in expected}  # type: ignore[attr-defined]
+
+
+def test_attributes_and_texts() -> None:
+    """What cannot be sent is left out of a mapping, keys are made encodable as well."""
+    assert exportable_attributes({"a": 1, "b": float("nan"), "c\ud800": "x"}) == {"a": 1, "c?": "x"}
+    assert exportable_text("naïve \ud83d") == "naïve ?"

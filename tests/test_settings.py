@@ -1,0 +1,171 @@
+"""Where settings come from, which source wins, and what a wrong one says."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferspan.settings import CAPTURE_VARIABLE, PRESETS, STABILITY_VARIABLE, Settings, SettingsError, describe, environment_name
+
+
+def _file(tmp_path: Path, text: str) -> Path:
+    pytest.importorskip("yaml")
+    path = tmp_path / "inferspan.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_precedence(tmp_path: Path) -> None:
+    """Argument over environment over file over preset over default, each for itself."""
+    path = _file(tmp_path, "top_k: 2\nlogits: true\nmodules: all\nsampler_interval: 9\n")
+    environ = {"INFERSPAN_TOP_K": "3", "INFERSPAN_LOGITS": "no", "INFERSPAN_PRESET": "light", "INFERSPAN_CONFIG": str(path)}
+    found = Settings.resolve({"top_k": 4}, environ=environ)
+    assert (found.top_k, found.logits, found.modules, found.sampler_interval, found.steps, found.output_stats) == (
+        4, False, "all", 9.0, "sampled", False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("argument", "variable", "in_file", "expected"),
+    [
+        (None, None, None, "default"),
+        (None, None, "debug", "debug"),
+        (None, "light", "debug", "light"),
+        ("debug", "light", "default", "debug"),
+        (None, "nonsense", "light", "light"),
+    ],
+)
+def test_preset(tmp_path: Path, argument: str | None, variable: str | None, in_file: str | None, expected: str) -> None:
+    """The strongest source that names a preset chooses it; a wrong variable is passed over."""
+    path = _file(tmp_path, f"preset: {in_file}\n" if in_file else "")
+    environ = {"INFERSPAN_PRESET": variable} if variable else {}
+    assert Settings.resolve(preset=argument, config_file=path, environ=environ) == Settings(**PRESETS[expected])
+
+
+def test_null_in_a_file(tmp_path: Path) -> None:
+    """An empty value in a file means the default where the default is nothing, and is an error elsewhere."""
+    assert Settings.resolve(config_file=_file(tmp_path, "operation:\nsession_file: null\n"), environ={}) == Settings()
+    with pytest.raises(SettingsError, match=r"modules.*None"):
+        Settings.resolve(config_file=_file(tmp_path, "modules:\n"), environ={})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("top_k: many", r"top_k \(file .*\)' cannot be 'many'"),
+        ("topk: 3", "unknown inferspan setting 'topk'.*did you mean 'top_k'"),
+        ("1: 2", "unknown inferspan setting '1'"),
+        ("- a\n- b", "must hold a mapping"),
+        ("a: [1", "is not YAML"),
+        ("preset: loud", "'preset' cannot be 'loud': use one of default, light, debug"),
+        ("preset: [light]", "'preset' cannot be"),
+    ],
+)
+def test_wrong_files(tmp_path: Path, text: str, message: str) -> None:
+    """A wrong file is one error that names the setting, the value and what is allowed."""
+    with pytest.raises(SettingsError, match=message):
+        Settings.resolve(config_file=_file(tmp_path, text), environ={})
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    """A file that is missing or no text is an error as well."""
+    pytest.importorskip("yaml")
+    with pytest.raises(SettingsError, match="cannot read its settings file"):
+        Settings.resolve(config_file=tmp_path / "missing.yaml", environ={})
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SettingsError, match="is not YAML"):
+        Settings.resolve(config_file=tmp_path / "binary.yaml", environ={})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("top_k", -1), ("top_k", True), ("top_k", 1.5), ("logits", "maybe"), ("modules", "layer"), ("modules", []), ("modules", [1]),
+        ("modules", {"a": 1}), ("steps", "some"), ("sampler_interval", float("nan")), ("sampler_interval", 0.5), ("session_file", ""),
+        ("session_file", 3), ("capture_content", "true"), ("capture_content", None), ("operation", "talk"), ("semconv", None),
+        ("max_content_chars", 10**9), ("model_name", " "), ("exit_timeout", -1),
+    ],
+)  # fmt: skip
+def test_wrong_arguments(name: str, value: Any) -> None:
+    """A wrong argument is an error that names the setting and the value."""
+    with pytest.raises(SettingsError) as caught:
+        Settings.resolve({name: value}, environ={})
+    assert f"{name!r} cannot be {value!r}: use" in str(caught.value)
+
+
+def test_unknown_argument() -> None:
+    """An unknown name is an error that offers the nearest known one."""
+    with pytest.raises(SettingsError, match="unknown inferspan setting 'moduls'.*did you mean 'modules'"):
+        Settings.resolve({"moduls": "all"}, environ={})
+
+
+def test_wrong_environment(caplog: pytest.LogCaptureFixture) -> None:
+    """Wrong variables are warnings, one each, and the defaults count; empty ones are not set."""
+    environ = {
+        "INFERSPAN_SAMPLER_INTERVAL": "soon",
+        "INFERSPAN_LOGITS": "maybe",
+        "INFERSPAN_MODULES": "layer",
+        "INFERSPAN_SESSION_FILE": "  ",
+        CAPTURE_VARIABLE: "true",
+    }
+    assert Settings.resolve(environ=environ) == Settings()
+    told = sorted(record.getMessage().split(" is ignored")[0] for record in caplog.records if record.levelno == logging.WARNING)
+    assert told == sorted(f"{name}={value}" for name, value in environ.items() if value.strip())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "expected", "warned"),
+    [
+        ({}, {"INFERSPAN_SPAN_HARD_CAP": "100"}, (100, 100), False),
+        ({"span_hard_cap": 100}, {}, (100, 100), False),
+        ({}, {"INFERSPAN_MAX_SPANS_PER_TRACE": "9000"}, (2000, 5000), True),
+        ({"span_hard_cap": 10_000}, {"INFERSPAN_MAX_SPANS_PER_TRACE": "9000"}, (9000, 10_000), False),
+        ({"max_spans_per_trace": 300}, {"INFERSPAN_SPAN_HARD_CAP": "100"}, (300, 5000), True),
+    ],
+)
+def test_budget(
+    arguments: dict[str, Any], environ: dict[str, str], expected: tuple[int, int], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A low cap lowers the default budget, and a variable that contradicts is a warning."""
+    found = Settings.resolve(arguments, environ=environ)
+    assert (found.max_spans_per_trace, found.span_hard_cap) == expected
+    assert bool(caplog.records) == warned
+
+
+def test_budget_over_its_cap() -> None:
+    """A budget over the cap that is asked for by name needs the cap by name; every step takes the whole cap."""
+    with pytest.raises(SettingsError, match="pass span_hard_cap=9000 as well"):
+        Settings(max_spans_per_trace=9000)
+    assert (Settings().span_budget, Settings(every_step=True).span_budget) == (2000, 5000)
+
+
+@pytest.mark.parametrize(
+    ("mode", "emit", "expected"),
+    [
+        ("NO_CONTENT", None, (False, False)), ("span_only", None, (True, False)), ("EVENT_ONLY", None, (False, True)),
+        ("SPAN_AND_EVENT", None, (True, True)), ("SPAN_AND_EVENT", False, (True, False)), ("NO_CONTENT", True, (False, False)),
+        ("SPAN_ONLY", True, (True, False)),
+    ],
+)  # fmt: skip
+def test_content(mode: str, emit: bool | None, expected: tuple[bool, bool]) -> None:
+    """Content stands where its mode says, in any case of letters, and an event never without an event mode."""
+    found = Settings(capture_content=mode, emit_event=emit)
+    assert (found.content_on_spans, found.content_in_events) == expected
+
+
+def test_stability_variable() -> None:
+    """OpenTelemetry's opt-in chooses the latest names, unless our own variable says otherwise."""
+    both = {STABILITY_VARIABLE: "http,gen_ai_latest_experimental"}
+    assert Settings.resolve(environ=both).semconv == "latest"
+    assert Settings.resolve(environ={**both, "INFERSPAN_SEMCONV": "legacy"}).semconv == "legacy"
+
+
+def test_table() -> None:
+    """Every setting has a variable of its own and a sentence."""
+    rows = describe()
+    assert len({variable for _, variable, _, _ in rows}) == len(rows) == len({name for name, *_ in rows})
+    assert all(brief for *_, brief in rows)
+    assert environment_name("capture_content") == CAPTURE_VARIABLE and environment_name("top_k") == "INFERSPAN_TOP_K"

@@ -98,7 +98,7 @@ def test_wrong_arguments(name: str, value: Any) -> None:
 
 def test_unknown_argument() -> None:
     """An unknown name is an error that offers the nearest known one."""
-    with pytest.raises(SettingsError, match="unknown inferspan setting 'moduls'.*did you mean 'modules'"):
+    with pytest.raises(SettingsError, match=r"unknown inferspan setting 'moduls'.*did you mean 'modules'"):
         Settings.resolve({"moduls": "all"}, environ={})
 
 

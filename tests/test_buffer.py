@@ -1,0 +1,115 @@
+"""The queue between the model's path and the sinks."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from inferspan import guard
+from inferspan.buffer import Buffer
+
+
+def _until(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 5
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return condition()
+
+
+def test_order_and_waiting() -> None:
+    """Items come out in order, on a daemon thread by themselves and on the caller's when it flushes, who is waited for until then."""
+    seen: list[tuple[int, float | None, str]] = []
+    hold = threading.Event()
+
+    def consume(item: int, until: float | None) -> None:
+        seen.append((item, until, threading.current_thread().name))
+        if item == 0:
+            hold.wait(5)
+
+    buffer: Buffer[int] = Buffer(consume, name="test-buffer")
+    assert buffer.put(0, 1) and _until(lambda: len(seen) == 1)
+    for item in (1, 2):
+        buffer.put(item, 1)
+    threading.Timer(0.05, hold.set).start()
+    assert buffer.flush(5)
+    assert [item for item, _, _ in seen] == [0, 1, 2]
+    assert seen[0][1:] == (None, "test-buffer")
+    assert next(thread for thread in threading.enumerate() if thread.name == "test-buffer").daemon
+    assert buffer.put(3, 1) and buffer.flush(None) and len(seen) == 4
+    assert seen[3][1] in (None, math.inf)
+
+
+def test_bound() -> None:
+    """What would exceed the capacity is refused, and accepted again once there is room."""
+    hold = threading.Event()
+    buffer: Buffer[int] = Buffer(lambda item, until: (hold.wait(5), None)[1], capacity=10)
+    buffer.put(0, 1)
+    assert _until(lambda: buffer._weight == 0)
+    assert [buffer.put(1, 6), buffer.put(2, 6), buffer.put(3, 4)] == [True, False, True]
+    hold.set()
+    assert buffer.flush(5) and buffer.put(4, 10)
+
+
+def test_flush_ends_in_time() -> None:
+    """A flush that has to wait for a stuck consumer gives up in its time."""
+    hold = threading.Event()
+    buffer: Buffer[int] = Buffer(lambda item, until: (hold.wait(5), None)[1])
+    buffer.put(0, 1)
+    assert _until(lambda: buffer._consuming.locked())
+    began = time.monotonic()
+    assert not buffer.flush(0.1)
+    assert time.monotonic() - began < 1
+    hold.set()
+
+
+def test_failing_consumer(contained: list[guard.Swallowed]) -> None:
+    """An item whose consumption fails costs itself only."""
+    seen: list[int] = []
+
+    def consume(item: int, until: float | None) -> None:
+        if item == 1:
+            raise ValueError(item)
+        seen.append(item)
+
+    buffer: Buffer[int] = Buffer(consume)
+    for item in range(3):
+        buffer.put(item, 1)
+    assert buffer.flush(5)
+    assert seen == [0, 2]
+    assert [(error.place, error.kind) for error in contained] == [("span hand-over", "ValueError")]
+    contained.clear()
+
+
+def test_no_thread_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no thread can start, items wait for the next flush, and a later item tries again."""
+    seen: list[int] = []
+    buffer: Buffer[int] = Buffer(lambda item, until: seen.append(item))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
+        assert buffer.put(0, 1)
+    assert buffer.flush(1) and seen == [0]
+    assert buffer.put(1, 1) and _until(lambda: seen == [0, 1])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_fork() -> None:
+    """A forked child starts empty and works, though the parent was in the middle of an item."""
+    hold = threading.Event()
+    seen: list[int] = []
+    buffer: Buffer[int] = Buffer(lambda item, until: (seen.append(item), hold.wait(5) if item == 0 else None)[0])
+    for item in (0, 1):
+        buffer.put(item, 1)
+    assert _until(lambda: seen == [0])
+    child = os.fork()
+    if child == 0:
+        good = buffer.put(7, 1) and buffer.flush(3) and seen == [0, 7]
+        os._exit(0 if good else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    hold.set()
+    assert buffer.flush(5) and seen == [0, 1]

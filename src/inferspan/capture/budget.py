@@ -2,39 +2,51 @@
 
 The order is fixed: module spans of a step are kept while nine tenths of the budget hold them whole; step spans are all kept up to
 nine tenths, then every 2nd, 4th, 8th ... with the gap doubling after each 160th part of the budget. What the settings asked for and the
-budget left out is counted. The request span and its two phases are always there.
+budget left out is counted. The request span and its two phases are always there; a plain forward pass has no phases and no steps.
 """
 
 from __future__ import annotations
 
 __all__ = ["Budget"]
 
-FIXED = 3
-"""Request, prefill and decode."""
+PHASES = 2
+"""Prefill and decode."""
 
 
 class Budget:
-    """Spans of one request: what is spent, and what had to be left out."""
+    """Spans of one request: what is spent, and what had to be left out.
 
-    __slots__ = ("_chunk", "_chunk_left", "_gap", "_skip", "_soft", "dropped", "spent", "total")
+    Args:
+        total: spans that the request may have.
+        steps: whether it has phases and steps.
+    """
 
-    def __init__(self, total: int) -> None:
+    __slots__ = ("_chunk", "_chunk_left", "_fixed", "_gap", "_skip", "_soft", "_step", "dropped", "spent", "total")
+
+    def __init__(self, total: int, *, steps: bool = True) -> None:
         self.total = total
-        self.spent = FIXED
+        self._step = int(steps)
+        self._fixed = self.spent = 1 + PHASES * steps
         self.dropped = 0
-        self._soft = max(FIXED + 1, total * 9 // 10)
+        self._soft = min(total, max(self._fixed + 1, total * 9 // 10)) if steps else total
         self._chunk = max(1, total // 160)
         self._chunk_left = self._chunk
         self._gap = 2
         self._skip = 0
 
     def module_room(self, expected: int, *, whole: bool = True) -> int:
-        """How many module spans the coming forward pass may have; 0 where ``expected`` of them do not fit as a whole."""
-        room = (self._soft if whole else self.total) - self.spent
-        if room <= 0 or (whole and expected > room and self.spent > FIXED + 1):
-            self.dropped += expected
+        """How many module spans the coming forward pass may have, its own span kept free.
+
+        With ``whole``, 0 where ``expected`` of them do not fit, unless it is the first pass, which shows as much as there is room for.
+        """
+        room = self._soft - self.spent - self._step
+        if whole and expected > room and self.spent > self._fixed + 1:
             return 0
-        return room
+        return max(0, room)
+
+    def leave_out(self, spans: int) -> None:
+        """Note spans that were asked for and not recorded."""
+        self.dropped += spans
 
     def spend(self, spans: int) -> None:
         """Note spans that were recorded."""

@@ -70,7 +70,8 @@ class Call:
         self.budget = budget
         self.outer = outer
         self.room = 0
-        """Module spans that the running forward pass may still have; 0 makes the hooks do nothing."""
+        """Module spans that the running forward pass may still have; without any, the hooks only count."""
+        self.missed = 0
         self.count = 0
         self.stack: list[tuple[int, ModuleInfo, int, Any]] = []
         self.calls: list[Any] = []
@@ -79,6 +80,7 @@ class Call:
         self.pending: list[Phase | Step | ModuleBatch] = []
         self.overhead = 0
         self._granted = 0
+        self._watched = False
 
     def follows(self, module: object) -> bool:
         """Whether forward passes of ``module`` are steps of this call rather than requests of their own."""
@@ -107,7 +109,8 @@ class Call:
     def open_modules(self, expected: int, *, whole: bool) -> bool:
         """Let the hooks record the coming forward pass, if the budget has room for it."""
         self._granted = self.room = self.budget.module_room(expected, whole=whole)
-        self.count = 0
+        self._watched = self.room > 0 or not whole
+        self.missed = self.count = 0
         return self.room > 0
 
     def unwind_to(self, info: ModuleInfo, now: int, failure: str = "_OTHER") -> bool:
@@ -126,12 +129,11 @@ class Call:
         """Turn what the hooks have appended into a batch under ``step`` (or under the phase or request)."""
         while self.stack:
             self._close_frame(now, failure or "_OTHER")
-        used = self._granted - self.room
-        if self._granted and not self.room:
-            # The hooks stopped for want of room, so how many more there would have been is not known; at least this one.
-            self.budget.dropped += 1
-        self._granted = self.room = 0
-        self.budget.spend(used)
+        self.budget.spend(self._granted - self.room)
+        if self._watched:
+            self.budget.leave_out(self.missed)
+        self._granted = self.room = self.missed = 0
+        self._watched = False
         if self.calls:
             calls, self.calls = self.calls, []
             statistics = self.read_output_stats(calls)

@@ -61,14 +61,19 @@ class ForwardCall(Call):
             self.output_stats = target.new_output_stats()
             engine = target.engine
             engine.prepare()
-            if engine.expected and self.open_modules(engine.expected, whole=False):
+            if engine.expected and self.budget.module_room(engine.expected, whole=False):
+                self.open_modules(engine.expected, whole=False)
                 self.modules = True
                 engine.acquire()
+            else:
+                self.budget.leave_out(engine.expected)
 
     def enter_again(self, info: ModuleInfo, arguments: tuple[Any, ...]) -> None:
         """The model calls itself: one more module call inside this request."""
         self.depth += 1
-        if self.room:
+        if not self.room:
+            self.missed += 1
+        else:
             self.room -= 1
             self.stack.append((self.count, info, perf_counter_ns(), describe(arguments[0])))
             self.count += 1
@@ -204,7 +209,8 @@ def start_forward(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any])
     if scope is None:
         return None
     inputs = describe((*args[:8], *kwargs.values())) if kwargs else describe(args)
-    call = ForwardCall(target, inputs, scope=scope, start=start, offset=offset, budget=Budget(target.settings.span_budget), outer=outer)
+    budget = Budget(target.settings.span_budget, steps=False)
+    call = ForwardCall(target, inputs, scope=scope, start=start, offset=offset, budget=budget, outer=outer)
     if operation is not None:
         with contain("counting input tokens"):
             call.input_tokens = _attended(args, kwargs)

@@ -91,6 +91,8 @@ class GenerateCall(Call):
         self.nonfinite: dict[tuple[str, str], int] = {}
         self.next_sampled = 0
         self.hooked = False
+        self.refused = 0
+        """Module spans of the coming step for which there is no room."""
         self.compiled = False
         self.module_count = target.engine.expected
         self.memory: MemoryMeter | None = None
@@ -270,8 +272,10 @@ class GenerateCall(Call):
         self.seconds[phase].append((now - self.step_start) / 1e9)
         if not self.recording:
             return
-        kept = (self.target.steps_wanted == "all" or (self.target.steps_wanted == "sampled" and self.hooked)) and self.budget.take_step()
-        if self.hooked and self.room < (1 << 60):
+        wanted = self.target.steps_wanted == "all" or (self.target.steps_wanted == "sampled" and (self.hooked or self.refused > 0))
+        kept = wanted and self.budget.take_step()
+        self.budget.leave_out(self.refused)
+        if self.hooked:
             self._flush_modules(index if kept else None, now, failure)
         if kept:
             attributes = self._step_attributes(outputs)
@@ -301,12 +305,14 @@ class GenerateCall(Call):
                 self.memory.look()
         if self.compiled and index > 0:
             wanted = False
-        if wanted and self.open_modules(self.module_count, whole=True):
-            if not self.hooked:
-                target.engine.acquire()
-                self.hooked = True
-        else:
+        opened = wanted and self.open_modules(self.module_count, whole=True)
+        # Left out only if the step comes to be.
+        self.refused = self.module_count if wanted and not opened else 0
+        if not opened:
             self._release_modules()
+        elif not self.hooked:
+            target.engine.acquire()
+            self.hooked = True
 
     def _release_modules(self) -> None:
         self.room = 0
@@ -315,7 +321,7 @@ class GenerateCall(Call):
             self.target.engine.release()
 
     def _flush_modules(self, step: int | None, now: int, failure: str | None) -> None:
-        self.module_count = max(len(self.calls) // len(ModuleCall._fields), 1)
+        self.module_count = max(len(self.calls) // len(ModuleCall._fields) + self.missed, 1)
         self.close_modules(step, self._phase(), now, failure)
 
     def _reopen_modules(self) -> None:

@@ -66,6 +66,15 @@ def _prompt(arguments: Mapping[str, Any], main_input: str) -> Any:
     return value if isinstance(value, Tensor) and value.dim() == 2 and not value.is_floating_point() else None
 
 
+def _encoded(outputs: Any) -> Any:
+    """The hidden states of an encoder, [rows, width, hidden], that the caller ran beforehand."""
+    if isinstance(outputs, dict):
+        outputs = dict.get(outputs, "last_hidden_state")
+    elif isinstance(outputs, tuple | list) and outputs:
+        outputs = outputs[0]
+    return outputs if isinstance(outputs, Tensor) else None
+
+
 def _input_rows(call: GenerateCall) -> list[int] | None:
     model = call.target.model
     main_input = getattr(model, "main_input_name", "input_ids")
@@ -75,11 +84,13 @@ def _input_rows(call: GenerateCall) -> list[int] | None:
     sources = [*call.inner_arguments[:1], call.arguments] if len(call.inner_arguments) == 1 else [call.arguments]
     for arguments in sources:
         inner = arguments is not call.arguments
+        encoded = _encoded(arguments.get("encoder_outputs"))
         counted = count_input(
             input_ids=_prompt(arguments, "input_ids" if inner else main_input),
-            inputs_embeds=arguments.get("inputs_embeds"),
+            inputs_embeds=arguments.get("inputs_embeds") if encoded is None else encoded,
             attention_mask=arguments.get("attention_mask"),
-            loop=loop,
+            # What the loop starts with is the prompt of a decoder-only model; elsewhere it is the decoder's start.
+            loop=loop if encoded is None else None,
             text_encoder_or_decoder=inner or main_input == "input_ids",
         )
         if counted is not None:

@@ -62,7 +62,10 @@ class _Enter(CopiedAway):
         if torch.compiler.is_compiling():
             return
         call = current.call
-        if call is None or not call.room:
+        if call is None:
+            return
+        if not call.room:
+            call.missed += 1
             return
         try:
             call.room -= 1

@@ -69,6 +69,8 @@ class Target:
     """
 
     def __init__(self, model: nn.Module, settings: Settings, recorder: Recorder, tokenizer: Any = None) -> None:
+        self._undo = Undo()
+        self.is_open = True
         self._model = weakref.ref(model, self._gone)
         self._model_id = id(model)
         self.settings = settings
@@ -85,13 +87,11 @@ class Target:
         self.engine = HookEngine(model, "none" if settings.steps == "none" else settings.modules, settings.module_span_name)
         self.scripted = isinstance(model, torch.jit.ScriptModule)
         self.has_plain_generate = self._is_plain(model)
-        self.is_open = True
         self.compiled_call: CompiledCall | None = None
         self.members: dict[int, weakref.ref[nn.Module]] = {}
         self._called = False
         self.machine: Any = None
         self.cuda_devices: Callable[[], Any] = dict
-        self._undo = Undo()
         self._root_lock = threading.Lock()
         self._root_handles: list[Any] = []
         self._root_paused: set[int] = set()

@@ -113,20 +113,22 @@ def count_input(
     return [width] * rows
 
 
-def _prompt_width(sequences: Tensor, loop: Loop, *, exact: bool, prompt: Any) -> int:
-    """How many leading positions of the returned rows are prompt."""
-    width = loop.prompt_width or 0
-    if exact or not width:
+def _prompt_width(sequences: Tensor, loop: Loop, *, exact: bool, prompt: Any) -> int | None:
+    """How many leading positions of the returned rows are prompt; ``None`` if nothing tells."""
+    width = loop.prompt_width
+    if width is not None and (exact or not width):
         return min(width, int(sequences.shape[1]))
-    # A generate() of the model's own may have cut the prompt off; its first tokens tell.
-    comparable = isinstance(prompt, Tensor) and prompt.dim() == 2 and prompt.shape == (sequences.shape[0], width)
-    if comparable and sequences.shape[1] >= width and bool((sequences[:, :width].to(prompt.device) == prompt).all()):
-        return width
-    return 0
+    # A generate() of the model's own may have cut the prompt off, and a custom loop may not tell; the first tokens do.
+    comparable = isinstance(prompt, Tensor) and prompt.dim() == 2 and prompt.shape[0] == sequences.shape[0]
+    known = int(prompt.shape[1]) if comparable else -1
+    fits = known == (known if width is None else width) and sequences.shape[1] >= known >= 0
+    if fits and bool((sequences[:, :known].to(prompt.device) == prompt).all()):
+        return known
+    return None if width is None else 0
 
 
-def count_output(sequences: Tensor, loops: Sequence[Loop], *, exact: bool, prompt: Any) -> Generated:
-    """Tokens of each returned row.
+def count_output(sequences: Tensor, loops: Sequence[Loop], *, exact: bool, prompt: Any) -> Generated | None:
+    """Tokens of each returned row, or ``None`` if nothing tells where they begin.
 
     Args:
         sequences: [rows, width] ids that were returned.
@@ -136,6 +138,8 @@ def count_output(sequences: Tensor, loops: Sequence[Loop], *, exact: bool, promp
     """
     loop = loops[-1] if loops else Loop()
     start = _prompt_width(sequences, loop, exact=exact and len(loops) == 1, prompt=prompt)
+    if start is None:
+        return None
     rows = sequences[:, start:].tolist() if start else sequences.tolist()
     ended = loop.ended_after() if len(loops) == 1 else None
     if ended is not None and len(ended) != len(rows):

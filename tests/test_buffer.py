@@ -102,7 +102,13 @@ def test_fork() -> None:
     """A forked child starts empty and works, though the parent was in the middle of an item."""
     hold = threading.Event()
     seen: list[int] = []
-    buffer: Buffer[int] = Buffer(lambda item, until: (seen.append(item), hold.wait(5) if item == 0 else None)[0])
+
+    def consume(item: int, until: float | None) -> None:
+        seen.append(item)
+        if item == 0:
+            hold.wait(5)
+
+    buffer: Buffer[int] = Buffer(consume)
     for item in (0, 1):
         buffer.put(item, 1)
     assert _until(lambda: seen == [0])

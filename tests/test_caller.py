@@ -15,8 +15,10 @@ from inferspan.caller import caller_attributes
 
 def test_nesting() -> None:
     """Inner blocks add to, override and take away from outer ones, and leave everything as it was."""
-    with inferspan.context(conversation_id="c", **{"app.tenant": "blue", "n": 1}):
-        with inferspan.context(user_id="u", n=2, **{"app.tenant": None}):
+    outer: Any = {"app.tenant": "blue", "n": 1}
+    inner: Any = {"app.tenant": None, "n": 2}
+    with inferspan.context(conversation_id="c", **outer):
+        with inferspan.context(user_id="u", **inner):
             inside = dict(caller_attributes())
         outside = dict(caller_attributes())
     assert inside == {"gen_ai.conversation.id": "c", "user.id": "u", "n": 2}

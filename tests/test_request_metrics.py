@@ -63,6 +63,7 @@ class _Sink:
 
 @pytest.fixture
 def sink() -> Iterator[_Sink]:
+    """Where metrics of the test go."""
     made = _Sink()
     yield made
     made.provider.shutdown()

@@ -1,0 +1,176 @@
+"""Captured content: where it goes in each mode, and that nothing of it leaves when it is off."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+import inferspan
+from tests.cases.models import llama, prompt
+
+IDS = ("inferspan.tokens.ids", "inferspan.token.id", "inferspan.token.text", "inferspan.logits.top_k.ids", "inferspan.logits.top_k.texts")
+MESSAGES = ("gen_ai.input.messages", "gen_ai.output.messages")
+
+
+class _Tokenizer:
+    """Texts that cannot come from anywhere else."""
+
+    def decode(self, ids: Any, skip_special_tokens: bool = False) -> str:
+        return "quokka" + "-".join(map(str, ids))
+
+
+class _Everything:
+    """Providers of all three signals in memory."""
+
+    def __init__(self) -> None:
+        self.span_exporter, self.reader, self.log_exporter = InMemorySpanExporter(), InMemoryMetricReader(), InMemoryLogRecordExporter()
+        self.tracer_provider = TracerProvider(shutdown_on_exit=False)
+        self.tracer_provider.add_span_processor(SimpleSpanProcessor(self.span_exporter))
+        self.meter_provider = MeterProvider([self.reader], shutdown_on_exit=False)
+        self.logger_provider = LoggerProvider(shutdown_on_exit=False)
+        self.logger_provider.add_log_record_processor(SimpleLogRecordProcessor(self.log_exporter))
+
+    def instrument(self, model: Any, **settings: Any) -> inferspan.Handle:
+        return inferspan.instrument(
+            model,
+            _Tokenizer(),
+            tracer_provider=self.tracer_provider,
+            meter_provider=self.meter_provider,
+            logger_provider=self.logger_provider,
+            **{"nvml": False, "host": False, "allocator": False, **settings},
+        )
+
+    def keys(self) -> set[str]:
+        """Keys of content on spans."""
+        inferspan.flush()
+        present = {key for span in self.span_exporter.get_finished_spans() for key in span.attributes or {}}
+        return present & {*IDS, *MESSAGES}
+
+    def request(self) -> dict[str, Any]:
+        (span,) = (span for span in self.span_exporter.get_finished_spans() if span.parent is None)
+        return dict(span.attributes or {})
+
+    def bytes_sent(self) -> bytes:
+        inferspan.flush()
+        parts: list[Any] = [encode_spans(self.span_exporter.get_finished_spans()), encode_logs(self.log_exporter.get_finished_logs())]
+        data = self.reader.get_metrics_data()
+        parts += [encode_metrics(data)] if data else []
+        return b"".join(part.SerializeToString() for part in parts)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny models are slower on more threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def _generate(model: Any, **options: Any) -> Any:
+    return model.generate(prompt(1, 7), **{"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, **options})
+
+
+@pytest.mark.parametrize(("mode", "spans", "events"), [
+    ("NO_CONTENT", False, False), ("SPAN_ONLY", True, False), ("EVENT_ONLY", False, True), ("SPAN_AND_EVENT", True, True), ("true", False, False),
+])  # fmt: skip
+def test_modes(mode: str, spans: bool, events: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Messages, token ids and texts stand on spans or in the event as the standard variable says; an unknown mode is none."""
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", mode)
+    everything = _Everything()
+    model = llama()
+    with everything.instrument(model):
+        output = _generate(model)
+    assert everything.keys() == ({*IDS, *MESSAGES} if spans else set())
+    told = "quokka" + "-".join(map(str, prompt(1, 7)[0].tolist()))
+    answered = "quokka" + "-".join(map(str, output[0, 7:].tolist()))
+    inputs = [{"role": "user", "parts": [{"type": "text", "content": told}]}]
+    outputs = [{"role": "assistant", "parts": [{"type": "text", "content": answered}], "finish_reason": "length"}]
+    if spans:
+        assert [json.loads(everything.request()[key]) for key in MESSAGES] == [inputs, outputs]
+    logs = everything.log_exporter.get_finished_logs()
+    assert len(logs) == events
+    if events:
+        record = logs[0].log_record
+        assert record.event_name == "gen_ai.client.inference.operation.details"
+        body = json.loads(json.dumps(dict(record.attributes or {}), default=dict))
+        assert (body[MESSAGES[0]], body[MESSAGES[1]]) == (inputs, outputs)
+        (span,) = (span for span in everything.span_exporter.get_finished_spans() if span.parent is None)
+        assert span.context is not None and (record.trace_id, record.span_id) == (span.context.trace_id, span.context.span_id)
+    assert any("=true is ignored" in line for line in caplog.messages) == (mode == "true")
+
+
+def test_nothing_leaves_when_it_is_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """No byte of spans, metrics, logs, session file or log lines holds texts or ids, not even where an exception quotes them."""
+    from transformers import StoppingCriteria, StoppingCriteriaList
+
+    class Quoting(StoppingCriteria):
+        def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
+            rows = input_ids.tolist()
+            raise ValueError(f"{input_ids} {rows} {tuple(rows[0])} {input_ids.numpy()} {rows[0]!r} {[(1, rows[0])]}")
+
+    path = tmp_path / "session.jsonl"
+    everything, model = _Everything(), llama()
+    with caplog.at_level(logging.WARNING), everything.instrument(model, session_file=str(path), modules="all", every_step=True):
+        output = _generate(model)
+        with pytest.raises(ValueError, match="tensor"):
+            _generate(model, stopping_criteria=StoppingCriteriaList([Quoting()]))
+        model(prompt(1, 7))
+        sent = everything.bytes_sent()
+    sent += path.read_bytes() + "\n".join(caplog.messages).encode()
+    assert b"gen_ai.usage.output_tokens" in sent and b"ValueError" in sent and b"values left out" in sent
+    assert b"quokka" not in sent
+    for row in (prompt(1, 7)[0].tolist(), output[0, 7:].tolist()):
+        for separator in (", ", ",", " ", "  ", "-", '","'):
+            for start in range(len(row) - 2):
+                assert separator.join(map(str, row[start : start + 3])).encode() not in sent
+    assert everything.keys() == set()
+
+
+def test_bounds() -> None:
+    """Texts are cut at the limit with a mark, and a message attribute stays below 32 KiB."""
+
+    class Long(_Tokenizer):
+        def decode(self, ids: Any, skip_special_tokens: bool = False) -> str:
+            return "ü" * 20_000
+
+    for limit, most in ((10, 600), (30_000, 32 * 1024)):
+        everything, model = _Everything(), llama()
+        with inferspan.instrument(model, Long(), tracer_provider=everything.tracer_provider, meter_provider=everything.meter_provider,
+                                  capture_content="SPAN_ONLY", max_content_chars=limit, nvml=False, host=False, allocator=False):  # fmt: skip
+            model.generate(prompt(3, 5), max_new_tokens=2, do_sample=False)
+        texts = [everything.request()[key] for key in MESSAGES]
+        assert [(len(text.encode()) <= most, "truncated" in text) for text in texts] == [(True, True)] * 2
+
+
+def test_failing_tokenizer(contained: list[Any]) -> None:
+    """A tokenizer that raises costs the messages, nothing else."""
+
+    class Broken(_Tokenizer):
+        def decode(self, ids: Any, skip_special_tokens: bool = False) -> str:
+            raise UnicodeError
+
+    everything, model = _Everything(), llama()
+    with inferspan.instrument(model, Broken(), tracer_provider=everything.tracer_provider, meter_provider=everything.meter_provider,
+                              capture_content="SPAN_ONLY", nvml=False, host=False, allocator=False):  # fmt: skip
+        _generate(model)
+    assert everything.request()["gen_ai.usage.output_tokens"] == 5
+    assert not everything.keys() & set(MESSAGES)
+    assert {error.place for error in contained} == {"content", "token texts"}
+    contained.clear()

@@ -17,7 +17,8 @@ from time import perf_counter_ns
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 
 from ..guard import contain, report
 from ..records import ModuleInfo
@@ -53,13 +54,16 @@ class CopiedAway:
 
 
 class _Enter(CopiedAway):
-    __slots__ = ("info",)
+    """Pre-hook of a submodule. Written for few instructions: between two large matrix products each of them is a cache miss."""
+
+    __slots__ = ("_last", "info")
 
     def __init__(self, info: ModuleInfo) -> None:
         self.info = info
+        self._last: Any = None
 
-    def __call__(self, module: nn.Module, *arguments: Any) -> None:
-        if torch.compiler.is_compiling():
+    def __call__(self, module: nn.Module, args: Any = (), kwargs: Any = None, *rest: Any) -> None:
+        if is_dynamo_compiling():
             return
         call = current.call
         if call is None:
@@ -71,35 +75,49 @@ class _Enter(CopiedAway):
             call.room -= 1
             number = call.count
             call.count = number + 1
-            inputs = (
-                describe(arguments[0]) if len(arguments) < 2 or not arguments[1] else describe((*arguments[0][:8], *arguments[1].values()))
-            )
+            if kwargs:
+                inputs = describe((*args[:8], *kwargs.values()))
+            elif len(args) == 1 and type(args[0]) is Tensor and not args[0].is_nested:
+                inputs = self._last
+                if not inputs or inputs[0][0] != args[0].shape or inputs[0][1] is not args[0].dtype:
+                    inputs = self._last = describe(args)
+            else:
+                inputs = describe(args)
             call.stack.append((number, self.info, perf_counter_ns(), inputs))
         except Exception as error:
             report("module hook", error)
 
 
 class _Exit(CopiedAway):
-    __slots__ = ("info",)
+    """Forward hook of a submodule; see ``_Enter``."""
+
+    __slots__ = ("_last", "info")
 
     def __init__(self, info: ModuleInfo) -> None:
         self.info = info
+        self._last: Any = None
 
-    def __call__(self, module: nn.Module, *arguments: Any) -> None:
-        if torch.compiler.is_compiling():
+    def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
+        if is_dynamo_compiling():
             return
         call = current.call
         if call is None or not call.stack:
             return
         try:
             now = perf_counter_ns()
-            output = arguments[-1]
+            output = rest[-1]
             stack = call.stack
             if stack[-1][1] is not self.info and not call.unwind_to(self.info, now):
                 return
             number, info, start, inputs = stack.pop()
+            if type(output) is Tensor and not output.is_nested:
+                outputs = self._last
+                if not outputs or outputs[0][0] != output.shape or outputs[0][1] is not output.dtype:
+                    outputs = self._last = describe(output)
+            else:
+                outputs = describe(output)
             statistics = call.output_stats.append(output) if call.output_stats is not None else None
-            call.calls.extend((number, stack[-1][0] if stack else -1, info, start, now, inputs, describe(output), None, statistics))
+            call.calls.extend((number, stack[-1][0] if stack else -1, info, start, now, inputs, outputs, None, statistics))
         except Exception as error:
             report("module hook", error)
 
@@ -284,7 +302,7 @@ class HookEngine:
                 one = module()
                 if one is not None:
                     self._handles.append(one.register_forward_pre_hook(enter, with_kwargs=True))
-                    self._handles.append(one.register_forward_hook(leave, with_kwargs=True))
+                    self._handles.append(one.register_forward_hook(leave))
 
     def release(self) -> None:
         """Detach, if no other recorded call needs the hooks."""

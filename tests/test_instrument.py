@@ -280,3 +280,21 @@ def test_shut_down_early(telemetry: Telemetry) -> None:
     telemetry.tracer_provider.shutdown()
     telemetry.meter_provider.shutdown()
     assert torch.equal(_generate(model), expected)
+
+
+def test_failure_of_ours_at_the_start(telemetry: Telemetry, contained: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that we fail to follow runs all the same, its span ends, and the next one is whole."""
+    from inferspan.capture import generate_call
+
+    model = llama()
+    telemetry.instrument(model, modules="none")
+    with monkeypatch.context() as patch:
+        patch.setattr(generate_call.GenerateCall, "_sample_modules", lambda self, index: 1 / 0)
+        expected = _generate(llama())
+        assert torch.equal(_generate(model), expected)
+        assert trace.get_current_span() is trace.INVALID_SPAN
+    _generate(model)
+    assert {(error.place, error.kind) for error in contained} == {("start of generate()", "ZeroDivisionError")}
+    contained.clear()
+    assert len(telemetry.requests()) == 2 and telemetry.metric_sum("inferspan.generate.active") == 0
+    telemetry.check(complaints=True)

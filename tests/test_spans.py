@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from opentelemetry import context as otel_context
@@ -352,3 +352,22 @@ def test_overfull(exporter: InMemorySpanExporter) -> None:
     recorder.writer._buffer._capacity = 2
     _run(recorder)
     assert (3, "queue_full") in refused
+
+
+def test_a_model_inside_a_processor(exporter: InMemorySpanExporter) -> None:
+    """A processor that runs an instrumented model for each span makes no further requests: there would be no end to it."""
+
+    class Guardrail(SpanProcessor):
+        asked: ClassVar[list[Any]] = []
+
+        def on_start(self, span: Any, parent_context: Any = None) -> None:
+            self.asked.append(recorder.start(_start("forward", operation=None), None))
+
+        def on_end(self, span: ReadableSpan) -> None:
+            self.asked.append(recorder.start(_start(), None))
+
+    provider = _provider(Guardrail(), SimpleSpanProcessor(exporter))
+    recorder = _recorder(lambda: provider.get_tracer("inferspan"))
+    _run(recorder)
+    assert Guardrail.asked == [None] * 8 and len(exporter.get_finished_spans()) == 7
+    assert recorder.start(_start("forward", operation=None), None) is not None

@@ -8,8 +8,10 @@ SDK's they are started and ended through the API with their times. A tracer that
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from opentelemetry import context as otel_context
@@ -54,6 +56,23 @@ def raw_sink(provider: Any, *, scope: Any) -> Any:
     from .raw_spans import raw_sink as open_sink
 
     return open_sink(provider, scope=scope)
+
+
+class _Own(threading.local):
+    busy = False
+
+
+_own = _Own()
+"""Whether this thread is inside a call of ours into a provider. A model that a processor runs there is no request: it would never end."""
+
+
+@contextmanager
+def _our_call() -> Iterator[None]:
+    before, _own.busy = _own.busy, True
+    try:
+        yield
+    finally:
+        _own.busy = before
 
 
 def request_name(start: RequestStart, foreign: ForeignCall | None) -> str:
@@ -101,9 +120,9 @@ class SpanScope:
         with contain("request span"):
             if self.span.is_recording():
                 self.recorder.finish_span(self, end)
-        with contain("request span"):
+        with contain("request span"), _our_call():
             self.span.end(end_time=end.end_ns)
-        with contain("content event"):
+        with contain("content event"), _our_call():
             self.recorder.emit_content(self, end)
         if self.foreign is not None:
             with contain("foreign gen_ai span"):
@@ -143,14 +162,14 @@ class SpanRecorder:
     def start(self, start: RequestStart, parent: RequestScope | None) -> RequestScope | None:
         """Begin a request; see :class:`~inferspan.records.Recorder`."""
         current = otel_context.get_current()
-        if current.get(otel_context._SUPPRESS_INSTRUMENTATION_KEY) or current.get("suppress_instrumentation"):
+        if _own.busy or current.get(otel_context._SUPPRESS_INSTRUMENTATION_KEY) or current.get("suppress_instrumentation"):
             return None
         if isinstance(parent, SpanScope) and start.nested and not self._is_inside(current, parent):
             current = trace.set_span_in_context(parent.span, current)
         foreign = ForeignCall.around(current, start) if start.operation is not None and not start.nested else None
         span: Span = trace.INVALID_SPAN
         tracer: Any = None
-        with contain("request span"):
+        with contain("request span"), _our_call():
             tracer = self._tracer()
             span = tracer.start_span(
                 request_name(start, foreign),
@@ -289,6 +308,10 @@ class SpanWriter:
         return self._buffer.flush(timeout)
 
     def _write(self, queued: tuple[SpanScope, Any], until: float | None) -> None:
+        with _our_call():
+            self._hand_over(queued, until)
+
+    def _hand_over(self, queued: tuple[SpanScope, Any], until: float | None) -> None:
         scope, item = queued
         if isinstance(item, Mapping):
             scope.recorder.metrics.steps(scope.request, item, scope.span)

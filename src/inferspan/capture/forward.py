@@ -208,9 +208,14 @@ def start_forward(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any])
     )
     if scope is None:
         return None
-    inputs = describe((*args[:8], *kwargs.values())) if kwargs else describe(args)
-    budget = Budget(target.settings.span_budget, steps=False)
-    call = ForwardCall(target, inputs, scope=scope, start=start, offset=offset, budget=budget, outer=outer)
+    try:
+        inputs = describe((*args[:8], *kwargs.values())) if kwargs else describe(args)
+        budget = Budget(target.settings.span_budget, steps=False)
+        call = ForwardCall(target, inputs, scope=scope, start=start, offset=offset, budget=budget, outer=outer)
+    except BaseException:
+        # Nothing else would end the request.
+        scope.end(RequestEnd(start + offset, None, {}))
+        raise
     if operation is not None:
         with contain("counting input tokens"):
             call.input_tokens = _attended(args, kwargs)

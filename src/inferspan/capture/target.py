@@ -18,7 +18,7 @@ from torch import nn
 
 from .. import semconv
 from ..guard import contain
-from ..records import ModuleInfo, Recorder, RequestStart
+from ..records import ModuleInfo, Recorder, RequestEnd, RequestStart
 from ..settings import Settings
 from .budget import Budget
 from .call import Call, current
@@ -223,9 +223,14 @@ class Target:
         )
         if scope is None:
             return None
-        call = GenerateCall(
-            self, model, args, kwargs, scope=scope, start=start, offset=offset, budget=Budget(self.settings.span_budget), outer=outer
-        )
+        try:
+            call = GenerateCall(
+                self, model, args, kwargs, scope=scope, start=start, offset=offset, budget=Budget(self.settings.span_budget), outer=outer
+            )
+        except BaseException:
+            # Nothing else would end the request, and its span would stay the current one.
+            scope.end(RequestEnd(start + offset, None, {}))
+            raise
         call.push()
         call.overhead = perf_counter_ns() - began
         self.opened(call)

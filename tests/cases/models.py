@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["bart", "llama", "llava", "prompt", "t5", "whisper"]
+__all__ = ["VOCABULARY", "bart", "llama", "llava", "prompt", "t5", "whisper"]
 
 VOCABULARY = 64
 

@@ -24,6 +24,7 @@ MAX_ENTRIES = 16
 MAX_DEPTH = 2
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+_SCALARS = frozenset({bool, int, float, str})
 
 
 def _tensor(value: Tensor) -> tuple[Any, Any] | None:
@@ -56,6 +57,8 @@ def _walk(value: Any, depth: int, found: list[tuple[Any, Any]]) -> None:
     else:
         return
     for part in parts:
+        if part is None or type(part) in _SCALARS:
+            continue
         if len(found) >= MAX_TENSORS:
             return
         _walk(part, depth + 1, found)

@@ -697,3 +697,30 @@ def test_request_inside_a_forward_that_was_detached(telemetry: Telemetry) -> Non
     model(hidden=HIDDEN)
     telemetry.check()
     assert [span.parent for span in telemetry.forwards()] == [None, None]
+
+
+@pytest.mark.parametrize("where", ["root", "layer"])
+def test_uninstrument_in_an_always_called_hook(telemetry: Telemetry, where: str) -> None:
+    """Detaching while torch goes through the hooks of a failed call does not replace the user's exception."""
+    model = Net()
+    handle = telemetry.instrument(model)
+    target = model if where == "root" else model.layers[1]
+
+    def detach(*_: Any) -> None:
+        handle.uninstrument()
+
+    mine = [target.register_forward_hook(detach, always_call=True), target.register_forward_hook(lambda *_: None, always_call=True)]
+    model.layers[1].before = _fail
+    with pytest.raises(ValueError, match="layer failed"):
+        model(hidden=HIDDEN)
+    model.layers[1].before = None
+    for hook in mine:
+        hook.remove()
+    model(hidden=HIDDEN)
+    assert _hooks_on(model) == 0
+    telemetry.check()
+    assert len(telemetry.forwards()) == 1
+    telemetry.instrument(model)
+    model(hidden=HIDDEN)
+    telemetry.check()
+    assert len(telemetry.forwards()) == 2

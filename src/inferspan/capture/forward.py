@@ -93,18 +93,23 @@ class ForwardCall(Call):
             return
         # First, so that a failure below cannot make it run twice.
         self.finished = True
-        self.pop(now)
         end = RequestEnd(self.epoch(now), failure, {})
-        with contain("end of a forward pass"):
+        # An interrupt that arrives in here must not leave the span open or hooks attached.
+        try:
+            self.pop(now)
+            with contain("end of a forward pass"):
+                self.close_modules(None, semconv.PHASE_FORWARD, now, failure.type if failure else None)
+            with contain("end of a forward pass"):
+                end = self._describe_end(output, failure, now)
+            with contain("hand-over of a forward pass"):
+                self.hand_over()
+        finally:
             if self.modules:
-                self.target.engine.release()
-            self.close_modules(None, semconv.PHASE_FORWARD, now, failure.type if failure else None)
-            end = self._describe_end(output, failure, now)
-        with contain("hand-over of a forward pass"):
-            self.hand_over()
-        self.output_stats = None
-        self.target.closed(self)
-        self.scope.end(end)
+                with contain("end of a forward pass"):
+                    self.target.engine.release()
+            self.output_stats = None
+            self.target.closed(self)
+            self.scope.end(end)
 
     def abandon(self, now: int) -> None:
         """The call around this one ends, so an interrupt has passed through both."""
@@ -239,6 +244,9 @@ class RootEnter(CopiedAway):
             return
         target = self.target
         try:
+            if not target.is_open:
+                target.detach()
+                return
             call = current.call
             if target.model is not module or (call is not None and call.follows(module)):
                 return

@@ -273,12 +273,17 @@ class GenerateCall(Call):
         if not self.recording:
             return
         wanted = self.target.steps_wanted == "all" or (self.target.steps_wanted == "sampled" and (self.hooked or self.refused > 0))
-        kept = wanted and self.budget.take_step()
+        kept = False
+        # On its own, so that the modules of this step are not taken for those of a later one.
+        with contain("end of a step"):
+            kept = wanted and self.budget.take_step()
         self.budget.leave_out(self.refused)
         if self.hooked:
             self._flush_modules(index if kept else None, now, failure)
         if kept:
-            attributes = self._step_attributes(outputs)
+            attributes: dict[str, AttributeValue] = {}
+            with contain("end of a step"):
+                attributes = self._step_attributes(outputs)
             step = Step(index, phase, self.epoch(self.step_start), self.epoch(now), failure, attributes)
             self.steps_kept.append((step, None))
         self._sample_modules(index + 1)
@@ -332,7 +337,8 @@ class GenerateCall(Call):
         """Finish the first ``count`` kept steps with their statistics and give them to the recorder."""
         with contain("hand-over of steps"):
             if self.ring is not None:
-                self.slot_logits.extend(self.ring.read())
+                with contain("logit statistics"):
+                    self.slot_logits.extend(self.ring.read())
             for step, slot in self.steps_kept[:count]:
                 self.pending.append(self._with_logits(step, slot))
             del self.steps_kept[:count]
@@ -379,35 +385,45 @@ class GenerateCall(Call):
 
     def _end(self, result: Any, failure: Failure | None) -> None:
         now = perf_counter_ns()
-        self.pop(now)
         end = RequestEnd(self.epoch(now), failure, {})
-        with contain("end of generate()"):
-            self._close_open(now, failure)
-            if self.cache is not None:
-                self.cache_bytes = kv_cache_bytes(self.cache)
-            end = describe_end(self, result, failure, now)
-        with contain("hand-over of generate()"):
-            self.hand_over()
-        self._let_go()
-        self.scope.end(end)
-        self.target.closed(self)
+        # An interrupt that arrives in here must not leave the span open or its context attached.
+        try:
+            self.pop(now)
+            with contain("end of generate()"):
+                self._close_open(now, failure)
+            with contain("end of generate()"):
+                if self.cache is not None:
+                    self.cache_bytes = kv_cache_bytes(self.cache)
+                end = describe_end(self, result, failure, now)
+            with contain("hand-over of generate()"):
+                self.hand_over()
+        finally:
+            with contain("end of generate()"):
+                self._release_modules()
+            self._let_go()
+            self.scope.end(end)
+            self.target.closed(self)
 
     def _close_open(self, now: int, failure: Failure | None) -> None:
         kind = failure.type if failure is not None else None
-        if self.awaiting:
-            self._token_known(now)
-        if self.step_open or self.stack:
-            self._close_step(now, (), kind or "_OTHER")
-        elif self.calls and self.recording:
-            self._flush_modules(None, now, kind)
-        self._release_modules()
+        # Each on its own, so that no child is handed over without its parent.
+        with contain("end of generate()"):
+            if self.awaiting:
+                self._token_known(now)
+        with contain("end of generate()"):
+            if self.step_open or self.stack:
+                self._close_step(now, (), kind or "_OTHER")
+        decoded = self.first_token is not None and (self.decode_steps > 0 or failure is not None)
+        with contain("end of generate()"):
+            if self.calls and self.recording:
+                self.close_modules(None, semconv.SPAN_DECODE if decoded else semconv.SPAN_PREFILL, now, kind)
         self._hand_over_steps(len(self.steps_kept))
         if self.recording:
             first = self.first_token if self.first_token is not None else now
             self.pending.append(
                 Phase(semconv.SPAN_PREFILL, self.epoch(self.start), self.epoch(first), kind if self.first_token is None else None, {})
             )
-            if self.first_token is not None and (self.decode_steps or failure is not None):
+            if decoded:
                 self.pending.append(Phase(semconv.SPAN_DECODE, self.epoch(first), self.epoch(now), kind, {}))
 
     def _let_go(self) -> None:

@@ -70,9 +70,11 @@ def prepare_inputs(original: Any, model: Any, args: tuple[Any, ...], kwargs: dic
     call = _running(model)
     if call is None:
         return original(*args, **kwargs)
-    call.before_step()
+    with contain("start of a step"):
+        call.before_step()
     inputs = original(*args, **kwargs)
-    call.begin_step(inputs)
+    with contain("start of a step"):
+        call.begin_step(inputs)
     return inputs
 
 
@@ -80,7 +82,8 @@ def update_model_kwargs(original: Any, model: Any, args: tuple[Any, ...], kwargs
     """Around ``_update_model_kwargs_for_generation``: a forward pass has been launched and returned."""
     call = _running(model)
     if call is not None:
-        call.end_step(args, kwargs)
+        with contain("end of a step"):
+            call.end_step(args, kwargs)
     return original(*args, **kwargs)
 
 

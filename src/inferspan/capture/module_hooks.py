@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import sys
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from time import perf_counter_ns
+from types import FrameType
 from typing import Any
 
 import torch
@@ -27,7 +29,7 @@ from .call import current
 from .compilation import is_compiled, is_optimized
 from .shapes import describe
 
-__all__ = ["CopiedAway", "HookEngine", "no_hook", "select"]
+__all__ = ["CopiedAway", "HookEngine", "iterates_hooks", "no_hook", "select"]
 
 _SMALL = 64
 """A model without numbered layers and of at most this many modules is shown whole under ``modules="layers"``."""
@@ -39,6 +41,20 @@ def no_hook(*_: Any, **__: Any) -> None:
 
 def _make_no_hook() -> Any:
     return no_hook
+
+
+def iterates_hooks() -> bool:
+    """Whether torch is going through the hooks of a failed call on this thread: their tables must not change under it."""
+    if sys.exc_info()[1] is None:
+        return False
+    implementation = nn.Module._call_impl.__code__
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        # On the normal path torch goes through a snapshot, in a function of its own.
+        if frame.f_code is implementation and "hook" in frame.f_locals:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class CopiedAway:
@@ -298,11 +314,20 @@ class HookEngine:
             self._users += 1
             if self._users > 1:
                 return
-            for module, _, _, enter, leave in self._selection:
-                one = module()
-                if one is not None:
-                    self._handles.append(one.register_forward_pre_hook(enter, with_kwargs=True))
-                    self._handles.append(one.register_forward_hook(leave))
+            try:
+                self._attach()
+            except BaseException:
+                self._users = 0
+                self._detach()
+                raise
+
+    def _attach(self) -> None:
+        self._detach()
+        for module, _, _, enter, leave in self._selection:
+            one = module()
+            if one is not None:
+                self._handles.append(one.register_forward_pre_hook(enter, with_kwargs=True))
+                self._handles.append(one.register_forward_hook(leave))
 
     def release(self) -> None:
         """Detach, if no other recorded call needs the hooks."""
@@ -321,6 +346,9 @@ class HookEngine:
             self._detach()
 
     def _detach(self) -> None:
+        # Hooks that stay for the moment do nothing without a recorded call, and go the next time.
+        if iterates_hooks():
+            return
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()

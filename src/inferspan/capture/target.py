@@ -27,7 +27,7 @@ from .forward import INTERRUPTED, CompiledCall, ForwardCall, RootEnter, RootExit
 from .generate_call import GenerateCall
 from .generation import METHODS, around_generate
 from .model_info import model_device, model_info
-from .module_hooks import HookEngine
+from .module_hooks import HookEngine, iterates_hooks
 from .output_stats import OutputStats
 from .patching import ClassMethods, InstanceMethod, Undo
 
@@ -293,10 +293,8 @@ class Target:
         self.is_open = False
         with contain("detaching"):
             self._end_interrupted()
-        with self._root_lock, contain("detaching"):
-            self._take_root_hooks()
         with contain("detaching"):
-            self.engine.close()
+            self.detach()
         model = self._model()
         wrapper = self.compiled_call
         self.compiled_call = None
@@ -305,6 +303,15 @@ class Target:
             if model.__dict__.get("_compiled_call_impl") is wrapper:
                 model.__dict__["_compiled_call_impl"] = restored
         self._undo.close()
+
+    def detach(self) -> None:
+        """Take the hooks off."""
+        with self._root_lock, contain("detaching"):
+            # Root hooks that stay for the moment do nothing, and go when the model is called next.
+            if not iterates_hooks():
+                self._take_root_hooks()
+        with contain("detaching"):
+            self.engine.close()
 
     def _end_interrupted(self) -> None:
         """End open forward calls: with the root hooks gone nothing else would; a generate() ends in its own wrapper."""

@@ -1,0 +1,148 @@
+"""Errors of our own, put where they hurt: the program goes on with the same results, requests end, hooks come off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from opentelemetry import trace
+from torch import nn
+
+from inferspan import guard
+from inferspan.capture import (
+    budget,
+    call,
+    device_rows,
+    energy,
+    forward,
+    generate_call,
+    logits,
+    memory,
+    module_hooks,
+    output_stats,
+    stopping,
+    target,
+)
+from tests.cases import models
+from tests.cases.telemetry import Telemetry
+
+PLACES: list[tuple[Any, str]] = [
+    (budget.Budget, "take_step"),
+    (budget.Budget, "module_room"),
+    (budget.Budget, "spend"),
+    (call.Call, "close_modules"),
+    (call.Call, "hand_over"),
+    (call.Call, "unwind_to"),
+    (device_rows.DeviceRows, "append"),
+    (device_rows.DeviceRows, "read"),
+    (energy, "EnergyMeter"),
+    (forward, "Budget"),
+    (forward, "close_stale"),
+    (forward, "describe"),
+    (forward, "shape_attributes"),
+    (forward.ForwardCall, "_describe_end"),
+    (generate_call, "LogitRing"),
+    (generate_call, "MemoryMeter"),
+    (generate_call, "_step_inputs"),
+    (generate_call, "compiled_graphs"),
+    (generate_call, "describe"),
+    (generate_call, "describe_end"),
+    (generate_call, "kv_cache_bytes"),
+    (generate_call, "observe_criteria"),
+    (generate_call, "reused_tokens"),
+    (generate_call, "sequences_of"),
+    (generate_call.GenerateCall, "_append_logits"),
+    (generate_call.GenerateCall, "_close_step"),
+    (generate_call.GenerateCall, "_look_at_outputs"),
+    (generate_call.GenerateCall, "_sample_modules"),
+    (generate_call.GenerateCall, "_step_attributes"),
+    (generate_call.GenerateCall, "_token_known"),
+    (generate_call.GenerateCall, "begin_step"),
+    (generate_call.GenerateCall, "choose"),
+    (logits.LogitRing, "append"),
+    (logits.LogitRing, "read"),
+    (memory.MemoryMeter, "attributes"),
+    (memory.MemoryMeter, "look"),
+    (module_hooks, "describe"),
+    (module_hooks.HookEngine, "_attach"),
+    (module_hooks.HookEngine, "acquire"),
+    (module_hooks.HookEngine, "prepare"),
+    (module_hooks.HookEngine, "release"),
+    (output_stats.OutputStats, "append"),
+    (output_stats.OutputStats, "read"),
+    (stopping, "_observed_class"),
+    (target, "GenerateCall"),
+    (target.Target, "first_call"),
+    (target.Target, "new_output_stats"),
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Sums in another order are other sums."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def telemetry() -> Iterator[Telemetry]:
+    """Everything that inferspan emits during the test."""
+    listener = Telemetry()
+    yield listener
+    listener.close()
+
+
+def _run(model: Any) -> tuple[Any, Any]:
+    with torch.no_grad():
+        tokens = model.generate(models.prompt(2, 6), do_sample=False, max_new_tokens=5, min_new_tokens=5)
+        return tokens, model(models.prompt(2, 6)).logits
+
+
+def _hooks(model: nn.Module) -> int:
+    return sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in model.modules())
+
+
+def _always(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("ours")
+
+
+@pytest.mark.parametrize(("owner", "name"), PLACES, ids=[f"{getattr(owner, '__name__', owner)}.{name}" for owner, name in PLACES])
+@pytest.mark.parametrize("failing", [False, True], ids=["program works", "program fails"])
+def test_failure_of_ours(
+    telemetry: Telemetry,
+    monkeypatch: pytest.MonkeyPatch,
+    contained: list[guard.Swallowed],
+    owner: Any,
+    name: str,
+    failing: bool,
+) -> None:
+    """Results and the user's exception are the same, every span that began has ended, nothing is current, no hook is left."""
+    model = models.llama()
+    want = _run(model)
+    handle = telemetry.instrument(model, output_stats=True)
+    monkeypatch.setattr(owner, name, property(_always) if isinstance(getattr(owner, name), property) else _always)
+    if failing:
+        hook = model.model.layers[1].register_forward_hook(lambda *_: (_ for _ in ()).throw(LookupError("theirs")))
+        with pytest.raises(LookupError, match="theirs"):
+            model.generate(models.prompt(2, 6), max_new_tokens=3)
+        with pytest.raises(LookupError, match="theirs"):
+            model(models.prompt(2, 6))
+        hook.remove()
+    got = _run(model)
+    assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
+    assert trace.get_current_span() is trace.INVALID_SPAN
+    handle.uninstrument()
+    monkeypatch.undo()
+    assert _hooks(model) == 0
+    contained.clear()
+    telemetry.check(complaints=True)
+    assert call.current.call is None
+    telemetry.instrument(model)
+    before = len(telemetry.requests())
+    _run(model)
+    telemetry.check(complaints=True)
+    assert len(telemetry.requests()) == before + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import sys
 from typing import Any
 
@@ -132,3 +133,16 @@ def test_missing_package_is_named(kind: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, f"opentelemetry.exporter.otlp.proto.{kind}.trace_exporter", None)
     with pytest.raises(ImportError, match=f"pip install opentelemetry-exporter-otlp-proto-{kind}"):
         build_exporter(f"otlp_proto_{kind}", "traces", {})
+
+
+def test_retries_leave_the_global_generator_alone() -> None:
+    """A collector that is down does not change what a seeded program draws."""
+    failing = {"OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
+    random.seed(3)
+    before = random.getstate()
+    for name in ("otlp_proto_http", "otlp_proto_grpc"):
+        exporter = build_exporter(name, "traces", failing)
+        module = sys.modules["opentelemetry.exporter.otlp.common.http" if "http" in name else "opentelemetry.exporter.otlp.proto.grpc.exporter"]
+        assert 0.8 <= module.random.uniform(0.8, 1.2) <= 1.2
+        exporter.shutdown()
+    assert random.getstate() == before

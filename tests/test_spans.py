@@ -12,7 +12,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Decision, StaticSampler
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, StatusCode, TraceFlags
 
 from inferspan import guard
@@ -371,3 +371,21 @@ def test_a_model_inside_a_processor(exporter: InMemorySpanExporter) -> None:
     _run(recorder)
     assert Guardrail.asked == [None] * 8 and len(exporter.get_finished_spans()) == 7
     assert recorder.start(_start("forward", operation=None), None) is not None
+
+
+def test_attributes_for_samplers(exporter: InMemorySpanExporter) -> None:
+    """The caller's ids and the mark for tail samplers are there when a head sampler decides."""
+    seen: list[dict[str, Any]] = []
+
+    class Watching(StaticSampler):
+        def should_sample(self, *arguments: Any, **options: Any) -> Any:
+            seen.append(dict(options.get("attributes") or arguments[4]))
+            return super().should_sample(*arguments, **options)
+
+    provider = _provider(SimpleSpanProcessor(exporter), sampler=Watching(Decision.RECORD_AND_SAMPLE))
+    with caller_context(conversation_id="c", user_id="u"):
+        _run(_recorder(lambda: provider.get_tracer("inferspan"), keep=True))
+    wanted = {"gen_ai.conversation.id": "c", "user.id": "u", "inferspan.keep": True, "gen_ai.request.model": "org/model"}
+    assert wanted.items() <= seen[0].items()
+    (span,) = (span for span in exporter.get_finished_spans() if span.parent is None)
+    assert wanted.items() <= dict(span.attributes or {}).items()

@@ -12,6 +12,8 @@ import gzip
 import importlib
 import logging
 import os
+import random
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
@@ -58,11 +60,23 @@ def build_exporter(name: str, signal: str, environ: Mapping[str, str]) -> Any:
     if signal == "metrics":
         arguments["max_export_batch_size"] = METRIC_POINTS
     made = exporter(**arguments)
+    _draw_apart()
     client: Any = getattr(made, "_client", None)
     if kind == "http" and arguments["compression"].value == "gzip" and hasattr(client, "_compress"):
         # The exporter compresses at level 9: five times the work of level 1 for a tenth less to send.
         client._compress = functools.partial(gzip.compress, compresslevel=1)
     return made
+
+
+def _draw_apart() -> None:
+    """Give the retries of the exporters' modules a generator of their own.
+
+    They draw their jitter from the global ``random``: a collector that is down would change the results of a seeded program.
+    """
+    for name in ("opentelemetry.exporter.otlp.proto.grpc.exporter", "opentelemetry.exporter.otlp.common.http"):
+        module: Any = sys.modules.get(name)
+        if getattr(module, "random", None) is random:
+            module.random = random.Random()
 
 
 def _timeout(environ: Mapping[str, str], signal: str) -> float:

@@ -517,7 +517,7 @@ ATTRIBUTES = (
     Attribute(UNOBSERVED, "string", _R, "what could not be seen and why, e.g. `modules: compiled`"),
     Attribute(WARMUP, "boolean", _R, "true on the first call, or if a compilation happened inside"),
     Attribute(NONFINITE, "boolean", _R, "true if NaN or Inf was seen, else absent"),
-    Attribute(KEEP, "boolean", _R, "set by the caller, for tail sampling"),
+    Attribute(KEEP, "boolean", _R, "for tail sampling: set by the setting of that name or by the caller"),
     Attribute(MODEL_NAME, "string", _R, "as gen_ai.request.model, on plain forwards too"),
     Attribute(MODEL_REVISION, "string", _R, "commit of the hub repository"),
     Attribute(MODEL_ARCHITECTURE, "string", _R, "class of the model"),

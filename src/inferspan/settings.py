@@ -148,6 +148,7 @@ class Settings:
     provider_name: str | None = _setting(None, _text, "gen_ai.provider.name instead of huggingface / pytorch")
     span_kind: str = _setting("internal", _choice("internal", "client", "server"), "kind of the request span")
     semconv: str = _setting("dup", _choice("dup", "latest", "legacy"), "gen_ai client metrics: old and new names, new only, old only")
+    keep: bool = _setting(False, _boolean, "mark request spans with inferspan.keep, by which a tail sampler keeps their traces")
     compat_vllm_latency: bool = _setting(False, _boolean, "gen_ai.latency.* attributes as vLLM and SGLang write them")
     # content
     capture_content: str = _setting("NO_CONTENT", _choice(*CAPTURE_MODES, upper=True), "prompts, outputs and token ids: NO_CONTENT, SPAN_ONLY, EVENT_ONLY, SPAN_AND_EVENT", env=CAPTURE_VARIABLE)

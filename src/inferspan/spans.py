@@ -215,11 +215,17 @@ class SpanRecorder:
         attributes[semconv.MODEL_NAME] = start.model.name or start.model.architecture
         if start.nested:
             attributes[semconv.NESTED] = True
-        return {**attributes, **start.attributes}
+        if self.settings.keep:
+            attributes[semconv.KEEP] = True
+        # At the start, so that a sampler can decide by them.
+        given = caller_attributes()
+        if foreign is not None:
+            given = {key: value for key, value in given.items() if not key.startswith("gen_ai.")}
+        return {**attributes, **start.attributes, **given}
 
     def finish_span(self, scope: SpanScope, end: RequestEnd) -> None:
         """Put what is known at the end on the request's span."""
-        attributes: dict[str, AttributeValue] = {**scope.request.model.attributes, **self._ranks, **caller_attributes(), **end.attributes}
+        attributes: dict[str, AttributeValue] = {**scope.request.model.attributes, **self._ranks, **end.attributes}
         text = end.modality == "text"
         for key, text_key, tokens in (
             (semconv.INPUT_TOKENS, semconv.TEXT_INPUT_TOKENS, end.input_tokens),

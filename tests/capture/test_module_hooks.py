@@ -1,0 +1,142 @@
+"""Which modules are selected, what they are called, and how hooks come and go."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from inferspan.capture.module_hooks import HookEngine, no_hook, select
+from inferspan.settings import SettingsError
+from tests.cases import models
+
+
+class Tower(nn.Module):
+    """Layers under one name."""
+
+    def __init__(self, name: str = "layers") -> None:
+        super().__init__()
+        self.add_module(name, nn.ModuleList([nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))]))
+
+
+def _names(root: nn.Module, modules: str | tuple[str, ...] = "layers", style: str = "layer") -> list[str]:
+    return [info.span_name for _, info, _ in select(root, modules, style)]
+
+
+def test_layers_and_their_blocks() -> None:
+    """Layers, attention and MLP of a language model; not its embeddings, norms or projections."""
+    assert set(_names(models.llama())) == {f"layer {index}{part}" for part in ("", " self_attn", " mlp") for index in (0, 1)}
+
+
+@pytest.mark.parametrize("make", [models.llama, models.t5, models.bart, models.whisper, models.llava])
+@pytest.mark.parametrize("modules", ["layers", "all"])
+def test_names_are_unique(make: Any, modules: str) -> None:
+    """No two modules of a model share a span name, whatever towers it has."""
+    names = _names(make(), modules)
+    assert names and len(set(names)) == len(names)
+
+
+def test_towers_are_told_apart() -> None:
+    """Two lists of layers carry the word in which their paths differ."""
+    model = nn.ModuleDict({"encoder": Tower(), "decoder": Tower("blocks")})
+    assert {"encoder layer 0", "decoder layer 1"} <= set(_names(model))
+    assert "encoder.layers.0" in _names(model, style="path") and "Sequential" in _names(model, style="type")
+
+
+def test_nested_numbers() -> None:
+    """The outermost number is the layer."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    assert _names(model, "all") == ["layer 0", "layer 0 0", "layer 0 1"]
+
+
+def test_small_model_without_layers_is_shown_whole() -> None:
+    """Where nothing is numbered, a small model shows every module and a large one its top level."""
+    small = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.ModuleDict({"c": nn.Linear(2, 2)})})
+    assert _names(small) == ["a", "b.c"]
+    large = nn.ModuleDict({f"part{chr(97 + index)}": Holder() for index in range(26)})
+    assert len(_names(large)) == 26
+
+
+class Holder(nn.Module):
+    """Three modules without a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = nn.Linear(1, 1), nn.Linear(1, 1), nn.Linear(1, 1)
+
+
+def test_patterns() -> None:
+    """Patterns select by path, each module once; one without a match is refused with names that exist."""
+    model = models.llama()
+    assert _names(model, ("model.layers.0.*", "*.mlp"), "path")[:2] == ["model.layers.0.self_attn", "model.layers.0.mlp"]
+    assert len(_names(model, ("*", "*"))) == len(_names(model, "all"))
+    with pytest.raises(SettingsError, match=r"pattern 'nope\*' matches no module; names look like model"):
+        select(model, ("nope*",), "layer")
+
+
+def _attached(model: nn.Module) -> int:
+    return sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in model.modules())
+
+
+def test_attached_while_needed() -> None:
+    """Hooks are there from the first user to the last, and a closed engine attaches no more."""
+    model = Tower()
+    engine = HookEngine(model, "layers", "layer")
+    engine.acquire()
+    engine.acquire()
+    attached = _attached(model)
+    engine.release()
+    assert attached == 2 * engine.expected == _attached(model)
+    engine.release()
+    engine.release()
+    assert _attached(model) == 0
+    engine.acquire()
+    engine.close()
+    engine.acquire()
+    assert _attached(model) == 0
+
+
+def test_copies_carry_no_hook() -> None:
+    """A copy or pickle taken while hooks are attached holds importable no-ops."""
+    model = Tower()
+    engine = HookEngine(model, "all", "layer")
+    engine.acquire()
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        hooks = [hook for one in twin.modules() for hook in (*one._forward_hooks.values(), *one._forward_pre_hooks.values())]
+        assert hooks and all(hook is no_hook for hook in hooks)
+        assert torch.equal(twin.layers[0](torch.ones(1, 2)), model.layers[0](torch.ones(1, 2)))  # type: ignore[index,operator]
+    engine.close()
+
+
+def test_structure_is_followed() -> None:
+    """Replaced, added and removed layers, and a replaced list, are found before the next request."""
+    model = Tower()
+    engine = HookEngine(model, "layers", "layer")
+    layers: Any = model.layers
+    layers.append(nn.Sequential(nn.Linear(2, 2)))
+    engine.prepare()
+    assert engine.expected == 6
+    old = model.layers
+    model.layers = nn.ModuleList([nn.Sequential(nn.Linear(2, 2))])
+    engine.prepare()
+    assert engine.expected == 2
+    engine.acquire()
+    assert _attached(old) == 0 and _attached(model) == 4  # type: ignore[arg-type]
+    engine.close()
+
+
+def test_refresh_waits_for_running_calls() -> None:
+    """While hooks are attached the selection stays, and what is attached comes off even if the structure has changed."""
+    model = Tower()
+    engine = HookEngine(model, "layers", "layer")
+    engine.acquire()
+    layers: Any = model.layers
+    old = layers[0]
+    layers[0] = nn.Identity()
+    engine.prepare()
+    engine.release()
+    assert _attached(old) == _attached(model) == 0

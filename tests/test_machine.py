@@ -120,6 +120,15 @@ assert not heavy and threading.active_count() == 1 and not {"torch", "transforme
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("first", ["inferspan.flush(0)", "inferspan.Handle", "import inferspan.instrument", "from inferspan.instrument import flush",
+                                   "from inferspan import flush, instrument"])  # fmt: skip
+def test_order_of_imports(first: str) -> None:
+    """``inferspan.instrument`` is the function, whatever was used or imported before."""
+    program = f"import inferspan\n{first}\nassert type(inferspan.instrument).__name__ == 'function'"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("missing", ["transformers,psutil,pynvml,yaml", "opentelemetry.exporter,grpc"])
 def test_missing_packages(missing: str) -> None:
     """A plain module is instrumented without the packages that others need; a destination that needs one is a line in the log."""

@@ -6,6 +6,8 @@ package loads neither torch nor transformers nor the OpenTelemetry SDK, reads no
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,7 +39,6 @@ def __getattr__(name: str) -> Any:
         import importlib
 
         value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
-        # `inferspan.instrument` is the function: importing the module of that name has just put the module there.
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -45,3 +46,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """``inferspan.instrument`` is the function, whoever imports the module of that name, and whenever."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Called by Python when it has imported a submodule."""
+        super().__setattr__(name, value.instrument if name == "instrument" and isinstance(value, ModuleType) else value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -24,9 +24,13 @@ __all__ = ["Call", "current", "error_type", "failure_of"]
 
 MAX_MESSAGE = 2048
 MAX_STACKTRACE = 16_384
+LOOKED_AT = 65_536
+"""Characters of an exception's text that are searched for values; a message of megabytes would take a second."""
 _NUMBER = r"-?\d+(?:\.\d*)?(?:e[+-]?\d+)?"
-_LISTED = re.compile(rf"tensor\([^)]*\)|array\([^)]*\)|[\[(]\s*{_NUMBER}(?:[\s,\[\]()]+{_NUMBER}){{3,}}(?:[\s,.]*[\])])*")
-"""Printed tensors, and lists, tuples and nested ones of four numbers or more."""
+_LISTED = re.compile(
+    rf"(?:tensor|array)\([^)]*(?:\)|$)|(?:[\[(]\s*)?(?<!\d){_NUMBER}(?:[\s,\[\]()]+{_NUMBER}){{3,}}(?:[\s,.]*[\])])*"
+)
+"""Printed tensors, and four numbers or more in a row, in brackets of any kind or none."""
 
 
 class _Thread(threading.local):
@@ -53,6 +57,7 @@ def failure_of(error: BaseException, *, content: bool) -> Failure:
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     except Exception:
         trace = ""
+    message, trace = message[:LOOKED_AT], trace[-LOOKED_AT:]
     if not content:
         message, trace = _LISTED.sub("<values left out>", message), _LISTED.sub("<values left out>", trace)
     return Failure(error_type(error), exportable_text(message[:MAX_MESSAGE]), exportable_text(trace[-MAX_STACKTRACE:]))

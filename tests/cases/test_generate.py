@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -618,3 +620,67 @@ def test_interrupts_in_generate(telemetry: Telemetry, error: type[BaseException]
     failed = [span.name for span in telemetry.spans() if (span.attributes or {}).get(semconv.ERROR_TYPE) == error.__name__]
     assert {"text_completion" in failed[0], *failed[1:]} == {True, "decode", "decode_step", "layer 1"}
     assert telemetry.usage()[1] == (6, 6)
+
+
+def test_instrumented_and_detached_while_threads_generate(telemetry: Telemetry) -> None:
+    """Instrumenting and detaching again and again while three threads generate changes no token and leaves no span without a place."""
+    model = models.llama()
+    ids = models.prompt(1, 6)
+    want = _generate(model, ids, **_exactly(5))
+    wrong: list[object] = []
+    done = threading.Event()
+
+    def work() -> None:
+        try:
+            while not done.is_set():
+                if not torch.equal(_generate(model, ids, **_exactly(5)), want):
+                    wrong.append("tokens")
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for turn in range(60):
+            handle = telemetry.instrument(model, every_step=turn % 2 == 0)
+            time.sleep(0.02)
+            handle.uninstrument()
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval)
+    assert wrong == []
+    telemetry.check()
+    assert sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in model.modules()) == 0
+    assert telemetry.requests()
+
+
+def test_sliding_window_continuation(telemetry: Telemetry) -> None:
+    """A cache that keeps only a window still says how many positions the second turn reuses."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=models.VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=4,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    model = MistralForCausalLM(config).eval()
+    cache = DynamicCache(config=config)
+    telemetry.instrument(model)
+    first = _generate(model, models.prompt(1, 8), **{CACHE: cache}, **_exactly(4))
+    _generate(model, torch.cat([first, models.prompt(1, 2)], dim=1), **{CACHE: cache}, **_exactly(3))
+    telemetry.check()
+    assert telemetry.usage() == [(8, 4), (14, 3)]
+    assert [(span.attributes or {}).get(semconv.KV_CACHE_REUSED_TOKENS) for span in telemetry.requests()] == [None, 11]

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GenerateCall"]
 
+_START = ModuleCall._fields.index("start")
 LIVE = 512
 """Steps that are kept before they are handed over while the request still runs."""
 MAX_TOKENS_IN_ARRAYS = 1024
@@ -308,7 +309,7 @@ class GenerateCall(Call):
             self.next_sampled = max(1, index * 2)
             if self.memory is not None:
                 self.memory.look()
-        if self.compiled and index > 0:
+        if (self.compiled and index > 0) or not target.is_open:
             wanted = False
         opened = wanted and self.open_modules(self.module_count, whole=True)
         # Left out only if the step comes to be.
@@ -326,7 +327,13 @@ class GenerateCall(Call):
             self.target.engine.release()
 
     def _flush_modules(self, step: int | None, now: int, failure: str | None) -> None:
-        self.module_count = max(len(self.calls) // len(ModuleCall._fields) + self.missed, 1)
+        fields = len(ModuleCall._fields)
+        self.module_count = max(len(self.calls) // fields + self.missed, 1)
+        began = self.step_start if step is not None else self.first_token or self.start
+        if self.calls and min(self.calls[_START::fields]) < began:
+            # Our wrappers were off for a while, so what was recorded meanwhile has no place.
+            self.calls = []
+            self.stack.clear()
         self.close_modules(step, self._phase(), now, failure)
 
     def _reopen_modules(self) -> None:

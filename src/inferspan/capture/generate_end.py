@@ -50,11 +50,14 @@ def reused_tokens(arguments: Mapping[str, Any]) -> int | None:
     """Positions already in a cache that the caller passes in; dynamic caches only, a static one would have to be read."""
     with contain("cache length"):
         for key in ("cache", "past_key_values"):
-            layers = _layers(arguments.get(key))
-            if layers and type(layers[0]).__name__ == "DynamicLayer":
-                keys = layers[0].__dict__.get("keys")
-                if isinstance(keys, Tensor) and keys.dim() == 4:
+            for layer in _layers(arguments.get(key)):
+                keys = layer.__dict__.get("keys")
+                if type(layer).__name__ == "DynamicLayer" and isinstance(keys, Tensor) and keys.dim() == 4:
                     return int(keys.shape[-2]) or None
+                # A sliding window holds fewer positions than it has seen.
+                seen = layer.__dict__.get("cumulative_length")
+                if type(layer).__name__.startswith("Dynamic") and type(seen) is int:
+                    return seen or None
     return None
 
 

@@ -1,0 +1,58 @@
+"""What the end of a plain forward pass says: shapes, and statistics of logits where reading them waits for nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from inferspan import semconv
+from inferspan.capture.forward import shape_attributes
+from tests.capture.test_target import Recorder, _target
+
+
+class Giving(nn.Module):
+    """Returns what it was made with."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+    def forward(self, hidden: Any) -> Any:
+        return self.result
+
+
+def _attributes(result: Any) -> dict[str, Any]:
+    model, recorder = Giving(result), Recorder()
+    target = _target(model, recorder)
+    assert model(torch.ones(2, 3)) is result
+    target.close()
+    return dict(recorder.scopes[0].ended[0].attributes)
+
+
+def test_shapes_as_text() -> None:
+    """Sizes joined by x, ``scalar`` without any, dtypes without the prefix; nothing for nothing."""
+    described = (((2, 3), torch.float16), ((), torch.int64))
+    assert shape_attributes(described, "shapes", "dtypes") == {"shapes": ["2x3", "scalar"], "dtypes": ["float16", "int64"]}
+    assert shape_attributes((), "shapes", "dtypes") == {}
+
+
+def test_logits_of_the_last_position() -> None:
+    """Entropy of the last position's distribution, as the mean over rows."""
+    logits = torch.zeros(2, 3, 8)
+    logits[:, :2] = 100 * torch.eye(8)[:2]
+    attributes = _attributes({"logits": logits})
+    assert attributes[semconv.LOGITS_ENTROPY] == pytest.approx(torch.log(torch.tensor(8.0)).item(), rel=1e-5)
+    assert attributes[semconv.OUTPUT_SHAPES] == ["2x3x8"] and attributes[semconv.BATCH_SIZE] == 2
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [torch.zeros(2, 3, 8, device="meta"), torch.zeros(2, 3, 8, dtype=torch.long), torch.zeros(2, 0, 8), torch.zeros(8), None, "text"],
+    ids=["meta", "integers", "empty", "vector", "none", "text"],
+)
+def test_what_is_no_logits(logits: Any) -> None:
+    """Anything else is left alone."""
+    assert not [key for key in _attributes({"logits": logits}) if key.startswith("inferspan.logits")]

@@ -119,7 +119,6 @@ MODEL_QUANTIZATION_METHOD = "inferspan.model.quantization.method"
 MODEL_QUANTIZATION_BITS = "inferspan.model.quantization.bits"
 MODEL_ATTENTION = "inferspan.model.attention.implementation"
 MODEL_COMPILE_MODE = "inferspan.model.compile.mode"
-MODEL_COMPILE_BACKEND = "inferspan.model.compile.backend"
 MODEL_CACHE = "inferspan.model.cache.implementation"
 MODEL_ADAPTERS = "inferspan.model.adapter.names"
 DEVICE = "inferspan.device"
@@ -527,8 +526,7 @@ ATTRIBUTES = (
     Attribute(MODEL_QUANTIZATION_METHOD, "string", _R, "from `config.quantization_config`"),
     Attribute(MODEL_QUANTIZATION_BITS, "int", _R, "from `config.quantization_config`"),
     Attribute(MODEL_ATTENTION, "string", _R, "attention implementation"),
-    Attribute(MODEL_COMPILE_MODE, "string", _R, "`none`, or the mode of torch.compile"),
-    Attribute(MODEL_COMPILE_BACKEND, "string", _R, "backend of torch.compile"),
+    Attribute(MODEL_COMPILE_MODE, "string", _R, "`default` for a model that torch.compile has compiled, else `none`"),
     Attribute(MODEL_CACHE, "string", _R, "cache implementation of the generation config"),
     Attribute(MODEL_ADAPTERS, "string[]", _R, "active adapters"),
     Attribute(DEVICE, "string", f"{_R}, {_S}, {_M}", "`cuda:0`, `cpu`, ..."),
@@ -544,7 +542,7 @@ ATTRIBUTES = (
     Attribute(OUTPUT_SHAPES, "string[]", f"{_R} (forward), {_S}, {_M}", "the same for outputs"),
     Attribute(INPUT_DTYPES, "string[]", f"{_R} (forward), {_S}, {_M}", "`[\"bfloat16\"]`"),
     Attribute(OUTPUT_DTYPES, "string[]", f"{_R} (forward), {_S}, {_M}", "the same for outputs"),
-    Attribute(DEVICE_TIME, "double", _PSM, "s, device clock, where it was measured"),
+    Attribute(DEVICE_TIME, "double", _PSM, "s, device clock; read by the report, not measured by this version yet"),
     *(
         Attribute(key, "double" if "count" not in key else "int", _M, f"{what} of the output, with `output_stats`")
         for key, what in (

@@ -724,3 +724,41 @@ def test_uninstrument_in_an_always_called_hook(telemetry: Telemetry, where: str)
     model(hidden=HIDDEN)
     telemetry.check()
     assert len(telemetry.forwards()) == 2
+
+
+class TestThreads:
+    """Passes that are not what they look like, because other threads or other callers are in them."""
+
+    def test_a_packed_row_is_nobodys_request(self, telemetry: Telemetry) -> None:
+        """A pass with the arguments of continuous batching gives no span, the next ordinary one does."""
+
+        class Packed(nn.Linear):
+            def forward(self, hidden: Tensor, cu_seq_lens_q: Any = None, read_index: Any = None) -> Tensor:
+                return super().forward(hidden)
+
+        model, hidden = Packed(4, 4), torch.zeros(1, 4)
+        with telemetry.instrument(model):
+            model(hidden, cu_seq_lens_q=torch.tensor([0, 1]), read_index=[torch.tensor([0])])
+            assert telemetry.spans() == []
+            model(hidden)
+        assert [span.name for span in telemetry.spans()] == ["forward Packed"]
+
+    def test_two_threads_cannot_end_one_call_twice(self, telemetry: Telemetry) -> None:
+        """uninstrument() in the moment in which a call ends itself leaves one ended span and no complaint."""
+        for _ in range(30):
+            model = nn.Linear(4, 4)
+            handle = telemetry.instrument(model)
+            running, stop = threading.Event(), threading.Event()
+
+            def work(model: nn.Module = model, running: threading.Event = running, stop: threading.Event = stop) -> None:
+                while not stop.is_set():
+                    model(torch.zeros(1, 4))
+                    running.set()
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            assert running.wait(30)
+            handle.uninstrument()
+            stop.set()
+            thread.join(30)
+        telemetry.check()

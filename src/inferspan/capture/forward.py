@@ -8,6 +8,7 @@ runs root hooks; its compiled call is wrapped from outside instead. The span of 
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Mapping
 from time import perf_counter_ns
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CompiledCall", "ForwardCall", "RootEnter", "RootExit", "close_stale", "shape_attributes"]
 
+_PACKED = frozenset({"cu_seq_lens_q", "read_index"})
+"""Arguments by which transformers' continuous batching packs the requests of several callers into one row: nobody's own request."""
 INTERRUPTED = Failure("_OTHER", "the forward pass was interrupted", "")
 
 
@@ -54,7 +57,7 @@ class ForwardCall(Call):
         self.target = target
         self.inputs = inputs
         self.depth = 0
-        self.finished = False
+        self._once = threading.Lock()
         self.modules = False
         self.input_tokens: int | None = None
         if self.recording:
@@ -88,11 +91,10 @@ class ForwardCall(Call):
 
     def finish(self, output: Any, failure: Failure | None, now: int) -> None:
         """End the request; ``output`` is what the model returned. Once only: a second call does nothing."""
-        if self.finished:
+        # Claimed first: uninstrument() on another thread may end this call in the very moment that it ends itself.
+        if not self._once.acquire(blocking=False):
             self.pop(now)
             return
-        # First, so that a failure below cannot make it run twice.
-        self.finished = True
         end = RequestEnd(self.epoch(now), failure, {})
         # An interrupt that arrives in here must not leave the span open or hooks attached.
         try:
@@ -110,6 +112,11 @@ class ForwardCall(Call):
             self.output_stats = None
             self.target.closed(self)
             self.scope.end(end)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the request has been ended."""
+        return self._once.locked()
 
     def abandon(self, now: int) -> None:
         """The call around this one ends, so an interrupt has passed through both."""
@@ -203,7 +210,7 @@ def close_stale(root: nn.Module | None) -> None:
 
 def start_forward(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ForwardCall | None:
     """Open the request of a plain forward pass, or ``None`` where telemetry stays out."""
-    if is_transforming():
+    if is_transforming() or _PACKED <= kwargs.keys():
         return None
     outer = current.call
     start, offset = Call.clock(outer)

@@ -28,7 +28,7 @@ def pytest_report_header() -> str:
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable of the developer's shell steers a test, and no test looks for a model on a hub."""
     for name in list(os.environ):
-        if name.startswith("OTEL_") or (name.startswith("INFERSPAN_") and name not in ("INFERSPAN_REQUIRE_INTEGRATION", "INFERSPAN_CASES")):
+        if name.startswith("OTEL_") or (name.startswith("INFERSPAN_") and name not in ("REQUIRE_INTEGRATION", "HARD_CASES")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 

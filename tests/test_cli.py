@@ -32,7 +32,7 @@ def test_report_writes_the_page(session_file: Path, capsys: pytest.CaptureFixtur
     output = session_file.with_name("out.html")
     assert main(["report", str(session_file), "-o", str(output), "--title", "Run <1>"]) == 0
     assert "<title>Run &lt;1&gt; - inferspan</title>" in output.read_text()
-    assert capsys.readouterr() == (f"wrote {output}: 1 requests, 1 failed, 0 metric series\n", "")
+    assert capsys.readouterr() == (f"wrote {output}: 1 request, 1 failed, 0 metric series\n", "")
 
 
 def test_report_goes_beside_the_session_by_default(session_file: Path) -> None:

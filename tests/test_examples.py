@@ -14,7 +14,7 @@ from inferspan.report.session import read_session
 
 ROOT = Path(__file__).parents[1]
 EXPECTED = {
-    "01_quickstart": (r"The capital of France is", r"1 generate\(\) calls · 24 tokens in, 16 out"),
+    "01_quickstart": (r"The capital of France is", r"1 generate\(\) call · 24 tokens in, 16 out"),
     "02_streaming": (
         r"first piece after 0\.\d+ s",
         r"streamed: True",

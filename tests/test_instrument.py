@@ -298,3 +298,32 @@ def test_failure_of_ours_at_the_start(telemetry: Telemetry, contained: list[Any]
     contained.clear()
     assert len(telemetry.requests()) == 2 and telemetry.metric_sum("inferspan.generate.active") == 0
     telemetry.check(complaints=True)
+
+
+def test_uninstrument_takes_all_handles(telemetry: Telemetry) -> None:
+    """``uninstrument(model)`` leaves no trace however often a cell ran; handles of before do nothing to what comes after."""
+    model = llama()
+    before = _state(model)
+    old = [telemetry.instrument(model, modules="none") for _ in range(3)]
+    assert "detached" not in repr(old[0])
+    assert inferspan.uninstrument(model) is True
+    assert _state(model) == before
+    assert inferspan.uninstrument(model) is False
+    assert repr(old[0]) == "<inferspan.Handle: detached>"
+    telemetry.instrument(model, modules="all")
+    for handle in old:
+        handle.uninstrument()
+    _generate(model)
+    assert len(telemetry.requests()) == 1
+    with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module"):
+        inferspan.uninstrument("model")
+    assert inferspan.uninstrument(SimpleNamespace(model=model)) is True
+
+
+def test_first_forward_is_a_warm_up(telemetry: Telemetry) -> None:
+    """The first forward pass of a model says that it was one, the second does not."""
+    model = nn.Linear(4, 4)
+    telemetry.instrument(model)
+    model(torch.zeros(1, 4))
+    model(torch.zeros(1, 4))
+    assert [dict(span.attributes or {}).get("inferspan.warmup") for span in telemetry.forwards()] == [True, None]

@@ -169,3 +169,11 @@ def test_table() -> None:
     assert len({variable for _, variable, _, _ in rows}) == len(rows) == len({name for name, *_ in rows})
     assert all(brief for *_, brief in rows)
     assert environment_name("capture_content") == CAPTURE_VARIABLE and environment_name("top_k") == "INFERSPAN_TOP_K"
+
+
+def test_misspelt_variable(caplog: pytest.LogCaptureFixture) -> None:
+    """A variable of ours that is no setting is warned of once, with the one that was meant; others' variables are not ours."""
+    environ = {"INFERSPAN_MODULE": "all", "INFERSPAN_PRESET": "light", "OTHER_MODULE": "x"}
+    for _ in range(2):
+        assert Settings.resolve({}, environ=environ) == Settings.resolve({}, preset="light", environ={})
+    assert caplog.messages == ["INFERSPAN_MODULE is no setting and is ignored: did you mean INFERSPAN_MODULES?"]

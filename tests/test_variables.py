@@ -83,3 +83,28 @@ def test_wrong_number_is_a_warning_and_the_default(text: str, caplog: pytest.Log
 def test_first_variable_that_is_set_counts() -> None:
     """Names are looked at in the order given."""
     assert variables.positive_number({"A": "", "B": " 2.5 ", "C": "3"}, 7.0, "A", "B", "C") == 2.5
+
+
+@pytest.mark.parametrize(
+    ("environ", "messages"),
+    [
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318"}, []),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "localhost:4318"},
+            ["OTEL_EXPORTER_OTLP_ENDPOINT=localhost:4318 cannot be reached: it needs http:// or https:// in front"],
+        ),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "localhost:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, []),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318/v1/traces"},
+            [
+                "OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318/v1/traces: /v1/traces is added to this variable, so leave the path"
+                " away or set OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+            ],
+        ),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://localhost:4318/v1/traces"}, []),
+    ],
+)
+def test_endpoints_that_cannot_work(environ: Mapping[str, str], messages: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    """An endpoint without a scheme, or a base one with a signal's path, is a warning that says what to write."""
+    variables.check_endpoints(environ, ("traces", "metrics"))
+    assert caplog.messages == messages

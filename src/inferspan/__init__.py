@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .caller import context
-    from .instrument import Handle, flush, instrument
+    from .instrument import Handle, flush, instrument, uninstrument
     from .otlp import configure
     from .settings import Settings, SettingsError
 
-__all__ = ["Handle", "Settings", "SettingsError", "__version__", "configure", "context", "flush", "instrument"]
+__all__ = ["Handle", "Settings", "SettingsError", "__version__", "configure", "context", "flush", "instrument", "uninstrument"]
 
 _HOMES = {
     "Handle": "instrument",
@@ -26,6 +26,7 @@ _HOMES = {
     "context": "caller",
     "flush": "instrument",
     "instrument": "instrument",
+    "uninstrument": "instrument",
 }
 
 

@@ -117,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _report(arguments: argparse.Namespace) -> None:
     from inferspan.report.html import write_report
+    from inferspan.report.quantities import counted
     from inferspan.report.session import SessionFileError, read_session
     from inferspan.report.terminal import summary
 
@@ -135,7 +136,7 @@ def _report(arguments: argparse.Namespace) -> None:
     except OSError as error:
         raise _Failure(f"cannot write report {output}: {error.strerror or error}; give another path with -o") from None
     failed = sum(request.span.failed for request in session.requests)
-    print(f"wrote {output}: {len(session.requests)} requests, {failed} failed, {len(session.series)} metric series")
+    print(f"wrote {output}: {counted(len(session.requests), 'request')}, {failed} failed, {len(session.series)} metric series")
     for note in session.notes:
         print(f"note: {note}")
 

@@ -28,11 +28,12 @@ from .version import version
 if TYPE_CHECKING:
     from .capture.target import Target
 
-__all__ = ["Handle", "flush", "instrument"]
+__all__ = ["Handle", "flush", "instrument", "uninstrument"]
 
 HAND_OVER = 2.0
 """Longest time in seconds that ``uninstrument()`` waits for detail to be handed over."""
 
+_WAY_OUT = "call inferspan.uninstrument(model) first or pass the same"
 _lock = threading.RLock()
 _writer = SpanWriter()
 _instrumentations: dict[int, _Instrumentation] = {}
@@ -100,7 +101,8 @@ class Handle:
             if instrumentation is None:
                 return
             instrumentation.users -= 1
-            last = not instrumentation.users
+            # Below zero after uninstrument(model) has taken all handles at once.
+            last = instrumentation.users == 0
             if last:
                 instrumentation.forget()
         if last:
@@ -115,6 +117,12 @@ class Handle:
     def summary(self) -> Totals:
         """Totals of the requests on this model so far; kept in the process, so no destination is needed."""
         return self._recorder.metrics.summary.totals()
+
+    def __repr__(self) -> str:
+        instrumentation = self._instrumentation
+        if instrumentation is None or not instrumentation.target.is_open:
+            return "<inferspan.Handle: detached>"
+        return f"<inferspan.Handle: {instrumentation.target.info.name or instrumentation.target.info.architecture}; {self.summary()}>"
 
     def __enter__(self) -> Handle:
         return self
@@ -172,6 +180,29 @@ def instrument(
         return Handle(existing)
 
 
+def uninstrument(model: Any) -> bool:
+    """Take everything off a model, whatever handles there are and wherever they went: a notebook cell may have run several times.
+
+    Args:
+        model: what was given to ``instrument()``.
+
+    Returns:
+        Whether the model was instrumented.
+
+    Raises:
+        TypeError: ``model`` is no module and holds none.
+    """
+    model, _ = _unwrap(model, None)
+    with _lock:
+        instrumentation = _instrumentations.get(id(model))
+        if instrumentation is None or instrumentation.target.model is not model:
+            return False
+        instrumentation.users = 0
+        instrumentation.forget()
+    instrumentation.close()
+    return True
+
+
 def flush(timeout: float | None = 30.0) -> bool:
     """Hand everything recorded so far to the span processors, and send it where the pipelines are our own.
 
@@ -214,10 +245,10 @@ def _check_conflict(existing: _Instrumentation, settings: Settings | None, provi
     if settings is not None and settings != existing.settings:
         names = [item.name for item in fields(settings) if getattr(settings, item.name) != getattr(existing.settings, item.name)]
         told = ", ".join(f"{name}={getattr(existing.settings, name)!r} (now {getattr(settings, name)!r})" for name in names)
-        raise SettingsError(f"this model is instrumented already with {told}; uninstrument() it first or pass the same settings")
+        raise SettingsError(f"this model is instrumented already with {told}; {_WAY_OUT} settings")
     for name, new, old in zip(("tracer_provider", "meter_provider", "logger_provider"), providers, existing.providers, strict=True):
         if new is not None and new is not old:
-            raise SettingsError(f"this model is instrumented already with another {name}; uninstrument() it first or pass the same one")
+            raise SettingsError(f"this model is instrumented already with another {name}; {_WAY_OUT} one")
 
 
 _flushed_first: list[Callable[[], None]] = []

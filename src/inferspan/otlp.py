@@ -184,6 +184,7 @@ def _from_variables(environ: Mapping[str, str], session_file: str | None, automa
         _log.info("The program has set up a provider for %s: it is used as it is", signal)
     # Everything that can go wrong is tried before anything global is touched.
     names = {signal: variables.choose_exporters(environ, signal) for signal in ours}
+    variables.check_endpoints(environ, ours)
     _probe(session_file)
     made = {
         signal: _make_exporters(names[signal], signal, environ, automatic)

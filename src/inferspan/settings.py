@@ -17,6 +17,8 @@ from typing import Any
 __all__ = ["PRESETS", "Settings", "SettingsError"]
 
 _log = logging.getLogger("inferspan")
+_told: set[str] = set()
+"""Unknown variables that have been warned of."""
 
 CAPTURE_MODES = ("NO_CONTENT", "SPAN_ONLY", "EVENT_ONLY", "SPAN_AND_EVENT")
 CAPTURE_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
@@ -264,10 +266,23 @@ def _read_environment(environ: Mapping[str, str], table: Mapping[str, Any]) -> d
             values[name] = item.metadata["check"](name, raw)
         except SettingsError as error:
             _log.warning("%s=%s is ignored: %s", variable, raw, error)
+    _warn_of_unknown(environ, {environment_name(name) for name in table})
     words = {word.strip() for word in environ.get(STABILITY_VARIABLE, "").split(",")}
     if "semconv" not in values and "gen_ai_latest_experimental" in words:
         values["semconv"] = "latest"
     return values
+
+
+def _warn_of_unknown(environ: Mapping[str, str], known: set[str]) -> None:
+    """Say so where a variable of ours is misspelt: it would be the only wrong setting that passes in silence."""
+    import difflib
+
+    known = known | {"INFERSPAN_PRESET", "INFERSPAN_CONFIG"}
+    for variable in sorted(environ):
+        if variable.startswith("INFERSPAN_") and variable not in known and variable not in _told:
+            _told.add(variable)
+            close = difflib.get_close_matches(variable, known, n=1)
+            _log.warning("%s is no setting and is ignored%s", variable, f": did you mean {close[0]}?" if close else "")
 
 
 def _preset(argument: str | None, in_environment: str, in_file: object) -> str:

@@ -8,16 +8,30 @@ from dataclasses import dataclass, field
 
 from .records import RequestEnd, RequestStart
 
-__all__ = ["Summary", "Totals"]
+__all__ = ["Summary", "Totals", "percentile"]
 
 KEPT = 4096
 """Latest values that percentiles are taken of."""
 
 
-def _percentile(values: Sequence[float], share: float) -> float | None:
-    """Nearest-rank percentile of values in any order."""
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """Percentile by linear interpolation between the two nearest values (as numpy's default); ``None`` of nothing.
+
+    Args:
+        values: in any order.
+        share: 0 for the smallest to 1 for the largest.
+    """
+    if not values:
+        return None
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, round(share * len(ordered) + 0.5) - 1))] if ordered else None
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 @dataclass(frozen=True)
@@ -39,9 +53,9 @@ class Totals:
 
     def __str__(self) -> str:
         """One line for a person."""
-        parts = [f"{self.requests} generate() calls" + (f" ({self.errors} failed)" if self.errors else "")]
+        parts = [_counted(self.requests, "generate() call") + (f" ({self.errors} failed)" if self.errors else "")]
         if self.forwards:
-            parts.append(f"{self.forwards} plain forwards")
+            parts.append(_counted(self.forwards, "plain forward"))
         if self.requests:
             parts.append(f"{self.input_tokens} tokens in, {self.output_tokens} out")
         if self.tokens_per_second is not None:
@@ -103,10 +117,10 @@ class Summary:
                 input_tokens=self._input,
                 output_tokens=self._output,
                 seconds=self._seconds,
-                ttft_p50=_percentile(self._ttft, 0.5),
-                ttft_p95=_percentile(self._ttft, 0.95),
-                tpot_p50=_percentile(self._tpot, 0.5),
-                tpot_p95=_percentile(self._tpot, 0.95),
+                ttft_p50=percentile(self._ttft, 0.5),
+                ttft_p95=percentile(self._ttft, 0.95),
+                tpot_p50=percentile(self._tpot, 0.5),
+                tpot_p95=percentile(self._tpot, 0.95),
                 tokens_per_second=self._output / self._generating if self._generating else None,
                 spans_dropped=self._dropped,
             )

@@ -7,12 +7,12 @@ or protocol raises ``SettingsError``; any other wrong value is a warning and the
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 
 from inferspan.settings import SettingsError
 
-__all__ = ["SIGNALS", "choose_exporters", "destination", "names_destination", "per_signal", "positive_number", "read"]
+__all__ = ["SIGNALS", "check_endpoints", "choose_exporters", "destination", "names_destination", "per_signal", "positive_number", "read"]
 
 _log = logging.getLogger("inferspan")
 
@@ -58,6 +58,22 @@ def destination(environ: Mapping[str, str], signal: str) -> str | None:
 def names_destination(environ: Mapping[str, str]) -> bool:
     """Whether any standard variable says where telemetry goes."""
     return read(environ, "OTEL_CONFIG_FILE") is not None or any(destination(environ, signal) for signal in SIGNALS)
+
+
+def check_endpoints(environ: Mapping[str, str], signals: Sequence[str]) -> None:
+    """Warn of endpoints that no exporter can use: over HTTP they need a scheme, and the base one gets its path from the exporter."""
+    told = set()
+    for signal in signals:
+        own, base = per_signal(signal, "ENDPOINT")
+        found = read(environ, own, base)
+        if found is None or found in told or "otlp_proto_http" not in choose_exporters(environ, signal):
+            continue
+        told.add(found)
+        name, text = found
+        if not text.lower().startswith(("http://", "https://")):
+            _log.warning("%s=%s cannot be reached: it needs http:// or https:// in front", name, text)
+        elif name == base and text.rstrip("/").endswith(("/v1/traces", "/v1/metrics", "/v1/logs")):
+            _log.warning("%s=%s: /v1/%s is added to this variable, so leave the path away or set %s", name, text, signal, own)
 
 
 def _split(text: str) -> list[str]:

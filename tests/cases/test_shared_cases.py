@@ -1,6 +1,6 @@
 """Runs the scripts of hard situations that are kept beside the repository: each builds one that broke other tools.
 
-The folder is ``INFERSPAN_CASES`` or ``../shared/cases``; without it there is nothing to run, and the tests are skipped.
+The folder is ``HARD_CASES`` or ``../shared/cases``; without it there is nothing to run, and the tests are skipped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 pytestmark = pytest.mark.integration
 
-FOLDER = Path(os.environ.get("INFERSPAN_CASES") or Path(__file__).resolve().parents[3] / "shared" / "cases")
+FOLDER = Path(os.environ.get("HARD_CASES") or Path(__file__).resolve().parents[3] / "shared" / "cases")
 CASES = sorted(FOLDER.glob("[0-9]*.py"))
 NONE = pytest.param(None, marks=pytest.mark.skip(reason=f"no case in {FOLDER}"), id="none")
 TIMEOUT = 300.0

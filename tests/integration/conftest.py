@@ -32,8 +32,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     missing = missing_programs()
     if missing:
         reason = f"not on PATH: {', '.join(missing)} (of {', '.join(PROGRAMS)})"
-        if os.environ.get("INFERSPAN_REQUIRE_INTEGRATION"):
-            pytest.fail(f"INFERSPAN_REQUIRE_INTEGRATION is set, but {reason}")
+        if os.environ.get("REQUIRE_INTEGRATION"):
+            pytest.fail(f"REQUIRE_INTEGRATION is set, but {reason}")
         pytest.skip(reason)
     with running_stack(tmp_path_factory.mktemp("stack"), plain_environment()) as running:
         yield running

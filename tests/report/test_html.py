@@ -122,6 +122,17 @@ def test_writing_replaces_the_file_whole(session_path: Path, tmp_path: Path) -> 
         write_report(read_session(session_path), tmp_path / "missing" / "report.html")
 
 
+def drawn_page(session_file: Path, folder: Path) -> str:
+    """What a session's report shows after its script has run."""
+    path = write_report(read_session(session_file), folder / "report.html")
+    assert BROWSER is not None
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+    command = [BROWSER, *flags, f"--user-data-dir={folder / 'profile'}", "--dump-dom", path.as_uri()]
+    page = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert "<title>owned" not in page
+    return page.split('<main id="page">')[1].split("</main>")[0]
+
+
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 def test_a_browser_draws_every_request(recording: Any, generate: Callable[..., str], fail: Callable[..., str], tmp_path: Path) -> None:
     """The script runs to its end on hostile names: all requests are listed, tokens are drawn, no markup came alive."""
@@ -129,15 +140,23 @@ def test_a_browser_draws_every_request(recording: Any, generate: Callable[..., s
     fail(recording, 500, HOSTILE)
     recording.spans[0]["name"] = "chat " + HOSTILE
     recording.metric("m", "gauge", "By", [{"asDouble": float(n), "timeUnixNano": str(n * 10**9)} for n in range(3)])
-    path = write_report(read_session(recording.write(tmp_path / "session.jsonl")), tmp_path / "report.html")
-    assert BROWSER is not None
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
-    command = [BROWSER, *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    drawn = done.stdout.split('<main id="page">')[1].split("</main>")[0]
+    drawn = drawn_page(recording.write(tmp_path / "session.jsonl"), tmp_path)
     assert drawn.count('<tr tabindex="0"') == 2
     assert drawn.count('class="token"') == 12
     assert "show the other 3 steps" in drawn
+    assert "prefill: the prompt" in drawn
     assert "Written by inferspan" in drawn
     assert "<img" not in drawn
-    assert "<title>owned" not in done.stdout
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+def test_a_plain_forward_has_no_phases(recording: Any, tmp_path: Path) -> None:
+    """A forward pass is drawn without the legend of prefill and decode, and counts are in the singular where they are one."""
+    request = recording.span("forward tiny", 0, 10, trace=(trace := recording.trace()), attributes={semconv.SPANS_DROPPED: 1})
+    recording.span(
+        "layer 0", 1, 5, trace=trace, parent=request, attributes={semconv.MODULE_NAME: "layers.0", semconv.MODULE_TYPE: "TinyLayer"}
+    )
+    drawn = drawn_page(recording.write(tmp_path / "session.jsonl"), tmp_path)
+    assert "TinyLayer" in drawn
+    assert "prefill: the prompt" not in drawn
+    assert "1 span of this request left out over its span budget" in drawn

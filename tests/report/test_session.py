@@ -61,7 +61,7 @@ def test_torn_and_bad_lines_are_counted_not_fatal(session_path: Path) -> None:
     session = read_session(session_path)
     assert (len(session.requests), session.lines.bad, session.lines.first_bad, session.lines.torn) == (3, 2, 1, True)
     assert [note.split(",")[0].split(" (")[0] for note in session.notes] == [
-        "The last line of the file is cut off", "Lines that are not OTLP JSON", "Spans of other libraries",
+        "The file is truncated: its last line is cut off", "Lines that are not OTLP JSON", "Spans of other libraries",
     ]  # fmt: skip
 
 
@@ -121,7 +121,11 @@ def test_content_events_are_joined_to_their_request(session_path: Path) -> None:
         (None, "No such file"),
         (b"", "is empty"),
         (b"\n\n", "is empty"),
-        (b"hello\nworld\n", "holds no OTLP JSON lines"),
+        (b"hello\nworld\n", r"holds no OTLP JSON lines \(2 other lines\)"),
+        (b"hello\n", r"holds no OTLP JSON lines \(1 other line\)"),
+        (b"hello\n{", r"holds no OTLP JSON lines \(1 other line; the last one is cut off\)"),
+        (b'{"resourceSpans":[{"resou', "is truncated: it breaks off before its first line is complete"),
+        (gzip.compress(b"x" * 100)[:15], "is truncated: it breaks off before its first line is complete"),
         (b'{"a": 1}\n[]\n', "holds no OTLP JSON lines"),
         (b"\x28\xb5\x2f\xfd....", "zstd-compressed"),
         (b"\x00\x00\x01\x00\x28\xb5\x2f\xfd....", "zstd-compressed"),

@@ -6,8 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from inferspan import semconv
+from inferspan.report.overview import request_rows, totals
 from inferspan.report.session import read_session
 from inferspan.report.terminal import summary
+from inferspan.summary import percentile
+from tests.report.conftest import otlp_attributes
 
 
 def test_summary_is_a_table_of_requests(session_path: Path) -> None:
@@ -23,6 +29,31 @@ def test_summary_is_a_table_of_requests(session_path: Path) -> None:
         "2  text_completion tiny/model      1  12    5  20.0 ms  10.0 ms   83.3   60.0 ms  length",
         "3  text_completion tiny/model      -   -    -        -        -      -   2.00 ms  error ValueError",
     ]
+
+
+def test_an_interrupted_request_shows_what_it_had_done(recording: Any, generate: Callable[..., str], tmp_path: Path) -> None:
+    """Tokens and times of a request that failed on its way are in its line and in the totals; one of a thing has no plural s."""
+    generate(recording, 0, tokens=1, layers=1)
+    request = recording.spans[0]
+    request["status"] = {"code": 2}
+    request["attributes"] = [item for item in request["attributes"] if item["key"] not in (semconv.TPOT, semconv.MEMORY_PEAK)]
+    request["attributes"] += otlp_attributes({semconv.ERROR_TYPE: "KeyboardInterrupt", semconv.SPANS_DROPPED: 1})
+    lines = summary(read_session(recording.write(tmp_path / "session.jsonl"))).splitlines()
+    assert lines[0].split(": ", 1)[1] == "1 request (1 failed); 12 tokens in, 1 out; TTFT p50 20.0 ms, p95 20.0 ms; 50.0 tok/s"
+    assert lines[3].split("  ")[-1] == "error KeyboardInterrupt, 1 span dropped"
+    assert lines[3].split()[3:8] == ["1", "12", "1", "20.0", "ms"]
+
+
+def test_totals_agree_with_the_summary_of_a_handle(recording: Any, generate: Callable[..., str], tmp_path: Path) -> None:
+    """Percentiles of the report are those of ``inferspan.summary``, which interpolate."""
+    times = [0.1, 0.2, 0.4]
+    for number in range(3):
+        generate(recording, number * 100, tokens=1, layers=1)
+    requests = [span for span in recording.spans if "parentSpanId" not in span]
+    for span, seconds in zip(requests, times, strict=True):
+        span["attributes"] = [item for item in span["attributes"] if item["key"] != semconv.TTFT] + otlp_attributes({semconv.TTFT: seconds})
+    figures = totals(request_rows(read_session(recording.write(tmp_path / "session.jsonl"))))
+    assert figures.ttft == (percentile(times, 0.5), percentile(times, 0.95)) == (0.2, pytest.approx(0.38))
 
 
 def test_colour_marks_failures_only_when_asked(session_path: Path) -> None:

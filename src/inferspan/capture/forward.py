@@ -23,6 +23,7 @@ from ..guard import contain, report
 from ..records import AttributeValue, Failure, ModuleInfo, RequestEnd, RequestStart
 from .budget import Budget
 from .call import Call, current, error_type, failure_of
+from .compilation import compiled_graphs
 from .logits import LogitRing
 from .logits import attributes as logit_attributes
 from .module_hooks import CopiedAway
@@ -58,6 +59,8 @@ class ForwardCall(Call):
         self.inputs = inputs
         self.depth = 0
         self._once = threading.Lock()
+        self.warmup = target.first_call
+        self.graphs = compiled_graphs()
         self.modules = False
         self.input_tokens: int | None = None
         if self.recording:
@@ -129,6 +132,8 @@ class ForwardCall(Call):
         if self.recording:
             attributes |= shape_attributes(self.inputs, semconv.INPUT_SHAPES, semconv.INPUT_DTYPES)
             attributes |= shape_attributes(outputs, semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES)
+            if self.warmup or compiled_graphs() > self.graphs:
+                attributes[semconv.WARMUP] = True
             if self.target.unobserved:
                 attributes[semconv.UNOBSERVED] = self.target.unobserved
             if self.target.settings.logits and failure is None:

@@ -210,6 +210,16 @@ def _content(call: GenerateCall, generated: Generated | None) -> tuple[Sequence[
     return inputs, outputs
 
 
+def _produced(call: GenerateCall) -> int | None:
+    """Tokens that a failed request had produced: known for one row, which cannot have ended before; 0 before the first."""
+    if not call.loops:
+        return None
+    loop = call.loops[-1]
+    if len(call.loops) > 1 or loop.beams > 1 or (loop.rows or 1) > 1:
+        return None
+    return (loop.width or 0) - loop.prompt_width if loop.prompt_width is not None else 0
+
+
 def _unobserved(call: GenerateCall) -> str | None:
     reasons = [call.target.unobserved] if call.target.unobserved else []
     if call.compiled and not reasons and call.target.engine.expected:
@@ -228,13 +238,14 @@ def describe_end(call: GenerateCall, result: Any, failure: Failure | None, now: 
     if failure is None:
         with contain("counting output tokens"):
             generated = _generated(call, result)
+    produced = _produced(call) if failure is not None else None
     attributes: dict[str, AttributeValue] = {}
     with contain("attributes of generate()"):
         attributes |= _configuration(call)
     times = [call.start, *call.token_times[:MAX_TOKENS_IN_ARRAYS]]
     intervals = [(after - before) / 1e9 for before, after in pairwise(times)]
     with contain("attributes of generate()"):
-        attributes |= _latencies(call, generated, inputs, now) if failure is None else {}
+        attributes |= _latencies(call, generated, inputs, now)
         attributes |= _arrays(call, generated, intervals)
     attributes[semconv.DECODE_STEPS] = call.decode_steps
     rows = len(inputs) if inputs else _rows(call)
@@ -280,7 +291,7 @@ def describe_end(call: GenerateCall, result: Any, failure: Failure | None, now: 
         failure=failure,
         attributes=attributes,
         input_tokens=sum(inputs) if inputs else None,
-        output_tokens=sum(generated.counts) if generated else None,
+        output_tokens=sum(generated.counts) if generated else produced,
         longest_output=max(generated.counts, default=None) if generated else None,
         time_to_first_token=ttft if isinstance(ttft, float) else None,
         time_per_output_token=tpot if isinstance(tpot, float) else None,

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
+from inferspan.report.quantities import counted
+
 __all__ = ["LineCounts", "SessionFileError", "Value", "attributes_of", "integer", "number", "objects", "read_lines"]
 
 Value = bool | int | float | str | tuple["Value", ...] | dict[str, "Value"]
@@ -119,8 +121,14 @@ def _nothing(path: Path, counts: LineCounts) -> str:
             f"session file {path} is empty: nothing was recorded yet. Telemetry is written when a batch is full, on"
             " inferspan.flush() and when the process ends"
         )
+    if counts.torn and counts.bad == 0:
+        return (
+            f"session file {path} is truncated: it breaks off before its first line is complete (the process was killed, is still"
+            " writing, or the copy is not whole), so there is nothing to show"
+        )
+    cut = "; the last one is cut off" if counts.torn else ""
     return (
-        f"session file {path} holds no OTLP JSON lines ({counts.bad} other lines): expected one object with resourceSpans,"
+        f"session file {path} holds no OTLP JSON lines ({counted(counts.bad, 'other line')}{cut}): expected one object with resourceSpans,"
         " resourceMetrics or resourceLogs a line, as inferspan's session_file and the collector's file exporter (format: json) write"
     )
 

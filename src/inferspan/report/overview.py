@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from inferspan import semconv
 from inferspan.report.session import Request, Session
+from inferspan.summary import percentile
 
-__all__ = ["RequestRow", "Totals", "percentile", "request_row", "request_rows", "totals"]
+__all__ = ["RequestRow", "Totals", "request_row", "request_rows", "totals"]
 
 
 class RequestRow(NamedTuple):
@@ -39,7 +40,10 @@ class RequestRow(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Sums and percentiles over the requests that are not nested in another one; percentiles leave failed requests out."""
+    """Sums and percentiles over the requests that are not nested in another one, as ``handle.summary()`` takes them.
+
+    A request that failed on its way counts with what it had done by then.
+    """
 
     requests: int
     failed: int
@@ -95,17 +99,16 @@ _NOTES = (
 def totals(rows: Sequence[RequestRow]) -> Totals:
     """Totals over ``rows``; a sum over rows of which none has the figure is ``None``, not 0."""
     own = [row for row in rows if not row.nested]
-    well = [row for row in own if not row.failed]
-    output, busy = _sum(row.output_tokens for row in well), sum(row.seconds for row in well if row.output_tokens is not None)
+    output, busy = _sum(row.output_tokens for row in own), sum(row.seconds for row in own if row.output_tokens)
     return Totals(
         requests=len(own),
-        failed=len(own) - len(well),
+        failed=sum(row.failed for row in own),
         models=tuple(dict.fromkeys(row.model for row in own if row.model)),
         seconds=(max(row.start_ns + round(row.seconds * 1e9) for row in own) - min(row.start_ns for row in own)) / 1e9 if own else 0.0,
         input_tokens=_sum(row.input_tokens for row in own),
-        output_tokens=_sum(row.output_tokens for row in own),
-        ttft=_middle_and_tail(row.ttft for row in well),
-        tpot=_middle_and_tail(row.tpot for row in well),
+        output_tokens=output,
+        ttft=_middle_and_tail(row.ttft for row in own),
+        tpot=_middle_and_tail(row.tpot for row in own),
         tokens_per_second=output / busy if output is not None and busy > 0 else None,
         peak_memory=max((row.peak_memory for row in own if row.peak_memory is not None), default=None),
         energy=_sum_of_reals(row.energy for row in own),
@@ -113,18 +116,10 @@ def totals(rows: Sequence[RequestRow]) -> Totals:
     )
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """A percentile with straight lines between the sorted values (numpy's default); ``values`` must not be empty."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
 def _middle_and_tail(values: Iterable[float | None]) -> tuple[float, float] | None:
     known = [value for value in values if value is not None]
-    return (percentile(known, 0.5), percentile(known, 0.95)) if known else None
+    middle, tail = percentile(known, 0.5), percentile(known, 0.95)
+    return None if middle is None or tail is None else (middle, tail)
 
 
 def _sum(values: Iterable[int | None]) -> int | None:

@@ -14,6 +14,7 @@ from inferspan import semconv
 from inferspan.report.breakdown import breakdowns
 from inferspan.report.metric_series import Series
 from inferspan.report.overview import request_row, totals
+from inferspan.report.quantities import counted
 from inferspan.report.session import MODULE, Request, Session, Span, level_of
 from inferspan.report.tokens import Token, token_fields, tokens_of
 
@@ -62,7 +63,8 @@ def payload(session: Session, *, budget: int = DETAIL_BUDGET) -> dict[str, Any]:
     requests = [_request(request, page) | {"number": number} for number, request in enumerate(shown, first)]
     notes = list(session.notes)
     if len(shown) < len(session.requests):
-        notes.append(f"{len(session.requests) - len(shown)} earlier requests are counted in the summary but not listed.")
+        left = counted(len(session.requests) - len(shown), "earlier request is", "earlier requests are")
+        notes.append(f"{left} counted in the summary but not listed.")
     return {
         "file": session.path.name,
         "notes": notes,

@@ -133,7 +133,7 @@ class Session:
         """One sentence for each thing that the reader of the session should know is missing or set aside."""
         found = []
         if self.lines.torn:
-            found.append("The last line of the file is cut off (the process was killed, or is still writing); it was left out.")
+            found.append("The file is truncated: its last line is cut off (the process was killed, or is still writing) and was left out.")
         if self.lines.bad:
             found.append(f"Lines that are not OTLP JSON, left out: {self.lines.bad}; the first is line {self.lines.first_bad}.")
         if self.orphan_spans:

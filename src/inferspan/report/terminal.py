@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inferspan.report.overview import RequestRow, Totals, request_rows, totals
-from inferspan.report.quantities import bytes_text, count_text, real_text, seconds_text
+from inferspan.report.quantities import bytes_text, count_text, counted, real_text, seconds_text
 from inferspan.report.session import Session
 
 __all__ = ["summary", "table", "totals_line"]
@@ -39,11 +39,11 @@ def summary(session: Session, *, colour: bool = False, most: int = 50) -> str:
 
 def totals_line(figures: Totals) -> str:
     """The totals in one line; what is not known is left out."""
-    parts = [f"{figures.requests:,} request{'s' if figures.requests != 1 else ''}"]
+    parts = [counted(figures.requests, "request")]
     if figures.failed:
         parts[0] += f" ({figures.failed:,} failed)"
     if figures.input_tokens is not None or figures.output_tokens is not None:
-        parts.append(f"{count_text(figures.input_tokens)} tokens in, {count_text(figures.output_tokens)} out")
+        parts.append(f"{_tokens(figures.input_tokens)} in, {count_text(figures.output_tokens)} out")
     for word, pair in (("TTFT", figures.ttft), ("TPOT", figures.tpot)):
         if pair is not None:
             parts.append(f"{word} p50 {seconds_text(pair[0])}, p95 {seconds_text(pair[1])}")
@@ -66,7 +66,7 @@ def table(rows: Sequence[RequestRow], *, colour: bool = False, most: int = 50) -
         text = _line(line, widths)
         lines.append(f"{_RED}{text}{_PLAIN}" if colour and row.failed else text)
     if first:
-        lines.append(f"{first:,} earlier requests are not shown")
+        lines.append(f"{counted(first, 'earlier request is', 'earlier requests are')} not shown")
     return "\n".join(lines)
 
 
@@ -94,8 +94,12 @@ def _result(row: RequestRow) -> str:
         words = [f"{reason} x{count}" if count > 1 else reason for reason, count in counts.items()] or ["ok"]
     words += row.notes
     if row.dropped:
-        words.append(f"{row.dropped:,} spans dropped")
+        words.append(f"{counted(row.dropped, 'span')} dropped")
     return ", ".join(words)
+
+
+def _tokens(number: int | None) -> str:
+    return f"{count_text(number)} tokens" if number is None else counted(number, "token")
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

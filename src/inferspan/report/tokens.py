@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 
 from inferspan import semconv
 from inferspan.report.otlp_lines import Value
+from inferspan.report.quantities import counted
 from inferspan.report.session import Request, Span
 
 __all__ = ["Token", "TokenTable", "tokens_of"]
@@ -142,7 +143,7 @@ def _reasons(request: Request, rows: list[list[Token]], lengths: list[int], step
     if len(rows) < len(lengths):
         reasons.append(f"{len(lengths)} sequences were generated; values are kept for {len(rows)} of them.")
     if request.flag(semconv.TOKENS_TRUNCATED):
-        reasons.append(f"The first {len(rows[0])} tokens are shown; the arrays on the request are bounded.")
+        reasons.append(f"Only the first {counted(len(rows[0]), 'token')} can be shown: the arrays on the request are bounded.")
     return reasons
 
 

@@ -27,7 +27,7 @@ function linePicture(series) {
   const low = Math.min(...values), high = Math.max(...values);
   const path = points.map(([time, value], place) => (place ? "L" : "M") + ((time - first) / (last - first || 1) * 148 + 1).toFixed(1) + " " +
     (high > low ? 28 - (value - low) / (high - low) * 26 : 15).toFixed(1)).join("");
-  return make("div", { tip: points.length + " points over " + seconds((last - first) / 1e3) + "\nlowest " + inUnit(low, series.unit, series.name) + "\nhighest " + inUnit(high, series.unit, series.name) },
+  return make("div", { tip: counted(points.length, "point") + " over " + seconds((last - first) / 1e3) + "\nlowest " + inUnit(low, series.unit, series.name) + "\nhighest " + inUnit(high, series.unit, series.name) },
     drawing("svg", { class: "spark", viewBox: "0 0 150 30", preserveAspectRatio: "none" }, drawing("path", { d: path })));
 }
 
@@ -35,7 +35,7 @@ function seriesValue(series) {
   const show = (value) => inUnit(value, series.unit, series.name);
   if (!series.histogram) return show(series.points[series.points.length - 1][1]);
   const h = series.histogram;
-  return make("span", { tip: "percentiles are estimated inside the buckets" }, real(h.count) + (h.count === 1 ? " value, mean " : " values, mean ") + show(h.sum === null || !h.count ? null : h.sum / h.count),
+  return make("span", { tip: "percentiles are estimated inside the buckets" }, counted(h.count, "value") + ", mean " + show(h.sum === null || !h.count ? null : h.sum / h.count),
     make("span", { class: "dim" }, ", p50 " + show(h.p50) + ", p95 " + show(h.p95)));
 }
 

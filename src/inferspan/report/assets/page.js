@@ -46,6 +46,8 @@ function real(value) {
   return value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
+const counted = (value, noun) => real(value) + " " + noun + (value === 1 ? "" : "s");
+
 function scaled(value, unit, steps) {
   if (value === null || value === undefined) return ABSENT;
   for (const [least, name] of steps) {

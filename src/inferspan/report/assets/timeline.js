@@ -65,22 +65,22 @@ function moduleRows(span, calls) {
 function stepRow(step, request) {
   const a = step.attributes, index = a["inferspan.step.index"];
   const shown = [];
-  if (a["inferspan.step.tokens"] > 1) shown.push(a["inferspan.step.tokens"] + " tokens" + (request.row.batch > 1 ? " a row" : ""));
-  if (step.calls.length) shown.push(step.calls.length + " modules");
+  if (a["inferspan.step.tokens"] > 1) shown.push(counted(a["inferspan.step.tokens"], "token") + (request.row.batch > 1 ? " a row" : ""));
+  if (step.calls.length) shown.push(counted(step.calls.length, "module"));
   return row(step, request.us || 1, 1, { colour: phaseColour(step.name), label: index === undefined ? step.name : "step " + index,
     aside: shown.join(", "), open: step.calls.length ? () => moduleRows(step, step.calls) : null });
 }
 
 function phaseRows(phase, request) {
   const lines = [row(phase, request.us || 1, 0, { colour: phaseColour(phase.name), label: make("b", {}, phase.name),
-    aside: phase.steps.length === 1 ? "1 step" : phase.steps.length + " steps" })];
+    aside: counted(phase.steps.length, "step") })];
   const early = phase.steps.filter((step, place) => place < STEPS_AT_FIRST || step.calls.length || step.failed);
   const rows = new Map(early.map((step) => [step, stepRow(step, request)]));
   lines.push(...rows.values());
   phase.rows = rows;
   const rest = phase.steps.length - early.length;
   if (rest > 0) {
-    const button = make("button", { class: "others small", onclick: () => phase.showAll() }, "show the other " + rest + " steps");
+    const button = make("button", { class: "others small", onclick: () => phase.showAll() }, "show the other " + counted(rest, "step"));
     phase.showAll = () => {
       const all = phase.steps.map((step) => {
         if (!rows.has(step)) rows.set(step, stepRow(step, request));
@@ -128,7 +128,7 @@ function timeline(request) {
   }
   const sampled = request.phases.some((phase) => phase.steps.some((step) => step.calls.length));
   return [make("h3", {}, "Timeline"), make("div", { class: "panel timeline" },
-    make("div", { class: "legend" },
+    request.phases.length > 0 && make("div", { class: "legend" },
       make("span", {}, make("i", { style: { background: "var(--prefill)" } }), "prefill: the prompt"),
       make("span", {}, make("i", { style: { background: "var(--decode)" } }), "decode: token by token"),
       sampled ? make("span", {}, "steps with ▸ (underlined in the lane) hold module spans: click to open") : null),

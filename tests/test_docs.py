@@ -52,6 +52,40 @@ def test_python_block_runs(code: str, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def commands(page: str) -> list[str]:
+    """The shell commands of a page, each on one line."""
+    text = "".join(match[2] for match in BLOCK.finditer((ROOT / page).read_text()) if match[1] == "sh")
+    return text.replace("\\\n", " ").splitlines()
+
+
+def test_the_three_programs_start_alike_everywhere() -> None:
+    """Both pages start the same three programs in the folder of their files, which exist, and Prometheus on loopback."""
+    started = {page: [line for line in commands(page) if "cd collector-config" in line] for page in ("README.md", "collector-config/README.md")}
+    assert started["README.md"] == started["collector-config/README.md"]
+    assert [line.split()[3] for line in started["README.md"]] == ["jaeger", "prometheus", "otelcol-contrib"]
+    assert "--web.listen-address=127.0.0.1:9090" in started["README.md"][1]
+    files = [name for line in started["README.md"] for name in re.findall(r"[\w.]+\.ya?ml", line)]
+    assert len(files) == 3
+    assert [name for name in files if not (ROOT / "collector-config" / name).is_file()] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "collector-config/README.md"])
+def test_shown_commands_name_their_service(page: str) -> None:
+    """Whoever copies a command that sends telemetry finds it under a name."""
+    sending = [line for line in commands(page) if re.search("OTEL_EXPORTER_OTLP_ENDPOINT=|INFERSPAN_SESSION_FILE=", line)]
+    assert sending != []
+    assert [line for line in sending if "OTEL_SERVICE_NAME=" not in line] == []
+
+
+def test_the_components_that_a_collector_needs_are_named() -> None:
+    """Every component of the collector's configuration is in its page."""
+    yaml = pytest.importorskip("yaml")
+    loaded = yaml.safe_load((ROOT / "collector-config" / "dev.yaml").read_text())
+    page = (ROOT / "collector-config" / "README.md").read_text()
+    kinds = {name.partition("/")[0] for part in ("extensions", "receivers", "processors", "connectors", "exporters") for name in loaded[part]}
+    assert [kind for kind in sorted(kinds) if f"`{kind}`" not in page] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     """Every relative link of the page names a file that is there, and a heading that the file has."""

@@ -151,7 +151,8 @@ SETTINGS_INTRODUCTION = """\
 A setting comes from the first of these that has it: an argument of `inferspan.instrument(...)`, the environment variable, a YAML
 file (`INFERSPAN_CONFIG`, needs the extra `inferspan[yaml]`), a preset (`INFERSPAN_PRESET`), the default. A wrong argument or file
 raises `SettingsError`, which names the setting, the value and what is allowed; a wrong environment variable is a warning, and the
-next source counts; a variable `INFERSPAN_...` that is none of these is a warning too. Where telemetry goes is set by OpenTelemetry's own `OTEL_*` variables.
+next source counts; a variable `INFERSPAN_...` that is none of these is a warning too. Where telemetry goes is set by OpenTelemetry's
+own `OTEL_*` variables.
 
 Two kinds of wrong variables are no warning, because telemetry would silently go nowhere: an unknown exporter or protocol
 (`OTEL_TRACES_EXPORTER`, `OTEL_EXPORTER_OTLP_PROTOCOL` and their like), and a session file that cannot be written

@@ -119,3 +119,24 @@ def test_fork() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     hold.set()
     assert buffer.flush(5) and seen == [0, 1]
+
+
+def test_a_flush_tells_the_one_at_work() -> None:
+    """While ``flush`` waits for the item in progress, its consumer can see that, and only then."""
+    seen: list[bool] = []
+    begun, go = threading.Event(), threading.Event()
+
+    def consume(item: str, until: float | None) -> None:
+        seen.append(buffer.awaited)
+        begun.set()
+        assert go.wait(30)
+        while not buffer.awaited:
+            time.sleep(0.001)
+        seen.append(buffer.awaited)
+
+    buffer: Buffer[str] = Buffer(consume)
+    buffer.put("slow", 1)
+    assert begun.wait(30)
+    go.set()
+    assert buffer.flush(30)
+    assert (seen, buffer.awaited) == ([False, True], False)

@@ -52,6 +52,7 @@ class Buffer(Generic[T]):
     def _reset(self) -> None:
         self._items: deque[tuple[T, int]] = deque()
         self._weight = 0
+        self._waiting = 0
         self._lock = threading.Lock()
         self._consuming = threading.Lock()
         self._wake = threading.Event()
@@ -79,17 +80,26 @@ class Buffer(Generic[T]):
     def flush(self, timeout: float | None = None) -> bool:
         """Hand over everything that was queued before the call; false if that took longer than ``timeout`` seconds."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while True:
-            left = deadline - time.monotonic()
-            if left < 0:
-                return False
-            if not self._consuming.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
-                return False
-            try:
-                if not self._next(until=deadline):
-                    return True
-            finally:
-                self._consuming.release()
+        with self._lock:
+            self._waiting += 1
+        try:
+            while (left := deadline - time.monotonic()) >= 0:
+                if not self._consuming.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
+                    return False
+                try:
+                    if not self._next(until=deadline):
+                        return True
+                finally:
+                    self._consuming.release()
+            return False
+        finally:
+            with self._lock:
+                self._waiting -= 1
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for the item that is being consumed, which then should not take its time."""
+        return self._waiting > 0
 
     def _next(self, *, until: float | None) -> bool:
         with self._lock:

@@ -342,13 +342,12 @@ class SpanWriter:
         above = self._above(scope, batch)
         for packed in self._packer.pack(scope.context, batch, scope.context.span_id if above is None else above):
             scope.recorder.metrics.dropped(len(packed) - scope.sink.offer(packed), "queue_full")
-            if until is None:
+            if until is None and not self._buffer.awaited:
                 time.sleep(PAUSE)
 
-    @staticmethod
-    def _pace(scope: SpanScope, until: float | None, patience: float) -> int:
+    def _pace(self, scope: SpanScope, until: float | None, patience: float) -> int:
         """Let the model's thread have the interpreter, and a batch processor empty its queue; returns how many spans may follow."""
-        if until is None:
+        if until is None and not self._buffer.awaited:
             time.sleep(PAUSE)
         end = time.monotonic() + patience
         while not (chunk := next_chunk(scope.tracer, CHUNK, ROOM)):

@@ -73,6 +73,8 @@ class GenerateCall(Call):
         self.decode_steps = 0
         self.first_token: int | None = None
         self.awaiting = False
+        self.fresh = False
+        self.drafted = self.arguments.get("assistant_model") is not None
         self.token_times = array("q")
         self.seconds = {semconv.SPAN_PREFILL: array("d"), semconv.SPAN_DECODE: array("d")}
         # detail
@@ -138,6 +140,7 @@ class GenerateCall(Call):
         """A decoding loop is about to run with its final configuration; returns the criteria that report to us."""
         config = kwargs.get("generation_config", args[0] if args else None)
         self.config = config if self.config is None or not self.loops else self.config
+        self.drafted = self.drafted or bool(getattr(config, "prompt_lookup_num_tokens", None))
         eos = getattr(config, "eos_token_id", None)
         pad = getattr(config, "pad_token_id", None)
         self.loops.append(
@@ -183,6 +186,7 @@ class GenerateCall(Call):
             new_tokens = kwargs.get("num_new_tokens", args[3] if len(args) > 3 else None)
             if not self.step_open:
                 self.step_start = self.last
+            self.fresh = True
             self._look_at_outputs(outputs, model_kwargs, new_tokens)
             self._close_step(now, describe(self.logits) if self.logits is not None and self.recording else (), None)
         self.last = now
@@ -191,6 +195,10 @@ class GenerateCall(Call):
     def choose(self, loop: Loop, input_ids: Any, done: Any, seconds_inside: int) -> None:
         """The loop has chosen the tokens of a step and asked whether to stop."""
         now = perf_counter_ns()
+        # Older assisted loops ask the criteria about mere candidates as well; only the question after a pass is about tokens.
+        fresh, self.fresh = self.fresh, False
+        if not fresh and self.drafted:
+            return
         width = int(input_ids.shape[1])
         # The wrappers that tell these may have been taken off in mid-run.
         if self.step_open:
@@ -236,9 +244,9 @@ class GenerateCall(Call):
         loop = self.loops[-1] if self.loops else None
         if loop is not None:
             if loop.prompt_width is None:
-                # The criteria will see the prompt and this many new tokens.
-                loop.width = new_tokens if isinstance(new_tokens, int) else 1
-            if isinstance(new_tokens, int) and new_tokens != 1:
+                # The criteria will see the prompt and this many new tokens; before transformers 5 a tensor, which is read once a loop.
+                loop.width = int(new_tokens) if isinstance(new_tokens, int | Tensor) else 1
+            if isinstance(new_tokens, Tensor) or (isinstance(new_tokens, int) and new_tokens != 1):
                 loop.assisted = True
             if not loop.mask_seen and isinstance(model_kwargs, dict):
                 loop.mask_seen = True

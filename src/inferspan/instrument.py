@@ -6,6 +6,7 @@ In: a model and options. Out: a handle that detaches. A wrong option raises befo
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from collections import deque
@@ -307,6 +308,11 @@ def _forked() -> None:
     for instrumentation in _instrumentations.values():
         instrumentation.recorder.metrics.renew_locks()
     machine.forked()
+    for instrumentation in _instrumentations.values():
+        instrumentation.target.forked()
+    renew = sys.modules.get("inferspan.capture.target")
+    if renew is not None:
+        renew.forked()
 
 
 if hasattr(os, "register_at_fork"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from opentelemetry import trace
@@ -140,6 +141,7 @@ class RequestMetrics:
         return {**labels, semconv.ERROR_TYPE: end.failure.type} if end.failure is not None else dict(labels)
 
     def _generate(self, start: RequestStart, end: RequestEnd, seconds: float, span: Any, *, foreign: bool) -> None:
+        end = self._without_partial(end)
         labels = self._labels(start)
         failing = self._with_error(labels, end)
         self._record(semconv.M_SERVER_DURATION, seconds, failing, span)
@@ -159,6 +161,11 @@ class RequestMetrics:
         if self._settings.entropy_metric:
             for entropy in end.entropies:
                 self._record(semconv.M_ENTROPY, entropy, model, span)
+
+    @staticmethod
+    def _without_partial(end: RequestEnd) -> RequestEnd:
+        """What a failed call had produced stands on its span; usage counts what was returned."""
+        return replace(end, output_tokens=None) if end.failure is not None else end
 
     def _latest(
         self, end: RequestEnd, seconds: float, labels: Mapping[str, AttributeValue], failing: Mapping[str, AttributeValue], span: Any

@@ -11,7 +11,7 @@ import threading
 from time import perf_counter_ns
 from typing import Any
 
-__all__ = ["EnergyMeter"]
+__all__ = ["EnergyMeter", "forked"]
 
 SHORTEST_NS = 1_000_000_000
 SHARE = 0.005
@@ -20,6 +20,14 @@ LONGEST_WAIT = 0.05
 _lock = threading.Lock()
 _running: set[int] = set()
 _overlapped: set[int] = set()
+
+
+def forked() -> None:
+    """Called in a forked child: the parent's requests are not its own, and nobody is left to release the lock."""
+    global _lock
+    _lock = threading.Lock()
+    _running.clear()
+    _overlapped.clear()
 
 
 class EnergyMeter:

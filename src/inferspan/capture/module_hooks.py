@@ -345,6 +345,16 @@ class HookEngine:
             self._users = 0
             self._detach()
 
+    def forked(self) -> None:
+        """Called in a forked child, where nobody is left to release the lock."""
+        self._lock = threading.Lock()
+
+    def close_in_child(self) -> None:
+        """Detach what recorded calls of the parent's other threads had attached: in a forked child they do not run."""
+        with self._lock:
+            self._users = 0
+            self._detach()
+
     def _detach(self) -> None:
         # Hooks that stay for the moment do nothing without a recorded call, and go the next time.
         if iterates_hooks():

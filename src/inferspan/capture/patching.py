@@ -73,6 +73,10 @@ class ClassMethods:
         self._users: dict[tuple[type, str], int] = {}
         self._undo: dict[tuple[type, str], Callable[[], None]] = {}
 
+    def forked(self) -> None:
+        """Called in a forked child, where nobody is left to release the lock."""
+        self._lock = threading.RLock()
+
     def acquire(self, owner: type, name: str, around: Around) -> Callable[[], None]:
         """Wrap ``owner.name`` unless that is done, and return what lets go of it (callable once)."""
         key = (owner, name)

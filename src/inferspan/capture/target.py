@@ -20,6 +20,7 @@ from .. import semconv
 from ..guard import contain
 from ..records import ModuleInfo, Recorder, RequestEnd, RequestStart
 from ..settings import Settings
+from . import energy
 from .budget import Budget
 from .call import Call, current
 from .energy import EnergyMeter
@@ -260,6 +261,19 @@ class Target:
                 if not self._root_paused and self.is_open and model is not None and self.compiled_call is None and not self._root_handles:
                     self._put_root_hooks(model)
 
+    def forked(self) -> None:
+        """Called in a forked child: calls of the parent's other threads do not run in it, and nobody is left to release a lock."""
+        self._root_lock = threading.Lock()
+        self.engine.forked()
+        if current.call is None:
+            self._open_calls.clear()
+            self._root_paused.clear()
+            self._forwards = 0
+            self.engine.close_in_child()
+            model = self._model()
+            if self.is_open and model is not None and self.compiled_call is None and not self.scripted and not self._root_handles:
+                self._put_root_hooks(model)
+
     @property
     def first_call(self) -> bool:
         """True once: whether the call that asks is the first on this model."""
@@ -333,6 +347,14 @@ class Target:
         if not sys.is_finalizing():
             self.is_open = False
             self._undo.close()
+
+
+def forked() -> None:
+    """Called in a forked child: renew the locks that all targets share."""
+    global _lock
+    _lock = threading.RLock()
+    _methods.forked()
+    energy.forked()
 
 
 def _around_compile(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -30,7 +30,7 @@ class Listener:
     def __init__(self) -> None:
         self.seen: list[tuple[list[list[int]], list[bool]]] = []
 
-    def choose(self, loop: Loop, input_ids: Any, done: Any, seconds: int) -> None:
+    def choose(self, loop: Loop, input_ids: Any, done: Any) -> None:
         """Keep it."""
         self.seen.append((input_ids.tolist(), done.tolist()))
 

@@ -21,7 +21,7 @@ from ..records import AttributeValue, Failure, ModuleCall, Phase, RequestEnd, St
 from .call import Call, failure_of
 from .compilation import compiled_graphs
 from .forward import shape_attributes
-from .generate_end import describe_end, kv_cache_bytes, reused_tokens
+from .generate_end import MAX_TOKENS_IN_ARRAYS, describe_end, kv_cache_bytes, reused_tokens
 from .logits import LogitRing, StepLogits
 from .logits import attributes as logit_attributes
 from .memory import MemoryMeter
@@ -38,7 +38,6 @@ __all__ = ["GenerateCall"]
 _START = ModuleCall._fields.index("start")
 LIVE = 512
 """Steps that are kept before they are handed over while the request still runs."""
-MAX_TOKENS_IN_ARRAYS = 1024
 _NO_ATTRIBUTES: dict[str, AttributeValue] = {}
 
 
@@ -192,7 +191,7 @@ class GenerateCall(Call):
         self.last = now
         self.overhead += perf_counter_ns() - now
 
-    def choose(self, loop: Loop, input_ids: Any, done: Any, seconds_inside: int) -> None:
+    def choose(self, loop: Loop, input_ids: Any, done: Any) -> None:
         """The loop has chosen the tokens of a step and asked whether to stop."""
         now = perf_counter_ns()
         # Older assisted loops ask the criteria about mere candidates as well; only the question after a pass is about tokens.
@@ -217,7 +216,7 @@ class GenerateCall(Call):
                 self._append_logits(logits, input_ids, loop)
         self.awaiting = True
         self.last = perf_counter_ns()
-        self.overhead += self.last - now + seconds_inside
+        self.overhead += self.last - now
 
     def compiles(self) -> None:
         """A compiled forward pass will be used from the first decode step on (and for chunks of the prompt)."""

@@ -26,6 +26,7 @@ __all__ = ["describe_end", "kv_cache_bytes", "reused_tokens"]
 
 MAX_ROWS = 1024
 MAX_TOKENS_IN_ARRAYS = 1024
+"""Values of one per-token array on a request span."""
 _PROMPT_KEYS = ("inputs", "input_ids")
 
 
@@ -242,8 +243,7 @@ def describe_end(call: GenerateCall, result: Any, failure: Failure | None, now: 
     attributes: dict[str, AttributeValue] = {}
     with contain("attributes of generate()"):
         attributes |= _configuration(call)
-    times = [call.start, *call.token_times[:MAX_TOKENS_IN_ARRAYS]]
-    intervals = [(after - before) / 1e9 for before, after in pairwise(times)]
+    intervals = _intervals(call, MAX_TOKENS_IN_ARRAYS)
     with contain("attributes of generate()"):
         attributes |= _latencies(call, generated, inputs, now)
         attributes |= _arrays(call, generated, intervals)
@@ -295,7 +295,7 @@ def describe_end(call: GenerateCall, result: Any, failure: Failure | None, now: 
         longest_output=max(generated.counts, default=None) if generated else None,
         time_to_first_token=ttft if isinstance(ttft, float) else None,
         time_per_output_token=tpot if isinstance(tpot, float) else None,
-        chunk_intervals=_all_intervals(call)[1:] if attributes.get(semconv.REQUEST_STREAM) else (),
+        chunk_intervals=_intervals(call)[1:] if attributes.get(semconv.REQUEST_STREAM) else (),
         batch_size=rows,
         kv_cache_bytes=call.cache_bytes,
         step_seconds=call.seconds,
@@ -310,9 +310,9 @@ def describe_end(call: GenerateCall, result: Any, failure: Failure | None, now: 
     )
 
 
-def _all_intervals(call: GenerateCall) -> list[float]:
-    times = [call.start, *call.token_times]
-    return [(after - before) / 1e9 for before, after in pairwise(times)]
+def _intervals(call: GenerateCall, most: int | None = None) -> list[float]:
+    """Seconds between tokens, at most so many; the first is the time to the first token."""
+    return [(after - before) / 1e9 for before, after in pairwise([call.start, *call.token_times[:most]])]
 
 
 def _rows(call: GenerateCall) -> int | None:

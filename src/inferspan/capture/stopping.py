@@ -36,7 +36,7 @@ def _observed_class(plain: type) -> type:
             watched = self._inferspan
             if watched is not None:
                 with contain("stopping criteria"):
-                    watched[1].choose(watched[0], input_ids, done, 0)
+                    watched[1].choose(watched[0], input_ids, done)
             return done
 
         def __reduce__(self) -> Any:

@@ -1,0 +1,1 @@
+"""The dashboards as code: tables of panels in, Grafana JSON out."""

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from inferspan import guard, semconv
 from inferspan.ids import ids
-from inferspan.records import Failure, ModelInfo, RequestEnd, RequestStart
+from inferspan.records import Failure, ModelInfo, ModuleBatch, ModuleInfo, RequestEnd, RequestStart, module_calls
 from inferspan.request_metrics import RequestMetrics
 from inferspan.settings import Settings
 
@@ -34,6 +34,22 @@ END: dict[str, Any] = {
     "overhead_ns": 5_000_000,
 }
 FAILURE = Failure("ValueError", "", "")
+MLP, NORM = ModuleInfo("layers.3.mlp", "MLP", 3, "layer 3 mlp"), ModuleInfo("norm", "RMSNorm", None, "norm")
+BATCH = ModuleBatch(
+    1,
+    "decode",
+    0,
+    [
+        *(0, -1, MLP, 0, 2_000_000, (), (), None, 0),
+        *(1, -1, NORM, 2_000_000, 3_000_000, (), (), None, 1),
+        *(2, -1, NORM, 3_000_000, 5_000_000, (), (), None, None),
+    ],
+    {
+        0: {"inferspan.output.stat.nan_count": 5, "inferspan.output.stat.inf_count": 0},
+        1: {"inferspan.output.stat.nan_count": 0, "inferspan.output.stat.inf_count": 2},
+    },
+)
+"""Two modules, one of them called twice; only two of the calls have statistics, and each has something to report."""
 
 
 class _Sink:
@@ -116,10 +132,10 @@ def test_generate(sink: _Sink, naming: str, client: dict[str, Any]) -> None:
 
 def test_kinds_units_and_buckets(sink: _Sink) -> None:
     """Every instrument has the kind, unit and bucket boundaries of the table."""
-    metrics = _request(sink, Settings(entropy_metric=True), streaming=True, chunk_intervals=[0.01], entropies=[1.0], spans_dropped=1,
-                       nonfinite={("logits", "nan"): 2})  # fmt: skip
-    metrics.steps(_start(), {"prefill": [0.25], "decode": [0.01, 0.02]}, None)
-    metrics.module("layers.0", "decode", 0.001, None)
+    settings = Settings(entropy_metric=True, module_metric=True)
+    metrics = _request(sink, settings, streaming=True, chunk_intervals=[0.01], spans_dropped=1, nonfinite={("logits", "nan"): 2})
+    metrics.steps(_start(), _steps(), None)
+    metrics.modules(_start(), BATCH, module_calls(BATCH), None)
     for kind, operation in (("forward", None), ("forward", "embeddings")):
         _request(sink, Settings(), start=_start(kind, operation=operation))
     found = sink.collect()
@@ -134,6 +150,62 @@ def test_kinds_units_and_buckets(sink: _Sink) -> None:
         for point in metric.data.data_points:
             assert table.buckets is None or tuple(point.explicit_bounds) == table.buckets, name
             assert set(point.attributes) <= {*table.attributes, semconv.ERROR_TYPE}, name
+
+
+def _steps() -> RequestEnd:
+    seconds = {"prefill": [0.25], "decode": [0.01, 0.02]}
+    return RequestEnd(2_000_000_000, None, {}, step_seconds=seconds, entropies=[1.0, 0.5], top1_probabilities=[0.75, 0.999])
+
+
+def test_steps(sink: _Sink) -> None:
+    """Steps give their durations by phase; entropy and largest probability only where the setting asks for them, and not when nested."""
+    for settings, nested in ((Settings(), False), (Settings(entropy_metric=True), True)):
+        RequestMetrics(lambda: sink.meter, settings).steps(_start(nested=nested), _steps(), None)
+    labels = [{**MODEL_LABEL, "inferspan.phase": phase} for phase in ("prefill", "decode")]
+    assert sink.points() == {"inferspan.generate.step.duration": [(labels[0], 0.5), (labels[1], pytest.approx(0.06))]}
+    RequestMetrics(lambda: sink.meter, Settings(entropy_metric=True)).steps(_start(), _steps(), None)
+    points = sink.points()
+    assert points["inferspan.logits.entropy"] == [(MODEL_LABEL, 1.5)]
+    assert points["inferspan.logits.top1_probability"] == [(MODEL_LABEL, pytest.approx(1.749))]
+
+
+@pytest.mark.parametrize(
+    ("settings", "end", "expected"),
+    [
+        (Settings(), {}, False),
+        (Settings(), {"step_seconds": {"prefill": [], "decode": []}}, False),
+        (Settings(), {"step_seconds": {"decode": [0.1]}}, True),
+        (Settings(), {"entropies": [1.0]}, False),
+        (Settings(entropy_metric=True), {"entropies": [1.0]}, True),
+    ],
+)
+def test_requests_without_steps(sink: _Sink, settings: Settings, end: dict[str, Any], expected: bool) -> None:
+    """Whether a request has anything for the hand-over thread to record follows from its steps and the settings."""
+    assert RequestMetrics(lambda: sink.meter, settings).has_steps(RequestEnd(1, None, {}, **end)) is expected
+
+
+@pytest.mark.parametrize("durations", [False, True])
+def test_modules(sink: _Sink, durations: bool) -> None:
+    """Module calls count their non-finite outputs by model, module, type and layer, and have durations where the setting asks."""
+    metrics = RequestMetrics(lambda: sink.meter, Settings(module_metric=durations))
+    assert metrics.has_modules(BATCH)
+    assert metrics.has_modules(BATCH._replace(statistics={})) is durations
+    metrics.modules(_start(), BATCH, module_calls(BATCH), None)
+    common = {"inferspan.model.name": "org/model"}
+    mlp = {**common, "inferspan.module.name": "layers.3.mlp", "inferspan.module.type": "MLP", "inferspan.module.layer.index": 3}
+    norm = {**common, "inferspan.module.name": "norm", "inferspan.module.type": "RMSNorm"}
+    times = [({**mlp, "inferspan.phase": "decode"}, 0.002), ({**norm, "inferspan.phase": "decode"}, 0.003)]
+    assert sink.points() == {
+        "inferspan.numerics.nonfinite": [({**mlp, "kind": "nan"}, 5), ({**norm, "kind": "inf"}, 2)],
+        **({"inferspan.module.duration": times} if durations else {}),
+    }
+
+
+def test_non_finite_logits(sink: _Sink) -> None:
+    """Non-finite logits are counted under their place, which has no type and no layer."""
+    _request(sink, Settings(), nonfinite={("logits", "nan"): 2})
+    labels = {"inferspan.model.name": "org/model", "inferspan.module.name": "logits", "kind": "nan"}
+    assert sink.points()["inferspan.numerics.nonfinite"] == [(labels, 2)]
 
 
 def test_failed_request(sink: _Sink) -> None:
@@ -195,8 +267,10 @@ def test_exemplars_and_the_global_generator(sink: _Sink) -> None:
     before = random.getstate()
     with tracer.start_as_current_span("caller's own"):
         span = tracer.start_span("request")
-        metrics = _request(sink, Settings(), span=span, spans_dropped=2, nonfinite={("logits", "inf"): 1})
-        metrics.steps(_start(), {"decode": [0.01]}, span)
+        settings = Settings(entropy_metric=True, module_metric=True)
+        metrics = _request(sink, settings, span=span, spans_dropped=2, nonfinite={("logits", "inf"): 1})
+        metrics.steps(_start(), _steps(), span)
+        metrics.modules(_start(), BATCH, module_calls(BATCH), span)
         found = sink.collect()
     assert random.getstate() == before
     context = span.get_span_context()

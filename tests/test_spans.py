@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 import pytest
 from opentelemetry import context as otel_context
 from opentelemetry import trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -389,3 +391,28 @@ def test_attributes_for_samplers(exporter: InMemorySpanExporter) -> None:
     assert wanted.items() <= seen[0].items()
     (span,) = (span for span in exporter.get_finished_spans() if span.parent is None)
     assert wanted.items() <= dict(span.attributes or {}).items()
+
+
+def test_raw_module_calls_are_measured(exporter: InMemorySpanExporter) -> None:
+    """Module calls that leave the raw way have their durations recorded like those that go through the provider."""
+
+    class Sink:
+        def offer(self, packed: Sequence[bytes]) -> int:
+            return len(packed)
+
+    provider, reader = _provider(SimpleSpanProcessor(exporter)), InMemoryMetricReader()
+    meters = MeterProvider([reader], shutdown_on_exit=False)
+    settings = Settings(module_metric=True)
+    metrics = RequestMetrics(lambda: meters.get_meter("test"), settings)
+    recorder = SpanRecorder(settings, lambda: provider.get_tracer("inferspan"), metrics, SpanWriter())
+    scope: Any = recorder.start(_start(), None)
+    scope.sink = Sink()
+    scope.detail([_modules(0, "prefill", 1100)])
+    assert recorder.writer.flush(10)
+    data: Any = reader.get_metrics_data()
+    (metric,) = data.resource_metrics[0].scope_metrics[0].metrics[1:]
+    seen = {point.attributes["inferspan.module.name"]: (point.count, point.sum) for point in metric.data.data_points}
+    assert (metric.name, seen) == ("inferspan.module.duration", {"layers.0": (1, 4e-8), "layers.1": (1, 2e-8)})
+    assert exporter.get_finished_spans() == ()
+    scope.end(RequestEnd(2000, None, {}))
+    meters.shutdown()

@@ -157,7 +157,9 @@ class RequestEnd:
     step_seconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Durations of the steps by phase."""
     entropies: Sequence[float] = ()
+    top1_probabilities: Sequence[float] = ()
     nonfinite: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Values of the logits by (place, kind); those of module outputs stand in the statistics of their batches."""
     spans_dropped: int = 0
     overhead_ns: int = 0
     streaming: bool = False

@@ -1,14 +1,14 @@
 """Requests as OpenTelemetry metrics: the gen_ai families and our own, and the totals of ``handle.summary()``.
 
-One record per request and metric on the model's thread; durations of single steps follow from the hand-over thread. Histograms take
-exemplars from the request's span; counters are recorded in a context without a span, because the SDK's reservoir for sums draws from the
-global random generator. A broken meter takes nothing down, and is tried again at the next request.
+One record per request and metric on the model's thread; what is known of single steps and modules follows from the hand-over thread.
+Histograms take exemplars from the request's span; counters are recorded in a context without a span, because the SDK's reservoir for
+sums draws from the global random generator. A broken meter takes nothing down, and is tried again at the next request.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from opentelemetry.context import Context
 
 from . import semconv
 from .guard import contain, guarded
-from .records import AttributeValue, RequestEnd, RequestStart
+from .records import AttributeValue, ModuleBatch, RequestEnd, RequestStart
 from .settings import Settings
 from .summary import Summary
 
@@ -90,6 +90,10 @@ class RequestMetrics:
     def _model(start: RequestStart) -> dict[str, AttributeValue]:
         return {semconv.REQUEST_MODEL: start.model.name} if start.model.name is not None else {}
 
+    @staticmethod
+    def _name(start: RequestStart) -> str:
+        return start.model.name or start.model.architecture
+
     @guarded("metrics of a started request")
     def started(self, start: RequestStart) -> None:
         """Note a request in flight."""
@@ -114,16 +118,16 @@ class RequestMetrics:
             self._forward(start, end, seconds, span, foreign=foreign)
         elif not start.nested:
             self._generate(start, end, seconds, span, foreign=foreign)
-        for (module, kind), count in end.nonfinite.items():
-            self._record(semconv.M_NONFINITE, count, {semconv.MODULE_NAME: module, semconv.NONFINITE_KIND: kind})
+        for (place, kind), count in end.nonfinite.items():
+            labels = {semconv.MODEL_NAME: self._name(start), semconv.MODULE_NAME: place, semconv.NONFINITE_KIND: kind}
+            self._record(semconv.M_NONFINITE, count, labels)
         if end.spans_dropped:
             self._record(semconv.M_SPANS_DROPPED, end.spans_dropped, {semconv.DROP_REASON: "budget"})
         if end.overhead_ns:
             self._record(semconv.M_OVERHEAD, end.overhead_ns / 1e9, {})
 
     def _forward(self, start: RequestStart, end: RequestEnd, seconds: float, span: Any, *, foreign: bool) -> None:
-        name = start.model.name or start.model.architecture
-        self._record(semconv.M_FORWARD_DURATION, seconds, {semconv.MODEL_NAME: name}, span)
+        self._record(semconv.M_FORWARD_DURATION, seconds, {semconv.MODEL_NAME: self._name(start)}, span)
         if start.operation == semconv.OPERATION_EMBEDDINGS and not start.nested and not foreign:
             self._embeddings(end, seconds, self._labels(start), span)
 
@@ -158,9 +162,6 @@ class RequestMetrics:
             self._record(semconv.M_BATCH_SIZE, end.batch_size, model, span)
         if end.kv_cache_bytes is not None:
             self._record(semconv.M_KV_CACHE, end.kv_cache_bytes, model)
-        if self._settings.entropy_metric:
-            for entropy in end.entropies:
-                self._record(semconv.M_ENTROPY, entropy, model, span)
 
     @staticmethod
     def _without_partial(end: RequestEnd) -> RequestEnd:
@@ -196,18 +197,53 @@ class RequestMetrics:
             for seconds in end.chunk_intervals:
                 self._record(following, seconds, labels, span)
 
+    def has_steps(self, end: RequestEnd) -> bool:
+        """Whether ``steps`` would record anything of the request that ended so."""
+        return any(end.step_seconds.values()) or (self._settings.entropy_metric and bool(end.entropies))
+
     @guarded("metrics of steps")
-    def steps(self, start: RequestStart, seconds: Mapping[str, Sequence[float]], span: Any) -> None:
-        """Record the durations of a request's steps by phase; runs off the model's path."""
-        for phase, values in seconds.items():
-            labels = {semconv.PHASE: phase, **self._model(start)}
-            for value in values:
+    def steps(self, start: RequestStart, end: RequestEnd, span: Any) -> None:
+        """Record durations by phase and, where the settings want it, certainty of a request's steps; runs off the model's path."""
+        model = self._model(start)
+        for phase, seconds in end.step_seconds.items():
+            labels = {semconv.PHASE: phase, **model}
+            for value in seconds:
                 self._record(semconv.M_STEP_DURATION, value, labels, span)
+        if self._settings.entropy_metric and not start.nested:
+            for name, values in ((semconv.M_ENTROPY, end.entropies), (semconv.M_TOP1, end.top1_probabilities)):
+                for value in values:
+                    self._record(name, value, model, span)
+
+    def has_modules(self, batch: ModuleBatch) -> bool:
+        """Whether ``modules`` would record anything of such a batch."""
+        return self._settings.module_metric or bool(batch.statistics)
 
     @guarded("metrics of modules")
-    def module(self, name: str, phase: str, seconds: float, span: Any) -> None:
-        """Record the duration of one module call, where the settings want it; runs off the model's path."""
-        self._record(semconv.M_MODULE_DURATION, seconds, {semconv.MODULE_NAME: name, semconv.PHASE: phase}, span)
+    def modules(self, start: RequestStart, batch: ModuleBatch, calls: Iterable[Sequence[Any]], span: Any) -> None:
+        """Record some module calls of a batch; runs off the model's path.
+
+        Args:
+            start: the request.
+            batch: what the calls are of.
+            calls: those to record, in the layout of ``ModuleCall``.
+            span: the request's span, for exemplars.
+        """
+        name = self._name(start)
+        for _, _, info, begun, ended, _, _, _, slot in calls:
+            labels: dict[str, AttributeValue] = {
+                semconv.MODEL_NAME: name,
+                semconv.MODULE_NAME: info.name,
+                semconv.MODULE_TYPE: info.type,
+            }
+            if info.layer_index is not None:
+                labels[semconv.MODULE_LAYER_INDEX] = info.layer_index
+            if self._settings.module_metric:
+                self._record(semconv.M_MODULE_DURATION, (ended - begun) / 1e9, {**labels, semconv.PHASE: batch.phase}, span)
+            statistics = batch.statistics.get(slot, {}) if slot is not None else {}
+            for kind, key in (("nan", semconv.OUTPUT_STAT_NAN_COUNT), ("inf", semconv.OUTPUT_STAT_INF_COUNT)):
+                count = statistics.get(key)
+                if isinstance(count, int) and count:
+                    self._record(semconv.M_NONFINITE, count, {**labels, semconv.NONFINITE_KIND: kind})
 
     @guarded("metrics of dropped spans")
     def dropped(self, count: int, reason: str) -> None:

@@ -262,6 +262,7 @@ B_TPOT = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.
 B_STEP = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 B_BATCH = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 B_ENTROPY = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+B_PROBABILITY = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
 
 HISTOGRAM = "Histogram"
 COUNTER = "Counter"
@@ -272,6 +273,8 @@ OBSERVABLE_UP_DOWN_COUNTER = "ObservableUpDownCounter"
 OBSERVABLE_GAUGE = "ObservableGauge"
 
 _GEN_AI = (OPERATION_NAME, PROVIDER_NAME, REQUEST_MODEL, RESPONSE_MODEL)
+# Type and layer follow from the name, so they add no series.
+_MODULE = (MODEL_NAME, MODULE_NAME, MODULE_TYPE, MODULE_LAYER_INDEX)
 _LATEST = "semconv = dup or latest"
 _LEGACY = "semconv = dup or legacy"
 _GPU = (HW_ID, HW_NAME, HW_MODEL, HW_VENDOR, HW_PARENT, HW_DRIVER_VERSION, HW_FIRMWARE_VERSION, DEVICE)
@@ -303,6 +306,7 @@ M_ACTIVE = "inferspan.generate.active"
 M_BATCH_SIZE = "inferspan.batch.size"
 M_KV_CACHE = "inferspan.kv_cache.usage"
 M_ENTROPY = "inferspan.logits.entropy"
+M_TOP1 = "inferspan.logits.top1_probability"
 M_NONFINITE = "inferspan.numerics.nonfinite"
 M_MODULE_DURATION = "inferspan.module.duration"
 M_SPANS_DROPPED = "inferspan.telemetry.spans.dropped"
@@ -389,8 +393,9 @@ _REQUEST_METRICS = (
     Metric(M_BATCH_SIZE, HISTOGRAM, "{sequence}", "rows of a call", (REQUEST_MODEL,), B_BATCH),
     Metric(M_KV_CACHE, GAUGE, "By", "key/value cache of the last request", (REQUEST_MODEL,)),
     Metric(M_ENTROPY, HISTOGRAM, "1", "entropy of the next-token distribution, nats", (REQUEST_MODEL,), B_ENTROPY, "entropy_metric"),
-    Metric(M_NONFINITE, COUNTER, "{element}", "NaN and Inf values seen", (MODULE_NAME, NONFINITE_KIND)),
-    Metric(M_MODULE_DURATION, HISTOGRAM, "s", "one module call, host clock", (MODULE_NAME, PHASE), B_STEP, "module_metric"),
+    Metric(M_TOP1, HISTOGRAM, "1", "probability of the most likely next token", (REQUEST_MODEL,), B_PROBABILITY, "entropy_metric"),
+    Metric(M_NONFINITE, COUNTER, "{element}", "NaN and Inf values: logits, and module outputs with `output_stats`", (*_MODULE, NONFINITE_KIND)),
+    Metric(M_MODULE_DURATION, HISTOGRAM, "s", "one module call, host clock", (*_MODULE, PHASE), B_STEP, "module_metric"),
     Metric(M_SPANS_DROPPED, COUNTER, "{span}", "spans of ours that were left out", (DROP_REASON,)),
     Metric(M_OVERHEAD, COUNTER, "s", "our own time on the model's threads"),
     Metric(M_ERRORS, OBSERVABLE_COUNTER, "{error}", "contained errors of ours", (ERROR_PLACE,)),

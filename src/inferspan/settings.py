@@ -142,7 +142,7 @@ class Settings:
     top_k: int = _setting(5, _integer(0, 100), "most likely tokens kept per step, only with content capture")
     token_arrays: bool = _setting(True, _boolean, "log-probabilities, entropies and intervals per token on the request span")
     output_stats: bool = _setting(False, _boolean, "mean, deviation, extremes and NaN counts of every recorded module's output")
-    entropy_metric: bool = _setting(False, _boolean, "histogram of the entropy of each recorded step")
+    entropy_metric: bool = _setting(False, _boolean, "histograms of the entropy and of the largest probability of each recorded step")
     module_metric: bool = _setting(False, _boolean, "histogram of the duration of each recorded module call")
     # how it is named
     operation: str | None = _setting(None, _choice("chat", "text_completion", "generate_content", "embeddings"), "gen_ai.operation.name instead of the one inferred from the call")

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 from opentelemetry import context as otel_context
@@ -128,8 +129,8 @@ class SpanScope:
             with contain("foreign gen_ai span"):
                 self.foreign.publish(end)
         self.recorder.metrics.ended(self.request, end, self.span, foreign=self.foreign is not None)
-        if any(end.step_seconds.values()):
-            self.recorder.writer.put(self, end.step_seconds, 1)
+        if self.recorder.metrics.has_steps(end):
+            self.recorder.writer.put(self, end, 1)
 
 
 class SpanRecorder:
@@ -195,7 +196,7 @@ class SpanRecorder:
 
     def _sink(self, tracer: Any, parts: SpanParts | None) -> Any:
         """The raw way out, where the tracer belongs to our own provider and nothing but OTLP hangs on it."""
-        if parts is None or self.settings.module_metric:
+        if parts is None:
             return None
         if self._raw is None or self._raw[0] is not parts.tracer:
             self._raw = (parts.tracer, raw_sink(trace.get_tracer_provider(), scope=parts.scope) if is_ours(parts) else None)
@@ -306,7 +307,7 @@ class SpanWriter:
         self._packer = ModulePacker(self._described)
 
     def put(self, scope: SpanScope, item: Any, weight: int) -> bool:
-        """Queue detail of a request, or the durations of its steps."""
+        """Queue detail of a request, or the end of one whose steps are to be measured."""
         return self._buffer.put((scope, item), weight)
 
     def flush(self, timeout: float | None = None) -> bool:
@@ -319,11 +320,13 @@ class SpanWriter:
 
     def _hand_over(self, queued: tuple[SpanScope, Any], until: float | None) -> None:
         scope, item = queued
-        if isinstance(item, Mapping):
+        if isinstance(item, RequestEnd):
             scope.recorder.metrics.steps(scope.request, item, scope.span)
             return
         left, patience = CHUNK, PATIENCE
         for record in item:
+            if isinstance(record, ModuleBatch) and scope.recorder.metrics.has_modules(record):
+                self._measure(scope, record, until)
             if scope.sink is not None and isinstance(record, ModuleBatch):
                 self._offer(scope, record, until)
                 continue
@@ -342,13 +345,22 @@ class SpanWriter:
         above = self._above(scope, batch)
         for packed in self._packer.pack(scope.context, batch, scope.context.span_id if above is None else above):
             scope.recorder.metrics.dropped(len(packed) - scope.sink.offer(packed), "queue_full")
-            if until is None and not self._buffer.awaited:
-                time.sleep(PAUSE)
+            self._pause(until)
+
+    def _measure(self, scope: SpanScope, batch: ModuleBatch, until: float | None) -> None:
+        calls = module_calls(batch)
+        while some := list(islice(calls, CHUNK)):
+            scope.recorder.metrics.modules(scope.request, batch, some, scope.span)
+            self._pause(until)
+
+    def _pause(self, until: float | None) -> None:
+        """Let the model's thread have the interpreter, unless somebody waits for the hand-over."""
+        if until is None and not self._buffer.awaited:
+            time.sleep(PAUSE)
 
     def _pace(self, scope: SpanScope, until: float | None, patience: float) -> int:
         """Let the model's thread have the interpreter, and a batch processor empty its queue; returns how many spans may follow."""
-        if until is None and not self._buffer.awaited:
-            time.sleep(PAUSE)
+        self._pause(until)
         end = time.monotonic() + patience
         while not (chunk := next_chunk(scope.tracer, CHUNK, ROOM)):
             now = time.monotonic()
@@ -433,7 +445,6 @@ class SpanWriter:
         above = self._above(scope, batch)
         calls = list(module_calls(batch))
         own = {call[0]: ids().generate_span_id() for call in calls}
-        metric = scope.recorder.settings.module_metric
         for number, parent, info, start, end, inputs, outputs, failure, statistics in calls:
             attributes: dict[str, AttributeValue] = {
                 semconv.PHASE: batch.phase,
@@ -450,8 +461,6 @@ class SpanWriter:
                 attributes[semconv.OUTPUT_SHAPES], attributes[semconv.OUTPUT_DTYPES] = self._described(outputs)
             if statistics is not None:
                 attributes.update(batch.statistics.get(statistics, {}))
-            if metric:
-                scope.recorder.metrics.module(info.name, batch.phase, (end - start) / 1e9, scope.span)
             yield info.span_name, own[number], own.get(parent, above), start + batch.offset, end + batch.offset, attributes, failure
 
     def _described(self, described: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:

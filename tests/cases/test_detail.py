@@ -331,3 +331,34 @@ def test_nothing_of_a_request_is_kept(telemetry: Telemetry) -> None:
     finally:
         gc.enable()
     telemetry.check()
+
+
+def test_metrics_of_steps_and_modules(telemetry: Telemetry) -> None:
+    """Each step has its entropy and largest probability, each module call its duration; NaN values are counted where they arise."""
+    model = models.llama()
+    telemetry.instrument(model, model_name="m", modules="all", every_step=True, output_stats=True, entropy_metric=True, module_metric=True)
+    prompt = models.prompt(1, 6)
+    _generate(model, prompt, **_exactly(4))
+    steps = telemetry.steps()
+    for name, key in (("inferspan.logits.entropy", semconv.LOGITS_ENTROPY), ("inferspan.logits.top1_probability", semconv.LOGITS_TOP1)):
+        assert telemetry.metric_sum(name) == pytest.approx(sum((span.attributes or {})[key] for span in steps))  # type: ignore[misc]
+    mlp = [span for span in telemetry.modules() if (span.attributes or {})[semconv.MODULE_NAME] == "model.layers.1.mlp"]
+    labels: dict[str, Any] = {
+        "inferspan.model.name": "m",
+        "inferspan.module.name": "model.layers.1.mlp",
+        "inferspan.module.type": "LlamaMLP",
+        "inferspan.module.layer.index": 1,
+    }
+    assert len(mlp) == 4
+    seconds = sum((span.end_time or 0) - (span.start_time or 0) for span in mlp) / 1e9
+    assert telemetry.metric_sum("inferspan.module.duration", **labels) == pytest.approx(seconds)
+    assert telemetry.metric_sum("inferspan.numerics.nonfinite") == 0
+    hook = model.model.layers[1].mlp.register_forward_hook(lambda module, given, output: output * float("nan"))
+    with torch.no_grad():
+        model(prompt)
+    hook.remove()
+    telemetry.spans()
+    assert telemetry.metric_sum("inferspan.numerics.nonfinite", kind="nan", **labels) == 6 * model.config.hidden_size
+    elsewhere: dict[str, Any] = {"inferspan.module.layer.index": 0}
+    assert telemetry.metric_sum("inferspan.numerics.nonfinite", **elsewhere) == 0
+    telemetry.check()

@@ -90,6 +90,7 @@ class GenerateCall(Call):
         self.noted_index = 0
         self.logprobs: list[float] = []
         self.entropies: list[float] = []
+        self.top1_probabilities: list[float] = []
         self.nonfinite: dict[tuple[str, str], int] = {}
         self.next_sampled = 0
         self.hooked = False
@@ -381,6 +382,8 @@ class GenerateCall(Call):
         # An array with holes cannot be told from a shorter one, so both end at the first step that has no value or was thinned out.
         if first.entropy is not None and len(self.entropies) == self.noted < MAX_TOKENS_IN_ARRAYS:
             self.entropies.append(first.entropy)
+            if first.top1 is not None and self.target.settings.entropy_metric:
+                self.top1_probabilities.append(first.top1)
         if first.logprob is not None and len(self.logprobs) == self.noted < MAX_TOKENS_IN_ARRAYS:
             self.logprobs.append(first.logprob)
         self.noted += 1

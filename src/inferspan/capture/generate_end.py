@@ -300,6 +300,7 @@ def describe_end(call: GenerateCall, result: Any, failure: Failure | None, now: 
         kv_cache_bytes=call.cache_bytes,
         step_seconds=call.seconds,
         entropies=call.entropies,
+        top1_probabilities=call.top1_probabilities,
         nonfinite=call.nonfinite,
         spans_dropped=call.budget.dropped,
         overhead_ns=call.overhead,

@@ -255,10 +255,10 @@ class Servers:
         self._start(name, "prometheus", arguments, f"http://{address}/-/ready")
         return f"http://{address}"
 
-    def jaeger(self, name: str, prometheus: str) -> tuple[str, str]:
+    def jaeger(self, name: str, prometheus: str, overlays: Sequence[str] = (), **environment: str) -> tuple[str, str]:
         """Start a Jaeger; returns the address for OTLP over gRPC and the URL of its query API."""
         grpc, http, health, query, query_grpc = map(str, free_ports(5))
-        environment = {
+        whole = {
             "JAEGER_GRPC_PORT": grpc,
             "JAEGER_HTTP_PORT": http,
             "JAEGER_HEALTH_PORT": health,
@@ -266,9 +266,10 @@ class Servers:
             "JAEGER_QUERY_GRPC_PORT": query_grpc,
             "PROMETHEUS_URL": prometheus,
             "JAEGER_UI_CONFIG": str(collector_config("jaeger-ui.json")),
+            **environment,
         }
-        arguments = ["--config", str(collector_config("jaeger.yaml"))]
-        self._start(name, "jaeger", arguments, f"http://{LOOPBACK}:{health}/status", **environment)
+        arguments = [word for file in ("jaeger.yaml", *overlays) for word in ("--config", str(collector_config(file)))]
+        self._start(name, "jaeger", arguments, f"http://{LOOPBACK}:{health}/status", **whole)
         return f"{LOOPBACK}:{grpc}", f"http://{LOOPBACK}:{query}"
 
     def collector(self, name: str, collector: Collector, configurations: Iterable[Path], **environment: str) -> None:

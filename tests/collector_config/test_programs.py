@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def test_starts(combination: Combination, tmp_path: Path, run_tool: Run) -> None
 
 
 def test_prometheus(run_tool: Run) -> None:
-    """promtool takes the configuration, and finds the rules at the place that it names; only the file of targets is the user's."""
+    """The checker takes the configuration and finds the rules at the place that it names; only the file of targets is the user's."""
     for name in ("prometheus.yml", "prometheus-compose.yml"):
         result = run_tool("promtool", "check", "config", str(FOLDER / name))
         assert result.returncode == 0, result.stdout
@@ -99,6 +100,7 @@ def test_nothing_is_scraped_that_is_not_there(tmp_path: Path, run_tool: Run) -> 
         assert (labels["instance"], up) == (address, 0)
 
 
+TRACE_ID = "5b8efff798038103d269b633813fc60c"
 SPAN = {
     "resourceSpans": [
         {
@@ -107,7 +109,7 @@ SPAN = {
                 {
                     "spans": [
                         {
-                            "traceId": "5b8efff798038103d269b633813fc60c",
+                            "traceId": TRACE_ID,
                             "spanId": "eee19b7ec3c1b174",
                             "name": "before the restart",
                             "kind": 1,
@@ -126,14 +128,13 @@ def test_badger_keeps_traces(tmp_path: Path, run_tool: Run) -> None:
     """A trace that came before a restart of Jaeger is there after it."""
     run_tool("jaeger", "version")
     port = str(free_ports(1)[0])
-    trace = SPAN["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["traceId"]
     for first in (True, False):
         with Servers(tmp_path, clean_environment(JAEGER_STORAGE=str(tmp_path / "traces"))) as servers:
             _, query = servers.jaeger("jaeger", "http://127.0.0.1:1", ("jaeger-badger.yaml",), JAEGER_HTTP_PORT=port)
             if first:
                 post_json(f"http://127.0.0.1:{port}/v1/traces", json.dumps(SPAN))
             jaeger = Stack("", "", query, "", tmp_path)
-            assert [span["operationName"] for span in eventually(lambda jaeger=jaeger: jaeger.trace(trace))] == ["before the restart"]
+            assert [span["operationName"] for span in eventually(partial(jaeger.trace, TRACE_ID))] == ["before the restart"]
     assert sorted(path.name for path in (tmp_path / "traces").iterdir()) == ["keys", "values"]
 
 

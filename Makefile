@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
-.PHONY: help demo install lint test docs clean
+.PHONY: help demo install lint test docs pictures clean
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -28,6 +28,9 @@ test: lint ## lint, then all tests, those against real servers included
 
 docs: $(VENV)/dev.stamp ## write the generated pages: docs/telemetry.md, docs/settings.md
 	$(BIN)/python docs/generate.py
+
+pictures: $(VENV)/dev.stamp ## draw the dashboards from a running stack (needs Node.js and Chromium): ARGS="overview --from -1h"
+	$(BIN)/python -m grafana.preview $(ARGS)
 
 clean: ## remove the virtual environment and all caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache demo-output build dist

@@ -67,6 +67,11 @@ def _laid_over(below: Any, above: Any) -> Any:
     return {**below, **{key: _laid_over(below.get(key), value) for key, value in above.items()}}
 
 
+def _files_of(arguments: str) -> tuple[str, ...]:
+    """The files of a command line."""
+    return tuple(re.findall(r"--config (\S+)", arguments))
+
+
 def _combinations() -> list[Combination]:
     found = set()
     nested = [path for path in (FOLDER / "kubernetes").glob("*.yaml") if path.relative_to(FOLDER).as_posix() in MISSING]
@@ -74,9 +79,10 @@ def _combinations() -> list[Combination]:
         name = path.relative_to(FOLDER).as_posix()
         if name in OTHERS:
             continue
-        commands = [(program, tuple(re.findall(r"--config (\S+)", files))) for program, files in _COMMAND.findall(text(name))]
-        own = [Combination(program.partition("-")[0], files) for program, files in commands if name in files]
-        found |= set(own) or {Combination("jaeger" if "jaeger_storage" in text(name) else "otelcol", (name,))}
+        commands = [Combination(program.partition("-")[0], _files_of(files)) for program, files in _COMMAND.findall(text(name))]
+        found |= {each for each in commands if name in each.files}
+        if all(each.files[0] == name for each in commands):
+            found.add(Combination("jaeger" if "jaeger_storage" in text(name) else "otelcol", (name,)))
     return sorted(found, key=str)
 
 

@@ -33,7 +33,7 @@ declare global {
 }
 const report: Report = (window.preview = { title: '', height: 0, panels: 0, failures: [], empty: [], rows: [], done: false });
 const MARGIN = 16;
-const HEADER = 96;
+const HEADER = 104;
 const SETTLE_MS = 700;
 
 const DRAWN: Record<string, (props: DrawProps) => ReactNode> = {

@@ -1,6 +1,6 @@
 // Questions to Prometheus, and the data frames that Grafana's data source makes of the answers.
 
-import { FieldType, renderLegendFormat, toDataFrame, type DataFrame } from '@grafana/data';
+import { FieldType, toDataFrame, type DataFrame } from '@grafana/data';
 import type { Range } from './range';
 
 export interface Exemplar {
@@ -38,7 +38,9 @@ function seriesName(target: any, labels: Record<string, string>): string | undef
   if (target.legendFormat === '__auto') {
     return Object.keys(labels).length ? undefined : target.expr;
   }
-  return target.legendFormat ? renderLegendFormat(target.legendFormat, labels) : fullName(labels);
+  // A label that a series lacks is nothing: so does Grafana's server, other than the function in its packages.
+  const legend = (format: string) => format.replace(/\{\{\s*(.+?)\s*\}\}/g, (_, label) => labels[label] ?? '');
+  return target.legendFormat ? legend(target.legendFormat) : fullName(labels);
 }
 
 type Points = Array<[number, string]>;

@@ -39,7 +39,7 @@ export function Heatmap({ panel, data, range, theme, width, height: full }: Draw
   const names = rows.map((row) => write(row.name));
   const left = Math.min(width / 3, Math.max(...names.map((name) => measureText(name, 12).width)) + 12);
   const bar = options.legend?.show === false ? 0 : BAR_HEIGHT;
-  const area: Area = { left, top: 4, width: width - left - 8, height: full - AXIS_HEIGHT - bar - 4 };
+  const area: Area = { left, top: 10, width: width - left - 8, height: full - AXIS_HEIGHT - bar - 10 };
   const floor = options.filterValues?.le ?? 1e-9;
   const shown = rows.flatMap((row) => row.values).filter((value) => value > floor);
   const [low, high] = [options.color?.min ?? Math.min(...shown), options.color?.max ?? Math.max(...shown)];

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.integration.paths import running_paths
+from tests.integration.served import Served, serve
 from tests.integration.servers import PROGRAMS, Stack, missing_programs, running_stack
 
 HERE = Path(__file__).resolve().parent
@@ -26,17 +28,29 @@ def plain_environment() -> dict[str, str]:
     return {**kept, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-@pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Collector, Jaeger and Prometheus; skipped where a program is not installed, unless it is required."""
+def _need_programs() -> None:
     missing = missing_programs()
     if missing:
         reason = f"not on PATH: {', '.join(missing)} (of {', '.join(PROGRAMS)})"
         if os.environ.get("REQUIRE_INTEGRATION"):
             pytest.fail(f"REQUIRE_INTEGRATION is set, but {reason}")
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Collector, Jaeger and Prometheus; skipped where a program is not installed, unless it is required."""
+    _need_programs()
     with running_stack(tmp_path_factory.mktemp("stack"), plain_environment()) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Programs have served models, and their telemetry has arrived by OTLP, by scrape and through agent and gateway."""
+    _need_programs()
+    with running_paths(tmp_path_factory.mktemp("paths"), plain_environment()) as paths:
+        yield serve(paths, tmp_path_factory.mktemp("programs"), plain_environment())
 
 
 @pytest.fixture(scope="session")

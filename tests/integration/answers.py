@@ -1,0 +1,175 @@
+"""Dashboards' queries asked of the real servers as Grafana asks them, and what is wrong with the answers.
+
+In: ``Asked`` queries, a stack and a moment. Out: one text per problem; no text means that the panel has something to show, in its unit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import urllib.error
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tests.integration.panel_queries import ALL, Asked, Values, Variable, fill, legend_labels, used_variables
+from tests.integration.servers import Stack, get_json
+
+__all__ = ["RANGES", "Asker", "Series"]
+
+BUILTIN = {"__rate_interval": "1m", "__interval": "5s", "__interval_ms": "5000", "__range": "2m", "__range_s": "120", "__range_ms": "120000"}
+STEP = 5
+
+HUGE = 1e15
+RANGES: Mapping[str, tuple[float, float]] = {
+    "percentunit": (0, 1),
+    "percent": (0, 100),
+    "s": (0, 3600),
+    "ms": (0, 3.6e6),
+    "dateTimeAsIso": (1.6e12, 4e12),
+    "celsius": (0, 120),
+    "watt": (0, 2000),
+    "joule": (0, 1e7),
+    "kwatth": (0, 10),
+    "hertz": (0, 1e10),
+    "rothz": (0, 1e6),
+    "rotrpm": (0, 1e5),
+    "bytes": (0, HUGE),
+    "decbytes": (0, HUGE),
+    "Bps": (0, HUGE),
+    "binBps": (0, HUGE),
+    "reqps": (0, 1e5),
+    "ops": (0, 1e7),
+    "cps": (0, 1e7),
+    "short": (0, HUGE),
+    "none": (0, HUGE),
+    "locale": (0, HUGE),
+    "bool_on_off": (0, 1),
+}
+"""What a value may be in each unit that panels use; a unit that is not here is a problem."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Labels, and every value of the time asked for."""
+
+    labels: Mapping[str, str]
+    values: tuple[float, ...]
+
+    @cached_property
+    def finite(self) -> tuple[float, ...]:
+        """The values that can be drawn."""
+        return tuple(value for value in self.values if math.isfinite(value))
+
+
+class Asker:
+    """Asks one stack at one moment.
+
+    Args:
+        stack: the servers.
+        at: the moment at which instant queries are evaluated and ranges end.
+        window: length of ranges in seconds.
+    """
+
+    def __init__(self, stack: Stack, *, at: float, window: float) -> None:
+        self._stack = stack
+        self._at = at
+        self._window = window
+
+    # -------------------------------------------------------------------------------------------------------- variables
+    def options(self, variable: Variable, chosen: Values, known: Mapping[str, Variable]) -> list[str]:
+        """What a variable offers, given the values of those before it."""
+        if variable.type != "query":
+            return [option for option in variable.options if option]
+        text = fill(variable.query, chosen, known, builtin=BUILTIN)
+        found = self._label_values(text) if text.startswith("label_values(") else self._query_result(text)
+        if not variable.regex:
+            return found
+        pattern = re.compile(variable.regex.strip("/"))
+        matches = [match for match in map(pattern.search, found) if match]
+        return list(dict.fromkeys(match.groupdict().get("value") or (match[1] if pattern.groups else match[0]) for match in matches))
+
+    def _label_values(self, text: str) -> list[str]:
+        inside = text.removeprefix("label_values(").rstrip().removesuffix(")")
+        selector, _, label = inside.rpartition(",")
+        parameters = {"match[]": selector.strip()} if selector else {}
+        url = f"{self._stack.prometheus}/api/v1/label/{label.strip()}/values"
+        return list(get_json(url, start=self._at - self._window, end=self._at, **parameters)["data"])
+
+    def _query_result(self, text: str) -> list[str]:
+        found = re.fullmatch(r"query_result\((.+)\)", text.strip(), re.DOTALL)
+        assert found, f"a variable's query of no known kind: {text}"
+        return [
+            "{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + f"}} {value}"
+            for labels, value in self._stack.query(found[1], at=self._at)
+        ]
+
+    # ----------------------------------------------------------------------------------------------------------- panels
+    def series(self, asked: Asked, values: Values, known: Mapping[str, Variable]) -> list[Series]:
+        """The answer of Prometheus; an ``AssertionError`` with its message if it refuses."""
+        expression = fill(asked.expression, values, known, builtin=BUILTIN)
+        left = used_variables(expression)
+        assert not left, f"unknown variables {sorted(left)}"
+        try:
+            return list(self._asked(expression, instant=asked.instant))
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{expression}\n  {json.load(error).get('error')}") from None
+
+    def _asked(self, expression: str, *, instant: bool) -> Iterator[Series]:
+        api = f"{self._stack.prometheus}/api/v1/"
+        if instant:
+            answer = get_json(f"{api}query", query=expression, time=self._at)["data"]
+            assert answer["resultType"] == "vector", f"{expression} gives a {answer['resultType']}"
+            yield from (Series(item["metric"], (float(item["value"][1]),)) for item in answer["result"])
+        else:
+            answer = get_json(f"{api}query_range", query=expression, start=self._at - self._window, end=self._at, step=STEP)["data"]
+            yield from (Series(item["metric"], tuple(float(value) for _, value in item["values"])) for item in answer["result"])
+
+    def problems(self, asked: Asked, values: Values, known: Mapping[str, Variable]) -> list[str]:
+        """What is wrong with the answer to one query."""
+        try:
+            answer = self.series(asked, values, known)
+        except AssertionError as error:
+            return [f"{asked.where}: {error}"]
+        if not any(series.finite for series in answer):
+            what = "only NaN" if answer else "no series"
+            return [f"{asked.where}: {what} for {fill(asked.expression, values, known, builtin=BUILTIN)}"]
+        labels = {label for series in answer for label in series.labels}
+        found = [f"legend names {label!r}, series have {sorted(labels)}" for label in legend_labels(asked.legend) if label not in labels]
+        if asked.heatmap and any("le" not in series.labels for series in answer):
+            found.append("a heat map of series without le")
+        if asked.unit not in RANGES:
+            return [f"{asked.where}: {text}" for text in (*found, f"unit {asked.unit!r} is not known")]
+        low, high = (0.0, HUGE) if asked.heatmap else RANGES[asked.unit]  # a heat map counts; its unit is that of the buckets
+        outside = [value for series in answer for value in series.values if not math.isnan(value) and not low <= value <= high + 1e-9]
+        if outside:
+            found.append(f"{len(outside)} values such as {outside[0]} are no {asked.unit} from {low} to {high}")
+        return [f"{asked.where}: {text}" for text in found]
+
+    # ----------------------------------------------------------------------------------------------------------- traces
+    def traces(self, search: Mapping[str, Any], values: Values, known: Mapping[str, Variable]) -> list[dict[str, Any]]:
+        """What Jaeger finds for a search, with the parameters that Grafana's Jaeger data source sends."""
+        filled = {
+            key: fill(value, values, known, builtin=BUILTIN, escape=False) if isinstance(value, str) else value for key, value in search.items()
+        }
+        if filled.get("queryType") != "search":
+            return [{"spans": self._stack.trace(str(filled["query"]))}]
+        parameters = {name: filled[name] for name in ("service", "operation", "minDuration", "maxDuration", "limit") if filled.get(name)}
+        if parameters.get("operation") == "All":
+            del parameters["operation"]
+        if filled.get("tags"):
+            parameters["tags"] = json.dumps(dict(_logfmt(filled["tags"])))
+        start, end = int((self._at - self._window) * 1e6), int(self._at * 1e6)
+        return self._stack.search(**parameters, start=start, end=end, lookback="custom")
+
+
+def _logfmt(text: str) -> Iterator[tuple[str, str]]:
+    for found in re.finditer(r'([^\s=]+)=(?:"((?:[^"\\]|\\.)*)"|(\S*))', text):
+        yield found[1], found[2] if found[2] is not None else found[3]
+
+
+def all_of(known: Mapping[str, Variable]) -> dict[str, str]:
+    """``ALL`` for every variable that has it."""
+    return {name: ALL for name, variable in known.items() if variable.include_all}

@@ -1,0 +1,169 @@
+"""A program that gives every panel something to show: one of several that serve a model each, on cards that are played back.
+
+Each round asks for what a service is asked for, a failure and a NaN among it. ``MODEL`` is ``smollm2`` or ``tiny``, ``ROUNDS`` how often,
+``SLEEP`` what each forward pass takes longer (a straggler), ``GPUS`` how many cards the host has. Telemetry goes where the environment says.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList
+from transformers.generation.streamers import BaseStreamer
+
+import inferspan
+from inferspan.demo import load_smollm2
+from inferspan.samplers import allocator
+from tests.cases.models import llama
+from tests.samplers.recorded_nvml import RecordedNvml, recorded_torch
+
+CARDS = ("GPU-b59f3be8-86cd-7854-5eb5-33d6c982db52", "GPU-0c7e0d0b-52c5-4b8e-9d39-6f1e0a4c7d11")
+PAUSE = 1.2
+"""Longer than the export interval, so that every round moves every counter in an export of its own."""
+
+
+class Discards(BaseStreamer):
+    """A streamer that lets go of what it is given."""
+
+    def put(self, value: torch.Tensor) -> None:
+        """Called with the prompt first, then with each token."""
+
+    def end(self) -> None:
+        """Called once, at the end."""
+
+
+class Fails(LogitsProcessor):
+    """Raises in the second step."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Count the step, pass the scores through, or fail."""
+        self.calls += 1
+        if self.calls == 2:
+            raise ValueError("the second step is one too many")
+        return scores
+
+
+def _failing_now_and_then(read: Callable[[int], Any]) -> Callable[[int], Any]:
+    """The samplers contain what torch raises and count it."""
+    calls = itertools.count(1)
+
+    def memory_stats(device: int) -> Any:
+        if next(calls) % 7 == 0:
+            raise RuntimeError("the allocator does not answer this time")
+        return read(device)
+
+    return memory_stats
+
+
+def play_cards(count: int) -> None:
+    """Put recorded cards where the samplers look; what the recorded card lacks (fans, NVLink, ECC errors) is planted."""
+    begun = time.monotonic()
+    rising = lambda rate: lambda: int((time.monotonic() - begun) * rate)  # noqa: E731
+    planted = {
+        ("FanSpeed_v2", 0): 41,
+        "FanSpeedRPM": 2400,
+        138: rising(2_000_000),
+        139: rising(1_000_000),
+        75: rising(50_000_000),
+        ("TotalEccErrors", 0, 0): rising(1),
+        ("MemoryErrorCounter", 0, 0, 2): rising(1),
+        "PcieReplayCounter": rising(1),
+        "RemappedRows": (1, 0, 0, 0),
+    }
+    uuids = CARDS[:count]
+    sys.modules["pynvml"] = RecordedNvml(*uuids, planted=dict.fromkeys(uuids, planted))
+    torch_played = recorded_torch(*uuids)
+    torch_played.cuda.memory_stats = _failing_now_and_then(torch_played.cuda.memory_stats)
+    devices: Any = allocator.CudaDevices(library=torch_played)
+    changed: Any = allocator
+    changed.AllocatorSampler = partial(allocator.AllocatorSampler, devices=devices, library=torch_played)
+    changed.cuda_devices = devices
+
+
+def load(name: str) -> tuple[Any, Any, str]:
+    """The model, a prompt of one row and one of two rows, and the module whose output is spoilt."""
+    if name == "smollm2":
+        model, tokenizer = load_smollm2()
+        tokenizer.padding_side = "left"
+        one, two = tokenizer("Once upon a time", return_tensors="pt"), tokenizer(["Hello", "Name three rivers"], return_tensors="pt", padding=True)
+        return model, (one, two), "model.layers.29.mlp"
+    model = llama()
+    model.generation_config.eos_token_id = None
+    ids = torch.randint(3, 60, (2, 12))
+    rows = [{"input_ids": part, "attention_mask": torch.ones_like(part)} for part in (ids[:1], ids)]
+    return model, tuple(rows), "model.layers.1.mlp"
+
+
+def spoil(module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
+    """A forward hook that plants one NaN."""
+    output = output.clone()
+    output.view(-1)[0] = float("nan")
+    return output
+
+
+def round_of_requests(model: Any, prompts: Any, spoilt: str, encoder: Any, number: int) -> None:
+    """One request of each kind."""
+    one, two = prompts
+    ask = partial(model.generate, max_new_tokens=8, do_sample=False)
+    ask(**one)
+    ask(**two)
+    ask(**one, streamer=Discards())
+    kept: Any = {"inferspan.keep": True}
+    with inferspan.context(conversation_id=f"kept-{number}", **kept):
+        ask(**one)
+    try:
+        ask(**one, logits_processor=LogitsProcessorList([Fails()]))
+    except ValueError:
+        pass
+    hook = model.get_submodule(spoilt).register_forward_hook(spoil)
+    ask(**one)
+    hook.remove()
+    with torch.no_grad():
+        model(**one)
+        encoder(input_ids=one["input_ids"] % 64, attention_mask=one["attention_mask"])
+
+
+def main(path: str) -> None:
+    """Instrument two models, serve the rounds, and write down when it began and ended."""
+    environment = os.environ
+    play_cards(int(environment.get("GPUS", "2")))
+    model, prompts, spoilt = load(environment["MODEL"])
+    tiny = environment["MODEL"] == "tiny"
+    pause = float(environment.get("SLEEP", "0"))
+    if pause:
+        model.model.layers[0].register_forward_pre_hook(lambda module, arguments: time.sleep(pause))
+    # Durations of modules make a series for each module, so only the small model has them.
+    handle = inferspan.instrument(
+        model,
+        model_name="tiny-llama" if tiny else None,
+        output_stats=True,
+        entropy_metric=True,
+        module_metric=tiny,
+        max_spans_per_trace=30 if tiny else 200,
+    )
+    encoder = llama(seed=1).model
+    embedding = inferspan.instrument(encoder, model_name="tiny-embedding", operation="embeddings")
+    begun = time.time()
+    for number in range(int(environment.get("ROUNDS", "4"))):
+        round_of_requests(model, prompts, spoilt, encoder, number)
+        time.sleep(PAUSE)
+    inferspan.flush()
+    embedding.uninstrument()
+    handle.uninstrument()
+    Path(path).write_text(json.dumps({"begun": begun, "ended": time.time()}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

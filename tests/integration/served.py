@@ -1,0 +1,115 @@
+"""Programs that serve models side by side, their telemetry on all three ways, and the moment at which everything has arrived.
+
+In: the servers of ``paths``. Out: ``Served``, which tests ask. An assertion fails if a program fails or its requests do not arrive.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tests.integration.paths import Paths
+from tests.integration.servers import Stack, eventually
+from tests.integration.spans_seen import Seen, from_otlp
+
+__all__ = ["EMPTY_SERVICE", "SERVICES", "Served", "serve"]
+
+ROUNDS = 4
+GENERATIONS = 6
+"""In each round, of which one fails."""
+SERVICES = ("assistant", "ranks")
+EMPTY_SERVICE = "nobody"
+WINDOW = 90.0
+
+_COMMON = "deployment.environment.name=test"
+_RANKS = {"MODEL": "tiny", "OTEL_SERVICE_NAME": "ranks", "WORLD_SIZE": "2", "GPUS": "2"}
+PROGRAMS: tuple[Mapping[str, str], ...] = (
+    {"MODEL": "smollm2", "OTEL_SERVICE_NAME": "assistant", "GPUS": "1", "OTEL_RESOURCE_ATTRIBUTES": f"{_COMMON},service.version=1.0"},
+    *(
+        {
+            **_RANKS,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "SLEEP": "0.02" if rank else "0",
+            "OTEL_RESOURCE_ATTRIBUTES": f"{_COMMON},service.namespace=lab,service.version=2.{rank}",
+        }
+        for rank in range(2)
+    ),
+)
+"""A language model with a card to itself, and a small one on two ranks, the second of them slow, that see the same two cards."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """What ran, when, and where to ask."""
+
+    paths: Paths
+    begun: float
+    at: float
+    """A moment at which everything had arrived; queries are evaluated at it."""
+
+    def __getitem__(self, name: str) -> Stack:
+        return self.paths[name]
+
+    @cached_property
+    def received(self) -> list[dict[str, Any]]:
+        """OTLP as the programs sent it."""
+        return [json.loads(line) for line in self.paths.raw.read_text(encoding="utf-8").splitlines()]
+
+    @cached_property
+    def spans(self) -> list[Seen]:
+        """Every span that the programs sent."""
+        return from_otlp(self.received)
+
+
+def serve(paths: Paths, folder: Path, environment: Mapping[str, str]) -> Served:
+    """Run the programs and wait until the last of their numbers has arrived on every way."""
+    begun = time.time()
+    common = {
+        **environment,
+        "OTEL_EXPORTER_OTLP_ENDPOINT": paths.http,
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+        "OTEL_METRIC_EXPORT_INTERVAL": "1000",
+        "INFERSPAN_SAMPLER_INTERVAL": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "ROUNDS": str(ROUNDS),
+    }
+    script = Path(__file__).with_name("dashboard_job.py")
+    running = []
+    for number, program in enumerate(PROGRAMS):
+        output = (folder / f"program-{number}.log").open("w+b")
+        command = [sys.executable, str(script), str(folder / f"program-{number}.json")]
+        running.append((subprocess.Popen(command, env={**common, **program}, cwd=folder, stdout=output, stderr=subprocess.STDOUT), output))
+    try:
+        for process, output in running:
+            code = process.wait(300)
+            output.seek(0)
+            assert code == 0, output.read()[-8000:].decode(errors="replace")
+    finally:
+        for process, output in running:
+            process.kill()
+            process.wait()
+            output.close()
+    for stack in paths.by_name.values():
+        eventually(lambda stack=stack: _arrived(stack), timeout=60)  # type: ignore[misc]
+    time.sleep(2.0)  # one more scrape, and one more evaluation of the rules
+    return Served(paths, begun, time.time())
+
+
+def _arrived(stack: Stack) -> None:
+    wanted = {"assistant": ROUNDS * GENERATIONS, "ranks": 2 * ROUNDS * GENERATIONS}
+    for metric, selector in (
+        ("gen_ai_server_request_duration_seconds_count", ""),
+        ("traces_span_metrics_calls_total", 'span_name=~"text_completion.*"'),
+    ):
+        counted = stack.query(f"sum by (service_name) ({metric}{{{selector}}})")
+        assert {labels["service_name"]: value for labels, value in counted} == wanted, metric

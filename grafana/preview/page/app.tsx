@@ -59,8 +59,14 @@ interface PanelProps {
   notes: Annotation[];
 }
 
-function Panel({ placed, dashboard, settings, notes }: PanelProps) {
+/** A panel may have a time range of its own, counted from now. */
+function ownTime(panel: any, settings: Settings): Settings {
+  return panel.timeFrom ? { ...settings, range: readRange(`now-${panel.timeFrom}`, 'now') } : settings;
+}
+
+function Panel({ placed, dashboard, settings: common, notes }: PanelProps) {
   const { panel, scope, width, height } = placed;
+  const settings = ownTime(panel, common);
   const { own, interval } = panelScope(panel, scope, settings, width);
   const put = (text: string) => interpolate(text, own);
   const [data, setData] = useState<Data>();

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.fleet import Fleet, running_fleet
 from tests.integration.paths import running_paths
 from tests.integration.served import Served, serve
 from tests.integration.servers import PROGRAMS, Stack, missing_programs, running_stack
@@ -51,6 +52,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     _need_programs()
     with running_paths(tmp_path_factory.mktemp("paths"), plain_environment()) as paths:
         yield serve(paths, tmp_path_factory.mktemp("programs"), plain_environment())
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    """Agents and gateways, made by the test as it needs them."""
+    with running_fleet(tmp_path, plain_environment()) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

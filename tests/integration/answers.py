@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tests.integration.panel_queries import ALL, Asked, Values, Variable, fill, legend_labels, used_variables
+from tests.integration.panel_queries import Asked, Values, Variable, fill, legend_labels, used_variables
 from tests.integration.servers import Stack, get_json
 
 __all__ = ["RANGES", "Asker", "Series"]
@@ -168,8 +168,3 @@ class Asker:
 def _logfmt(text: str) -> Iterator[tuple[str, str]]:
     for found in re.finditer(r'([^\s=]+)=(?:"((?:[^"\\]|\\.)*)"|(\S*))', text):
         yield found[1], found[2] if found[2] is not None else found[3]
-
-
-def all_of(known: Mapping[str, Variable]) -> dict[str, str]:
-    """``ALL`` for every variable that has it."""
-    return {name: ALL for name, variable in known.items() if variable.include_all}

@@ -34,7 +34,7 @@ __all__ = [
 FOLDER = Path(__file__).resolve().parents[2] / "grafana" / "dashboards"
 ALL = "$__all"
 Values = Mapping[str, str | Sequence[str]]
-"""A value of each variable: ``ALL``, one text, or several."""
+"""A value of each variable: ``ALL`` where the variable has a text of its own for it, one text, or several."""
 
 _REFERENCE = re.compile(r"\$\{(\w+)(?::(\w+))?\}|\$(\w+)|\[\[(\w+)\]\]")
 _LEGEND = re.compile(r"\{\{\s*([\w.]+)\s*\}\}")
@@ -108,7 +108,7 @@ def fill(text: str, values: Values, known: Mapping[str, Variable], *, builtin: M
             return match[0]
         value, variable = values[name], known[name]
         if value == ALL:
-            return variable.all_value or ".*"
+            return variable.all_value
         if form == "raw":
             return value if isinstance(value, str) else ",".join(value)
         if isinstance(value, str):

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,42 @@ OURS = ("OTEL", "JAEGER", "PROM", "GATEWAY", "INFERSPAN", "GRAFANA")
 def clean_environment(**added: str) -> dict[str, str]:
     """The environment without the variables that configurations read."""
     return {**{name: value for name, value in os.environ.items() if not name.startswith(OURS)}, **added}
+
+
+@pytest.fixture(scope="session")
+def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a user has to give before some configurations start: certificate, key and token, by the ends of the variables' names."""
+    folder = tmp_path_factory.mktemp("given")
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        if os.environ.get("REQUIRE_INTEGRATION"):
+            pytest.fail("REQUIRE_INTEGRATION is set, but openssl is not on PATH")
+        pytest.skip("openssl is not on PATH")
+    files = {end: str(folder / end.lower()) for end in ("CERT", "KEY", "TOKEN_FILE")}
+    subprocess.run(
+        [
+            openssl,
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-subj",
+            "/CN=localhost",
+            "-days",
+            "2",
+            "-keyout",
+            files["KEY"],
+            "-out",
+            files["CERT"],
+        ],
+        check=True,
+        capture_output=True,
+    )
+    Path(files["TOKEN_FILE"]).write_text("a token\n", encoding="utf-8")
+    return {**files, "CA": files["CERT"]}
 
 
 @pytest.fixture

@@ -53,7 +53,12 @@ def test_format() -> None:
     """The file is one that the compose specification allows: known keys only, each of the right kind."""
     compose_spec = pytest.importorskip("compose_spec", reason="compose-spec is in the dev dependencies")
     compose_spec.PyCompose.from_yaml(WRITTEN)
-    for wrong in (("restart:", "restrat:"), ("service_healthy", "healthy"), ("retries: 12", "retires: 12"), ("mem_limit: 1g", "mem_limit: much")):
+    for wrong in (
+        ("restart:", "restrat:"),
+        ("service_healthy", "healthy"),
+        ("retries: 12", "retires: 12"),
+        ("mem_limit: 1g", "mem_limit: much"),
+    ):
         with pytest.raises(ValueError, match=r"services\."):
             compose_spec.PyCompose.from_yaml(WRITTEN.replace(*wrong, 1))
 
@@ -124,7 +129,11 @@ def test_addresses_lead_to_services() -> None:
     (scrape,) = [job for job in load("prometheus-compose.yml")["scrape_configs"] if "static_configs" in job]
     addresses = [f"http://{target}" for each in scrape["static_configs"] for target in each["targets"]]
     for service in SERVICES.values():
-        addresses += [value if "//" in value else f"//{value}" for value in service["environment"].values() if ":" in value] if "environment" in service else []
+        addresses += (
+            [value if "//" in value else f"//{value}" for value in service["environment"].values() if ":" in value]
+            if "environment" in service
+            else []
+        )
     assert addresses
     for address in addresses:
         parts = urlsplit(address)

@@ -84,7 +84,12 @@ def test_configuration_is_mounted(name: str) -> None:
     maps = {each["name"]: each["configMap"]["name"] for each in pod(name)["volumes"] if "configMap" in each}
     for argument in container(name)["args"]:
         folder, _, key = argument.removeprefix("--config=").rpartition("/")
-        keys = {Path(file).name for each in KUSTOMIZATION["configMapGenerator"] if each["name"] == maps[mounted[folder]] for file in each["files"]}
+        keys = {
+            Path(file).name
+            for each in KUSTOMIZATION["configMapGenerator"]
+            if each["name"] == maps[mounted[folder]]
+            for file in each["files"]
+        }
         assert key in keys
 
 
@@ -119,7 +124,9 @@ def test_ports_are_those_of_the_configuration(name: str) -> None:
     """Every port that is opened is one that the configuration listens on; probes ask the health check."""
     read = {variable: default for file in configurations(name) for variable, default in defaults(file).items()}
     ports = {each["name"]: each["containerPort"] for each in container(name)["ports"]}
-    listening = {int(default): variable for variable, default in read.items() if variable.startswith("OTELCOL_") and variable.endswith("_PORT")}
+    listening = {
+        int(default): variable for variable, default in read.items() if variable.startswith("OTELCOL_") and variable.endswith("_PORT")
+    }
     assert set(ports.values()) <= set(listening)
     for probe in ("readinessProbe", "livenessProbe"):
         asked = container(name)[probe]["httpGet"]
@@ -166,7 +173,13 @@ def test_rights_are_those_of_the_attributes() -> None:
     name = account["metadata"]["name"]
     assert (pod("otelcol-agent")["serviceAccountName"], binding["roleRef"]["name"]) == (name, role["metadata"]["name"])
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": name, "namespace": KUSTOMIZATION["namespace"]}]
-    rights = {(group, resource, verb) for rule in role["rules"] for group in rule["apiGroups"] for resource in rule["resources"] for verb in rule["verbs"]}
+    rights = {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
     wanted = (("", "pods"), ("", "namespaces"), ("apps", "replicasets"))
     assert rights == {(*resource, verb) for resource in wanted for verb in ("get", "list", "watch")}
     assert pod("otelcol-gateway")["automountServiceAccountToken"] is False

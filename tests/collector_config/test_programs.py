@@ -13,6 +13,7 @@ import yaml
 
 from tests.collector_config.combinations import COMBINATIONS, FOLDER, MISSING, Combination, load, merged
 from tests.collector_config.conftest import Run, clean_environment
+from tests.collector_config.readings import defaults
 from tests.integration.servers import Collector, Servers, Stack, eventually, free_ports, post_json
 
 pytestmark = pytest.mark.integration
@@ -21,10 +22,20 @@ COMPLETE = [each for each in COMBINATIONS if not set(each.files) & set(MISSING)]
 STARTING = [each for each in COMPLETE if each.program == "otelcol"]
 
 
+def required(combination: Combination) -> list[str]:
+    """The variables without a default."""
+    return sorted({variable for name in combination.files for variable, default in defaults(name).items() if default == "required"})
+
+
+def answers(combination: Combination, given: dict[str, str]) -> dict[str, str]:
+    """A file for each variable that has to be given."""
+    return {variable: next(path for end, path in given.items() if variable.endswith(end)) for variable in required(combination)}
+
+
 @pytest.mark.parametrize("combination", COMPLETE, ids=str)
-def test_is_valid(combination: Combination, run_tool: Run) -> None:
+def test_is_valid(combination: Combination, run_tool: Run, given: dict[str, str]) -> None:
     """The program finds nothing wrong, and nothing that it will soon find wrong."""
-    result = run_tool(combination.program, "validate", *combination.arguments)
+    result = run_tool(combination.program, "validate", *combination.arguments, **answers(combination, given))
     assert result.returncode == 0, result.stdout
     assert "deprecated" not in result.stdout
 
@@ -50,17 +61,25 @@ def test_only_the_named_component_is_missing(name: str, run_tool: Run, tmp_path:
 
 
 @pytest.mark.parametrize("combination", STARTING, ids=str)
-def test_starts(combination: Combination, tmp_path: Path, run_tool: Run) -> None:
+def test_starts(combination: Combination, given: dict[str, str], tmp_path: Path, run_tool: Run) -> None:
     """The collector becomes healthy, and its log names no error and no setting that will go: validation alone does not read every value."""
     run_tool("otelcol", "--version")
     folder = tmp_path / "servers"
     folder.mkdir()
     with Servers(folder, clean_environment()) as servers:
         files = [FOLDER / name for name in combination.files]
-        servers.collector("collector", Collector(), files, OTELCOL_STORAGE=str(tmp_path / "storage"))
+        servers.collector("collector", Collector(), files, OTELCOL_STORAGE=str(tmp_path / "storage"), **answers(combination, given))
     log = (folder / "collector.log").read_text(encoding="utf-8")
     assert "Everything is ready" in log
     assert [line for line in log.splitlines() if "\terror\t" in line or "deprecated" in line.lower()] == []
+
+
+@pytest.mark.parametrize("combination", [each for each in STARTING if required(each)], ids=str)
+def test_what_has_to_be_given_is_named(combination: Combination, run_tool: Run) -> None:
+    """Without the variables that have no default the collector does not start, and names each of them."""
+    result = run_tool(combination.program, *combination.arguments)
+    assert result.returncode != 0
+    assert [variable for variable in required(combination) if variable not in result.stdout] == []
 
 
 def test_prometheus(run_tool: Run) -> None:

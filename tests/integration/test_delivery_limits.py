@@ -94,6 +94,30 @@ def test_killed_gateway_loses_only_what_it_had_not_decided(fleet: Fleet) -> None
         print(f"gateway killed: {len(decided)} of {len(decided)} decided traces arrived, 0 of {len(undecided)} undecided ones")
 
 
+def test_requests_that_run_while_a_gateway_restarts(fleet: Fleet) -> None:
+    """A stopped gateway decides at once and forgets its decisions: failed requests stay whole, plain ones keep only their beginning."""
+    with grpc_receiver() as last:
+        gateway = fleet.gateway(last.endpoint, **{"OTELCOL_BASELINE_PERCENT": "0", "OTELCOL_DECISION_WAIT_AFTER_ROOT": "1s"}).start()
+        failed = [request_spans(error=True) for _ in range(20)]
+        plain = [request_spans() for _ in range(20)]
+        for spans in (*failed, *plain):
+            assert send(gateway.http, "traces", trace_message(spans[:3])).acknowledged
+        gateway.end()
+        gateway.start()
+        for spans in (*failed, *plain):
+            assert send(gateway.http, "traces", trace_message(spans[3:])).acknowledged
+
+        def look() -> None:
+            found = {span.span_id for span in last.spans()}
+            assert found >= {span.span_id for spans in failed for span in spans}
+
+        eventually(look)
+        time.sleep(1)
+        found = {span.span_id for span in last.spans()}
+        assert found == {span.span_id for spans in failed for span in spans} | {span.span_id for spans in plain for span in spans[:3]}
+        print(f"gateway restarted: {len(failed)} of {len(failed)} failed requests whole, {len(plain)} plain ones split")
+
+
 def test_metrics_wait_on_the_agent_until_prometheus_has_them(fleet: Fleet) -> None:
     """A gateway acknowledges metrics when Prometheus has taken them: neither its death nor Prometheus' absence loses any."""
     if "prometheus" in missing_programs():

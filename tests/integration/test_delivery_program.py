@@ -1,0 +1,70 @@
+"""A real program through agent and gateway into Jaeger: every trace that is wanted is there with each span that the program made.
+
+What it made stands in its session file. Its waits are shorter than those of the configuration, and so is the gateway's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from inferspan import semconv
+from tests.integration.conftest import RunProgram, plain_environment
+from tests.integration.fleet import Fleet
+from tests.integration.servers import Servers, eventually, get_json, missing_programs
+from tests.integration.spans_seen import from_jaeger, from_otlp
+
+pytestmark = pytest.mark.integration
+
+WANTED = {"failed", "slow-first-token", "long", "long-failed", "forced", "non-finite"}
+ROOT = Path(__file__).resolve().parents[2]
+SERVICE = "delivery-job"
+SAMPLING = {
+    "OTELCOL_DECISION_WAIT": "2s",  # the long requests take longer
+    "OTELCOL_DECISION_WAIT_AFTER_ROOT": "1s",
+    "OTELCOL_SLOW_MS": "60000",  # none is slow: the long ones are kept because they still run
+    "OTELCOL_SLOW_FIRST_TOKEN": "0.7",
+    "OTELCOL_BASELINE_PERCENT": "0",
+}
+
+
+def test_wanted_requests_of_a_program_arrive_whole(fleet: Fleet, run_program: RunProgram, tmp_path: Path) -> None:
+    """Failed, slow, long, forced and non-finite requests are in Jaeger with the very spans of the session file, plain ones are not."""
+    if "jaeger" in missing_programs():
+        pytest.skip("jaeger is not on PATH")
+    session = tmp_path / "session.jsonl"
+    with Servers(fleet.folder, plain_environment()) as servers:
+        otlp, query = servers.jaeger("jaeger", "http://127.0.0.1:9")
+        gateway = fleet.gateway(otlp, overlays=(), **SAMPLING)
+        agent = fleet.agent(gateway.grpc)
+        gateway.start(wait=False)
+        agent.start()
+        gateway.ready()
+        run_program(
+            "delivery_job.py",
+            OTEL_SERVICE_NAME=SERVICE,
+            OTEL_EXPORTER_OTLP_ENDPOINT=agent.http,
+            OTEL_BSP_SCHEDULE_DELAY="200",
+            INFERSPAN_SESSION_FILE=str(session),
+            PYTHONPATH=str(ROOT),
+        )
+        made = from_otlp(json.loads(line) for line in session.read_text(encoding="utf-8").splitlines())
+        cases = {span.trace: str(span.attributes[semconv.CONVERSATION_ID]) for span in made if semconv.CONVERSATION_ID in span.attributes}
+        wanted = defaultdict(set)
+        for span in made:
+            if cases[span.trace] in WANTED:
+                wanted[cases[span.trace]].add(span.id)
+
+        def look() -> None:
+            found = defaultdict(set)
+            for trace in get_json(f"{query}/api/traces", service=SERVICE, limit=200, lookback="1h")["data"]:
+                for span in from_jaeger(trace["spans"]):
+                    found[cases[span.trace]].add(span.id)
+            assert found == wanted
+
+        eventually(look)
+        print(f"a real program: {len(wanted)} of {len(wanted)} wanted traces whole ({sum(map(len, wanted.values()))} spans), ", end="")
+        print(f"{len(cases) - len(wanted)} plain ones dropped")

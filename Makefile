@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
-.PHONY: help demo install lint test docs pictures clean
+.PHONY: help demo install lint test docs dashboards pictures clean
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -27,7 +27,10 @@ test: lint ## lint, then all tests, those against real servers included
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
 
 docs: $(VENV)/dev.stamp ## write the generated pages: docs/telemetry.md, docs/settings.md
-	$(BIN)/python docs/generate.py
+	$(BIN)/python -m docs.generate
+
+dashboards: $(VENV)/dev.stamp ## write grafana/dashboards from the generator (needs Python 3.11)
+	$(BIN)/python -m grafana.generator
 
 pictures: $(VENV)/dev.stamp ## draw the dashboards from a running stack (needs Node.js and Chromium): ARGS="overview --from -1h"
 	$(BIN)/python -m grafana.preview $(ARGS)

@@ -137,7 +137,7 @@ class Asker:
             what = "only NaN" if answer else "no series"
             return [f"{asked.where}: {what} for {fill(asked.expression, values, known, builtin=BUILTIN)}"]
         labels = {label for series in answer for label in series.labels}
-        found = [f"legend names {label!r}, series have {sorted(labels)}" for label in legend_labels(asked.legend) if label not in labels]
+        found = [f"legend names {label!r}, series have {sorted(labels)}" for label in legend_labels(fill(asked.legend, values, known, builtin=BUILTIN)) if label not in labels]
         if asked.heatmap and any("le" not in series.labels for series in answer):
             found.append("a heat map of series without le")
         if asked.unit not in RANGES:
@@ -155,7 +155,8 @@ class Asker:
             key: fill(value, values, known, builtin=BUILTIN, escape=False) if isinstance(value, str) else value for key, value in search.items()
         }
         if filled.get("queryType") != "search":
-            return [{"spans": self._stack.trace(str(filled["query"]))}]
+            known_trace = self._stack.traces(str(self._services()[0]))[0]["traceID"]
+            return [{"spans": self._stack.trace(filled["query"].replace("${__value.raw}", known_trace))}]
         parameters = {name: filled[name] for name in ("service", "operation", "minDuration", "maxDuration", "limit") if filled.get(name)}
         if parameters.get("operation") == "All":
             del parameters["operation"]
@@ -163,6 +164,9 @@ class Asker:
             parameters["tags"] = json.dumps(dict(_logfmt(filled["tags"])))
         start, end = int((self._at - self._window) * 1e6), int(self._at * 1e6)
         return self._stack.search(**parameters, start=start, end=end, lookback="custom")
+
+    def _services(self) -> list[str]:
+        return [name for name in get_json(f"{self._stack.jaeger}/api/services")["data"] if name]
 
 
 def _logfmt(text: str) -> Iterator[tuple[str, str]]:

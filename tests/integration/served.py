@@ -17,17 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.paths import Paths
-from tests.integration.servers import Stack, eventually
+from tests.integration.servers import Stack, eventually, get_json
 from tests.integration.spans_seen import Seen, from_otlp
 
-__all__ = ["EMPTY_SERVICE", "SERVICES", "Served", "serve"]
+__all__ = ["WINDOW", "Served", "serve"]
 
 ROUNDS = 4
 GENERATIONS = 6
 """In each round, of which one fails."""
-SERVICES = ("assistant", "ranks")
-EMPTY_SERVICE = "nobody"
 WINDOW = 90.0
+"""Seconds before the end that panels look back on: all of the programs' run."""
 
 _COMMON = "deployment.environment.name=test"
 _RANKS = {"MODEL": "tiny", "OTEL_SERVICE_NAME": "ranks", "WORLD_SIZE": "2", "GPUS": "2"}
@@ -55,6 +54,8 @@ class Served:
     begun: float
     at: float
     """A moment at which everything had arrived; queries are evaluated at it."""
+    metadata: Mapping[str, list[dict[str, str]]]
+    """What the scrape has told Prometheus about each metric; it forgets when the programs' series end."""
 
     def __getitem__(self, name: str) -> Stack:
         return self.paths[name]
@@ -102,7 +103,8 @@ def serve(paths: Paths, folder: Path, environment: Mapping[str, str]) -> Served:
     for stack in paths.by_name.values():
         eventually(lambda stack=stack: _arrived(stack), timeout=60)  # type: ignore[misc]
     time.sleep(2.0)  # one more scrape, and one more evaluation of the rules
-    return Served(paths, begun, time.time())
+    metadata = get_json(f"{paths['scrape'].prometheus}/api/v1/metadata")["data"]
+    return Served(paths, begun, time.time(), metadata)
 
 
 def _arrived(stack: Stack) -> None:

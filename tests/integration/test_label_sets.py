@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from grafana.generator.catalogue import CATALOGUE, label
 from inferspan import semconv
 from tests.integration.served import Served
-from tests.integration.servers import get_json
 
 pytestmark = pytest.mark.integration
 
@@ -25,9 +25,11 @@ NAMES_A_COLLECTOR = {"collector_instance_id"}
 ON_TARGET_INFO_OF_ONE = {"service_name", "service_namespace", "service_instance_id", "os_type"}
 """Only Prometheus itself can repeat on target_info what job and instance are made of (keep_identifying_resource_attributes), and only
 the agent adds the operating system that it detects."""
-FORMS = {"Histogram": ("_bucket", "_sum", "_count")}
-SUFFIXES = {"s": "_seconds", "By": "_bytes", "J": "_joules", "W": "_watts", "Cel": "_celsius", "Hz": "_hertz", "rpm": "_rpm"}
 RESOURCE = {"job", "instance", "service_name", "service_version", "service_instance_id", "deployment_environment_name", "host_name"}
+ONLY_AFTER_A_FAILURE = {
+    f"otelcol_exporter_{failed}_failed_{what}" for failed in ("send", "enqueue") for what in ("spans", "metric_points")
+}
+"""A collector has these series once something has been given up, and nothing was here."""
 OF_RANKS = {"service_namespace", "inferspan_distributed_rank"}
 
 
@@ -87,16 +89,6 @@ def _keys(metric: Mapping[str, Any]) -> set[str]:
     return {item["key"] for point in points for item in point.get("attributes", ())}
 
 
-def prometheus_names(metric: semconv.Metric) -> tuple[str, ...]:
-    """Names of a metric in Prometheus, by the rules of its OTLP translation."""
-    counter = "Counter" in metric.instrument and "UpDown" not in metric.instrument
-    gauge = metric.instrument.endswith("Gauge")
-    unit = SUFFIXES.get(metric.unit, "_ratio" if metric.unit == "1" and gauge else "")
-    base = metric.name.replace(".", "_")
-    base += "" if base.endswith(unit) else unit
-    return tuple(base + form for form in FORMS.get(metric.instrument, ("_total" if counter else "",)))
-
-
 def test_the_programs_send_every_metric(served: Served) -> None:
     """No metric of the table is unproven: the programs send each of them, with no attribute that the table does not name."""
     seen = sent(served)
@@ -112,22 +104,40 @@ def test_names_and_labels_are_those_of_the_table(served: Served, everything: Map
         labels.setdefault(dict(key)["__name__"], set()).update(name for name, _ in key if name != "__name__")
     wrong = {}
     for name, keys in sent(served).items():
-        for translated in prometheus_names(semconv.METRICS[name]):
-            expected = {key.replace(".", "_") for key in keys} | RESOURCE | OF_RANKS | ({"le"} if translated.endswith("_bucket") else set())
-            if labels.get(translated) != expected:
-                wrong[translated] = labels.get(translated, set()) ^ expected
+        entry = CATALOGUE[name]
+        for part in entry.parts:
+            expected = set(map(label, keys)) | RESOURCE | OF_RANKS | ({"le"} if part == "_bucket" else set())
+            assert expected <= entry.labels_of(part)
+            if labels.get(entry.name + part) != expected:
+                wrong[entry.name + part] = labels.get(entry.name + part, set()) ^ expected
     assert wrong == {}
+
+
+def test_metrics_of_others_are_those_of_the_catalogue(served: Served) -> None:
+    """What dashboards show of span metrics, hosts and collectors exists behind agent and gateway, with labels of the catalogue only."""
+    missing, wrong = set(), {}
+    for entry in CATALOGUE.values():
+        if entry.source not in ("span_metrics", "host_metrics", "collector"):
+            continue
+        of_hosts = "=" if entry.source == "host_metrics" else "!="
+        for part in entry.parts:
+            found = [labels for labels, _ in served["fleet"].query(f'{entry.name}{part}{{service_name{of_hosts}"host-agent"}}', at=served.at)]
+            if not found:
+                missing.add(entry.name)
+            extra = {name for labels in found for name in labels} - entry.labels_of(part) - {"__name__"}
+            if extra:
+                wrong[entry.name + part] = extra
+    assert wrong == {}
+    assert missing == ONLY_AFTER_A_FAILURE
 
 
 def test_types_are_those_of_the_table(served: Served) -> None:
     """A scrape tells Prometheus the kind of each metric, and it is that of the table; OTLP and remote write tell it nothing."""
-    known = get_json(f"{served['scrape'].prometheus}/api/v1/metadata")["data"]
-    kinds = {"Histogram": "histogram", "Counter": "counter", "ObservableCounter": "counter"}
+    kinds = {"Histogram": "histogram", "Counter": "counter"}
     wrong = {}
     for name in sent(served):
-        metric = semconv.METRICS[name]
-        translated = prometheus_names(metric)[0].removesuffix("_bucket")
-        told = {entry["type"] for entry in known.get(translated, known.get(translated.removesuffix("_total"), ()))}
-        if told != {kinds.get(metric.instrument, "gauge")}:
-            wrong[translated] = told
+        entry = CATALOGUE[name]
+        told = {each["type"] for each in served.metadata.get(entry.name, served.metadata.get(entry.name.removesuffix("_total"), ()))}
+        if told != {kinds.get(entry.kind, "gauge")}:
+            wrong[entry.name] = told
     assert wrong == {}

@@ -82,7 +82,9 @@ def test_the_components_that_a_collector_needs_are_named() -> None:
     yaml = pytest.importorskip("yaml")
     loaded = yaml.safe_load((ROOT / "collector-config" / "dev.yaml").read_text())
     page = (ROOT / "collector-config" / "README.md").read_text()
-    kinds = {name.partition("/")[0] for part in ("extensions", "receivers", "processors", "connectors", "exporters") for name in loaded[part]}
+    kinds = {
+        name.partition("/")[0] for part in ("extensions", "receivers", "processors", "connectors", "exporters") for name in loaded[part]
+    }
     assert [kind for kind in sorted(kinds) if f"`{kind}`" not in page] == []
 
 

@@ -173,7 +173,7 @@ def test_table() -> None:
 
 def test_misspelt_variable(caplog: pytest.LogCaptureFixture) -> None:
     """A variable of ours that is no setting is warned of once, with the one that was meant; others' variables are not ours."""
-    environ = {"INFERSPAN_MODULE": "all", "INFERSPAN_PRESET": "light", "OTHER_MODULE": "x"}
+    environ = {"INFERSPAN_MODULE": "all", "INFERSPAN_PRESET": "light", "OTHER_MODULE": "x", "INFERSPAN_STACK_JAEGER": "/bin/jaeger"}
     for _ in range(2):
         assert Settings.resolve({}, environ=environ) == Settings.resolve({}, preset="light", environ={})
     assert caplog.messages == ["INFERSPAN_MODULE is no setting and is ignored: did you mean INFERSPAN_MODULES?"]

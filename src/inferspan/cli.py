@@ -1,6 +1,6 @@
-"""The ``inferspan`` command: report, settings, version and demo.
+"""The ``inferspan`` command: report, settings, version, demo, stack and bundle.
 
-In come the arguments; out come text on standard output and an exit code: 0, or 2 with one line on standard error that names the fix.
+In come the arguments; out come text on standard output and an exit code: 0, or 2 with a text on standard error that names the fix.
 Nothing here imports torch; the demo does, when it runs.
 """
 
@@ -16,6 +16,9 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
+from inferspan.stack.arguments import add_bundle, add_stack
+from inferspan.stack.errors import StackError
+
 __all__ = ["main"]
 
 _DISTRIBUTIONS = (
@@ -28,12 +31,13 @@ examples:
   inferspan report session.jsonl -o report.html        look at it in a browser, with no server
   inferspan report session.jsonl --text                look at it in the terminal
   inferspan demo                                       a small real model from PyPI, recorded and reported
+  inferspan stack up                                   collector, Jaeger and Prometheus on this machine, no containers
   inferspan settings                                   everything that can be set, with the environment variables
 """
 
 
 class _Failure(Exception):
-    """Ends the command with this one line on standard error."""
+    """Ends the command with this text on standard error."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,14 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; default those of the process.
 
     Returns:
-        The exit code: 0, 2 after an error, 130 after Ctrl-C.
+        The exit code: 0, 2 after an error, 130 after Ctrl-C; 1 of ``stack status`` if not all is well.
     """
     arguments = _parser().parse_args(argv)
-    run: Callable[[argparse.Namespace], None] = arguments.run
+    run: Callable[[argparse.Namespace], int | None] = arguments.run
+    code = 0
     try:
-        run(arguments)
+        code = run(arguments) or 0
         sys.stdout.flush()
-    except _Failure as failure:
+    except (_Failure, StackError) as failure:
         print(f"inferspan: {failure}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -59,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader (`head`, a pager) has seen enough. Python must not fail again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -112,6 +117,9 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--model", metavar="DIR", type=Path, help="folder of another causal language model with its tokenizer")
     demo.add_argument("--quick", action="store_true", help="fewer and shorter answers")
     demo.set_defaults(run=_demo)
+
+    add_stack(commands)
+    add_bundle(commands)
     return parser
 
 

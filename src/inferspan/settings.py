@@ -279,7 +279,8 @@ def _warn_of_unknown(environ: Mapping[str, str], known: set[str]) -> None:
 
     known = known | {"INFERSPAN_PRESET", "INFERSPAN_CONFIG"}
     for variable in sorted(environ):
-        if variable.startswith("INFERSPAN_") and variable not in known and variable not in _told:
+        ours = variable.startswith("INFERSPAN_") and not variable.startswith("INFERSPAN_STACK_")  # those are checked by `inferspan stack`
+        if ours and variable not in known and variable not in _told:
             _told.add(variable)
             close = difflib.get_close_matches(variable, known, n=1)
             _log.warning("%s is no setting and is ignored%s", variable, f": did you mean {close[0]}?" if close else "")

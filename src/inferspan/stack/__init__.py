@@ -1,1 +1,5 @@
-"""The collector, Jaeger, Prometheus and, if it is there, Grafana as local processes: started, watched and stopped together."""
+"""``inferspan stack``: collector, Jaeger, Prometheus and, if there is one, Grafana, as processes under one supervisor; no containers.
+
+In come programs on PATH, the bundled configurations and environment variables; out come addresses and a folder with state, logs and
+data. What cannot work raises ``StackError`` with a text that names the program, port or variable and the way out.
+"""

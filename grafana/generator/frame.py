@@ -93,17 +93,21 @@ def _annotations(queries: Queries) -> Iterator[build.AnnotationQuery]:
         .icon_color("rgba(0, 211, 255, 1)")
         .enable(True)
     )
-    versions = new(queries.series("target_info", 'service_version!=""'), "service_name, service_version")
+    # Not target_info: only Prometheus' own OTLP receiver writes service_name there, the collector's exporters do not.
+    versions = new(queries.series(semconv.M_PROCESS_UPTIME, 'service_version!=""'), "service_name, service_version")
     yield _annotation(
         "Versions", versions, "purple", "Version {{service_version}}", "{{service_name}} reports service.version {{service_version}}"
     )
     # Any metric with the name of the model would do; this one begins with the first request.
     models = new(queries.series(semconv.M_ACTIVE), "service_name, gen_ai_request_model")
     yield _annotation("Models", models, "blue", "Model {{gen_ai_request_model}}", "{{service_name}} answers with {{gen_ai_request_model}}")
-    firing = queries.series("ALERTS", 'alertname=~"Inferspan.*"', 'alertstate="firing"')
-    yield _annotation(
-        "Alerts", firing, "red", "{{alertname}}", "{{severity}}: {{service_name}} {{gen_ai_request_model}} {{hw_name}} {{host_name}}"
-    )
+    # An alert has the labels of what it is about, a service or a card: the bar at the end keeps those that lack the label. Labels that
+    # not every alert has are shown as tags, because a text would show the name of a label that is not there.
+    about = (("deployment_environment_name", "env"), ("service_name", "service"), ("host_name", "host"))
+    filters = [f'{label}=~"${name}|"' for label, name in about]
+    firing = Queries(()).series("ALERTS", 'alertname=~"Inferspan.*"', 'alertstate="firing"', *filters)
+    labels = "service_name,gen_ai_request_model,inferspan_distributed_rank,host_name,hw_name"
+    yield _annotation("Alerts", firing, "red", "{{alertname}}", "{{severity}}").tag_keys(labels)
 
 
 def _annotation(name: str, expression: str, color: str, title: str, text: str) -> build.AnnotationQuery:

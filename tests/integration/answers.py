@@ -127,6 +127,10 @@ class Asker:
             answer = get_json(f"{api}query_range", query=expression, start=self._at - self._window, end=self._at, step=STEP)["data"]
             yield from (Series(item["metric"], tuple(float(value) for _, value in item["values"])) for item in answer["result"])
 
+    def empty(self, asked: Asked, values: Values, known: Mapping[str, Variable]) -> bool:
+        """Whether a panel would show nothing."""
+        return not any(series.finite for series in self.series(asked, values, known))
+
     def problems(self, asked: Asked, values: Values, known: Mapping[str, Variable]) -> list[str]:
         """What is wrong with the answer to one query."""
         try:

@@ -193,7 +193,7 @@ def queries_of_annotations(dashboard: Mapping[str, Any]) -> list[Asked]:
         if (item.get("datasource") or {}).get("type") == "prometheus":
             expression = item.get("expr") or item.get("target", {}).get("expr", "")
             legend = " ".join(str(item.get(key) or "") for key in ("titleFormat", "textFormat"))
-            found.append(Asked(f"{dashboard['uid']} / annotation {item['name']}", "prometheus", expression, legend=legend))
+            found.append(Asked(f"{dashboard['uid']} / annotation {item['name']}", "prometheus", expression, legend=legend, unit="none"))
     return found
 
 

@@ -120,7 +120,7 @@ def test_single_values_of_variables_give_series(boards: Mapping[tuple[str, str],
         if _reason(path, asked) is not None:
             continue
         for name in sorted(used_variables(asked.text) & board.options.keys()):
-            if not any(board.asker.problems(asked, values, board.known) == [] for values in board.single(name)):
+            if all(board.asker.empty(asked, values, board.known) for values in board.single(name)):
                 problems.append(f"{asked.where}: nothing for any single {name} of {board.options[name]}")
     assert problems == []
 

@@ -1,8 +1,8 @@
 // Lines over time by Grafana's own component, with dots for exemplars and dashed lines for annotations drawn over it.
 
-import type { DataFrame, GrafanaTheme2 } from '@grafana/data';
+import { FieldType, type DataFrame, type GrafanaTheme2 } from '@grafana/data';
 import { TimeSeries, type UPlotConfigBuilder } from '@grafana/ui';
-import { useLayoutEffect, useRef } from 'react';
+import { useLayoutEffect, useMemo, useRef } from 'react';
 import type { DrawProps } from './draw';
 
 const DIAMOND = 5;
@@ -52,11 +52,19 @@ function Marks({ builder, theme, props }: { builder: UPlotConfigBuilder; theme: 
   return null;
 }
 
+/** A value that is no number is a gap: so does Grafana, and one of them would leave the whole plot without an axis. */
+function drawable(frame: DataFrame): DataFrame {
+  const finite = (value: any) => (Number.isFinite(value) ? value : null);
+  const fields = frame.fields.map((field) => (field.type === FieldType.number ? { ...field, values: field.values.map(finite) } : field));
+  return { ...frame, fields };
+}
+
 export function Timeseries(props: DrawProps) {
   const { panel, data, width, height, range, theme } = props;
   const legend = { showLegend: true, displayMode: 'list', placement: 'bottom', calcs: [], ...panel.options?.legend };
+  const frames = useMemo(() => data.frames.map(drawable), [data.frames]);
   return (
-    <TimeSeries frames={data.frames} timeRange={range.grafana} timeZone="browser" width={width} height={height} legend={legend} options={panel.options}>
+    <TimeSeries frames={frames} timeRange={range.grafana} timeZone="browser" width={width} height={height} legend={legend} options={panel.options}>
       {(builder: UPlotConfigBuilder, _: DataFrame) => <Marks builder={builder} theme={theme} props={props} />}
     </TimeSeries>
   );

@@ -106,6 +106,7 @@ def bars(
     base: str = "blue",
     limits: Limits = (),
     links: Sequence[Link] = (),
+    decimals: int | None = None,
 ) -> Sized:
     """One bar for each series, of its last value."""
     panel = (
@@ -116,6 +117,7 @@ def bars(
     panel = panel.display_mode(common.BarGaugeDisplayMode.BASIC).reduce_options(common_build.ReduceDataOptions().calcs(["lastNotNull"]))
     panel = panel.min(minimum) if minimum is not None else panel
     panel = panel.max(maximum) if maximum is not None else panel
+    panel = panel.decimals(decimals) if decimals is not None else panel
     return finish(panel, queries, width, height)
 
 

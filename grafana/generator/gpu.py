@@ -1,4 +1,8 @@
-"""The dashboard "GPU and host": a beginning, with one panel."""
+"""The dashboard "GPU and host": is the hardware busy, full, hot, held back or broken, and what does it take from the mains.
+
+A card is reported by every process that uses it, so each reading is reduced to one for each card first. No panel of the first page rests
+on utilisation alone: a slice of a card (MIG) has none, memory and power say what can be said.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,207 @@ from typing import Any
 
 from inferspan import semconv
 
+from . import gpu_detail, gpu_health, host
+from .charts import grid
 from .frame import Row, frame
-from .links import GPU
-from .panels import Query, Says, trend
-from .queries import Queries
-from .variables import COMMON
+from .gpu_queries import BUSY, CARD, LEGEND, MEMORY_SHARE, NAMES, NO_GPU, NO_READING, POWER_SHARE, TOTAL_KWH, UTILISATION, Q
+from .links import GPU, OVERVIEW, to_dashboard
+from .panels import Query, Says, Sized, stats, trend
+from .queries import or_zero
 
 __all__ = ["dashboard"]
 
-NAMES = (*COMMON, "trace_service")
-Q = Queries(NAMES)
+ID = "hw_id"
+LIMIT = semconv.M_GPU_MEMORY_LIMIT
+REQUESTS = to_dashboard(OVERVIEW, host="host_name")
+
+
+def _at_a_glance() -> list[Sized]:
+    known = f"count ({Q.device(LIMIT, named=False)})"
+    # Held by programs that we know, and no work to be seen: neither utilisation nor, where there is none, power.
+    driver, torch = Q.total(semconv.M_GPU_PROCESS_MEMORY, by=[ID]), Q.total(semconv.M_TORCH_RESERVED, 'hw_id!=""', by=[ID])
+    idle = f"count (({driver} or {torch}) > 1073741824 unless on (hw_id) ({BUSY}))"
+    return [
+        stats(
+            "GPUs",
+            Query(known, "GPUs"),
+            unit="short",
+            says=Says(
+                "Cards, or slices of cards (MIG), that programs of ours use.",
+                "number of `hw.id` with `hw.gpu.memory.limit`.",
+                "Fewer than there are: a program does not see a card (CUDA_VISIBLE_DEVICES), or uses none.",
+                empty=NO_GPU,
+            ),
+            width=3,
+        ),
+        stats(
+            "Busy",
+            Query(or_zero(f"count ({BUSY})", known), "busy"),
+            unit="short",
+            says=Says(
+                "Cards that work now.",
+                "utilisation over 5 %; where there is none (MIG), power over 30 % of its limit.",
+                "Fewer than *GPUs* under load: requests do not reach all processes.",
+                empty=NO_GPU,
+            ),
+            width=3,
+        ),
+        stats(
+            "Held, but idle",
+            Query(or_zero(idle, known), "idle"),
+            unit="short",
+            says=Says(
+                "Cards of which our programs hold more than 1 GiB and which do no work now.",
+                "memory of processes > 1 GiB, and not counted as *Busy*.",
+                "For long: somebody else could use them. A slice without utilisation and power counts as idle: look at its requests.",
+                empty=NO_GPU,
+            ),
+            width=3,
+            base="green",
+            limits=((1, "orange"),),
+        ),
+        stats(
+            "Fullest memory",
+            Query(f"max ({MEMORY_SHARE})", "used"),
+            unit="percentunit",
+            says=Says(
+                "Share of the memory in use on the fullest card, all programs together.",
+                "`hw.gpu.memory.usage / hw.gpu.memory.limit`.",
+                "Orange from 90 %, red from 97 %: the next long prompt may fail. *Memory of torch* says what holds it.",
+                empty=NO_GPU,
+            ),
+            width=3,
+            base="green",
+            limits=((0.9, "orange"), (0.97, "red")),
+            decimals=1,
+        ),
+        stats(
+            "Hottest",
+            Query(f"max ({Q.device(semconv.M_TEMPERATURE, CARD)})", "temperature"),
+            unit="celsius",
+            says=Says(
+                "Temperature of the hottest card.",
+                "max of `hw.temperature` of the sensor `gpu`.",
+                "Orange from 80, red from 90 degrees. *Temperature* has the limits that the card itself states.",
+                empty=NO_READING,
+            ),
+            width=4,
+            base="green",
+            limits=((80, "orange"), (90, "red")),
+        ),
+        stats(
+            "Power",
+            Query(f"sum ({Q.device(semconv.M_POWER, named=False)})", "power"),
+            unit="watt",
+            says=Says(
+                "What all cards draw together now.",
+                "sum of `hw.power`, each card once.",
+                "At the sum of the limits the clocks are held down, see *Held back*.",
+                empty=NO_READING,
+            ),
+            width=4,
+        ),
+        stats(
+            "Energy",
+            Query(TOTAL_KWH, "energy", instant=True),
+            unit="kwatth",
+            says=Says(
+                "What all cards took in the whole time range.",
+                "increase of `hw.energy` over the range / 3.6e6, each card once.",
+                "Tokens for each joule are in *Efficiency*.",
+                empty=NO_READING,
+            ),
+            width=4,
+            decimals=3,
+            sparkline=False,
+        ),
+    ]
+
+
+def _cards() -> list[Sized]:
+    legend = LEGEND
+    utilisation = Says(
+        "Share of time in which the card did anything at all. Where it reports none (MIG): power as share of its limit.",
+        "`hw.gpu.utilization` of the task general, or `hw.power / inferspan.gpu.power.limit`.",
+        "100 % is not full use: compare with power. Low under load: the program waits for the host, see *CPU of the process*.",
+        empty=NO_READING,
+    )
+    power_share = f"({POWER_SHARE}) unless on (hw_id) ({UTILISATION})"
+    memory = Says(
+        "Share of the memory in use, all programs together.",
+        "`hw.gpu.memory.usage / hw.gpu.memory.limit`.",
+        "Steps upwards that never come down: a cache that grows. *Memory of torch* says whether tensors or the allocator hold it.",
+        empty=NO_GPU,
+    )
+    power = Says(
+        "What each card draws, and its limit (dashed).",
+        "`hw.power`, `inferspan.gpu.power.limit`.",
+        "At the limit: clocks are held down, which is how a busy card runs. Far below under load: the card waits.",
+        empty=NO_READING,
+    )
+    temperature = Says(
+        "Temperature of each card and of its memory.",
+        "`hw.temperature`; the limits that the card states are in *Temperature limits*.",
+        "Near the limit: fans, air flow, neighbours. From there the card slows down.",
+        empty=NO_READING,
+    )
+    cells = utilisation._replace(what=f"{utilisation.what} One line for each card: stragglers and idle cards are seen at once.")
+    return [
+        trend(
+            "Utilisation",
+            Query(UTILISATION, legend),
+            Query(power_share, f"{legend} (power)"),
+            unit="percentunit",
+            says=utilisation,
+            width=12,
+            height=7,
+            maximum=1,
+            links=[REQUESTS],
+        ),
+        trend(
+            "Memory used",
+            Query(MEMORY_SHARE, legend),
+            unit="percentunit",
+            says=memory,
+            width=12,
+            height=7,
+            maximum=1,
+            limits=((0.9, "orange"), (0.97, "red")),
+        ),
+        trend(
+            "Power",
+            Query(Q.device(semconv.M_POWER), legend),
+            Query(Q.device(semconv.M_POWER_LIMIT), f"{legend} limit"),
+            unit="watt",
+            says=power,
+            width=12,
+            height=7,
+            dashed="/ limit$/",
+        ),
+        trend(
+            "Temperature",
+            Query(Q.device(semconv.M_TEMPERATURE, by=["hw_sensor_location"]), f"{legend} {{{{hw_sensor_location}}}}"),
+            unit="celsius",
+            says=temperature,
+            width=12,
+            height=7,
+            minimum=None,
+            limits=((80, "orange"), (90, "red")),
+        ),
+        grid(
+            "Utilisation of all cards",
+            Query(f"{UTILISATION} or {power_share}", legend),
+            unit="percentunit",
+            says=cells,
+            height=6,
+            minimum=0,
+            maximum=1,
+            links=[REQUESTS],
+        ),
+    ]
 
 
 def dashboard() -> dict[str, Any]:
     """The dashboard as JSON."""
-    says = Says("Forward passes a second.", "Rate of steps.", "Nothing: it is a measure of load.", empty="no generate() in this time range")
-    rate = Query(Q.count(semconv.M_STEP_DURATION, by=["inferspan_phase"]), "{{inferspan_phase}}")
-    steps = trend("Steps", rate, unit="ops", says=says, width=24)
-    return frame(GPU, "What happens inside the model.", [Row("Steps", [steps])], NAMES)
+    rows = [Row("At a glance", _at_a_glance()), Row("Cards", _cards()), *gpu_detail.rows(), *gpu_health.rows(), *host.rows(Q)]
+    return frame(GPU, "GPUs, their memory, power and health, and the hosts and processes around them.", rows, NAMES)

@@ -1,4 +1,8 @@
-"""The dashboard "Inference overview": a beginning, with one panel."""
+"""The dashboard "Inference overview": is it up, how much, how fast, what fails, and where are the traces.
+
+The first page answers these; rows below, closed, hold the detail. Only metrics that every setting gives are used, or both of two names
+that ``semconv`` (the setting) chooses between.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,212 @@ from typing import Any
 
 from inferspan import semconv
 
+from . import overview_detail, pipeline
+from .charts import alerts
 from .frame import Row, frame
-from .links import OVERVIEW
-from .panels import Query, Says, trend
-from .queries import Queries
-from .variables import COMMON
+from .links import FLEET, GPU, OVERVIEW, to_dashboard, to_traces
+from .overview_queries import FAILED, NAMES, Q
+from .panels import Query, Says, Sized, stats, trend
+from .queries import ratio
 
 __all__ = ["dashboard"]
 
-NAMES = (*COMMON, "trace_service")
-Q = Queries(NAMES)
+MODEL = "gen_ai_request_model"
+NO_REQUESTS = "no generate() ended in this time range"
+SLOW_TRACES = to_traces("Slow traces", minDuration="${slow}")
+FAILED_TRACES = to_traces("Failed traces", tags="error=true")
+
+
+def _at_a_glance() -> list[Sized]:
+    count = Q.count(semconv.M_SERVER_DURATION)
+    return [
+        stats(
+            "Requests/s",
+            Query(count, "requests/s"),
+            unit="reqps",
+            says=Says(
+                "Calls of generate() that ended, each second; failed ones count.",
+                "rate of `gen_ai.server.request.duration`.",
+                "A drop to zero under load: look at *In flight*, then at *Slowest traces*.",
+                empty="no generate() yet",
+            ),
+            width=3,
+            links=[to_dashboard(FLEET)],
+        ),
+        stats(
+            "Error ratio",
+            Query(ratio(Q.count(semconv.M_SERVER_DURATION, FAILED), count), "failed"),
+            unit="percentunit",
+            says=Says(
+                "Share of the calls of generate() that ended with an exception.",
+                "calls with `error_type` / all calls.",
+                "Click for the traces of failed calls; *Errors by type* says which exceptions.",
+                empty="no requests",
+            ),
+            width=3,
+            base="green",
+            limits=((0.01, "orange"), (0.05, "red")),
+            decimals=1,
+            links=[FAILED_TRACES],
+        ),
+        stats(
+            "TTFT p95",
+            Query(Q.quantile(0.95, semconv.M_SERVER_TTFT), "p95", exemplar=True),
+            unit="s",
+            says=Says(
+                "Time to first token: 95 % of the successful calls had their first token within this time.",
+                "quantile of `gen_ai.server.time_to_first_token`: from entry of generate() to the first token on the host.",
+                "Orange: over 2.5 s, the objective of the alert rules. Long prompts and large batches raise it.",
+                empty="no first token yet",
+            ),
+            width=3,
+            limits=((2.5, "orange"),),
+            links=[SLOW_TRACES],
+        ),
+        stats(
+            "TPOT p95",
+            Query(Q.quantile(0.95, semconv.M_SERVER_TPOT), "p95", exemplar=True),
+            unit="s",
+            says=Says(
+                "Time per output token: for 95 % of the successful calls each token after the first took no longer than this.",
+                "quantile of `gen_ai.server.time_per_output_token`: (duration - TTFT) / (tokens - 1).",
+                "Orange: over 0.1 s, the objective of the alert rules. Look at the clocks and the memory of the GPU.",
+                empty="no call with two tokens",
+            ),
+            width=3,
+            limits=((0.1, "orange"),),
+            links=[SLOW_TRACES],
+        ),
+        stats(
+            "Output tokens/s",
+            Query(Q.tokens("output"), "tokens/s"),
+            unit="short",
+            says=Says(
+                "Tokens generated each second, all sequences of all calls.",
+                "rate of the usage counter, or of the sum of the older histogram `gen_ai.client.token.usage`.",
+                "Falls while *Requests/s* does not: outputs became shorter. See *Tokens*.",
+                empty="no tokens yet",
+            ),
+            width=3,
+            decimals=1,
+            links=[to_dashboard(GPU)],
+        ),
+        stats(
+            "In flight",
+            Query(Q.total(semconv.M_ACTIVE), "requests"),
+            unit="short",
+            says=Says(
+                "Calls of generate() that run now.",
+                "sum of `inferspan.generate.active` over all processes.",
+                "Stays above zero while nothing ends: a call hangs.",
+                empty="no generate() yet",
+            ),
+            width=3,
+            links=[to_dashboard(FLEET)],
+        ),
+        stats(
+            "Last report",
+            Query(f"time() - max(timestamp({Q.series(semconv.M_OVERHEAD)}) or timestamp({Q.series(semconv.M_PROCESS_UPTIME)}))", "ago"),
+            unit="s",
+            says=Says(
+                "How long ago the newest metrics arrived. Everything else on this page is at least as old.",
+                "now - newest timestamp of our metrics; they are exported every 15 s.",
+                "Over 60 s: the program has ended or the way to Prometheus is broken, see *Telemetry pipeline*.",
+                empty="silent for 5 minutes",
+            ),
+            width=3,
+            base="green",
+            limits=((60, "orange"), (180, "red")),
+            sparkline=False,
+        ),
+        alerts(
+            "Alerts",
+            says=Says(
+                "Alerts of `grafana/rules.yml` that fire or are about to.",
+                "asked of the rules in Prometheus, names that begin with Inferspan.",
+                "Each alert links to its page of advice.",
+                empty="no alert",
+            ),
+            name="Inferspan",
+            width=3,
+        ),
+    ]
+
+
+def _requests() -> list[Sized]:
+    duration = semconv.M_SERVER_DURATION
+    all_requests = Q.count(duration)
+    by_type = f"{Q.count(duration, FAILED, by=['error_type'])} / on () group_left () ({all_requests} > 0)"
+    return [
+        trend(
+            "Requests/s by model",
+            Query(Q.count(duration, by=[MODEL]), "{{gen_ai_request_model}}"),
+            unit="reqps",
+            says=Says(
+                "Calls of generate() that ended, each second, by model.",
+                "rate of `gen_ai.server.request.duration`.",
+                "Compare with *Output tokens/s*: the same number of calls may be far more work.",
+                empty=NO_REQUESTS,
+            ),
+            width=12,
+            height=7,
+            stacked=True,
+        ),
+        trend(
+            "Duration",
+            Query(Q.quantile(0.5, duration), "p50"),
+            Query(Q.quantile(0.95, duration), "p95", exemplar=True),
+            Query(Q.quantile(0.99, duration), "p99"),
+            unit="s",
+            says=Says(
+                "Duration of generate(), failed calls too. Each dot is a traced call: click it to open its trace.",
+                "quantiles of `gen_ai.server.request.duration`.",
+                "p99 far above p95: a few long outputs or a blocked process. Open a dot near p99.",
+                empty=NO_REQUESTS,
+            ),
+            width=12,
+            height=7,
+            links=[SLOW_TRACES],
+        ),
+        trend(
+            "Errors by type",
+            Query(by_type, "{{error_type}}"),
+            Query(ratio(Q.count(duration, FAILED), all_requests), "all"),
+            unit="percentunit",
+            says=Says(
+                "Share of all calls that ended with this exception.",
+                "calls with this `error_type` / all calls.",
+                "torch.OutOfMemoryError: see the memory of the GPU. Others: click for the traces of failed calls.",
+                empty=NO_REQUESTS,
+            ),
+            width=12,
+            height=7,
+            links=[FAILED_TRACES],
+        ),
+        trend(
+            "Output tokens/s by model",
+            Query(Q.tokens("output", by=[MODEL]), "{{gen_ai_request_model}}"),
+            unit="short",
+            says=Says(
+                "Tokens generated each second, by model.",
+                "rate of the usage counter, or of the sum of the older histogram `gen_ai.client.token.usage`.",
+                "The measure of work done; compare with the utilisation of the GPU.",
+                empty="no tokens in this time range",
+            ),
+            width=12,
+            height=7,
+            stacked=True,
+            links=[to_dashboard(GPU)],
+        ),
+    ]
 
 
 def dashboard() -> dict[str, Any]:
     """The dashboard as JSON."""
-    says = Says("Forward passes a second.", "Rate of steps.", "Nothing: it is a measure of load.", empty="no generate() in this time range")
-    rate = Query(Q.count(semconv.M_STEP_DURATION, by=["inferspan_phase"]), "{{inferspan_phase}}")
-    steps = trend("Steps", rate, unit="ops", says=says, width=24)
-    return frame(OVERVIEW, "What happens inside the model.", [Row("Steps", [steps])], NAMES)
+    rows = [
+        Row("At a glance", _at_a_glance()),
+        Row("Requests", _requests()),
+        *overview_detail.rows(),
+        *pipeline.rows(Q),
+    ]
+    return frame(OVERVIEW, "Requests of all models: how many, how fast, what fails, and the way to their traces.", rows, NAMES)

@@ -176,8 +176,13 @@ def trend(
     limits: Limits = (),
     links: Sequence[Link] = (),
     calcs: Sequence[str] = ("mean", "max"),
+    dashed: str = "",
 ) -> Sized:
-    """Lines over time. ``stacked``: areas on top of each other. ``maximum`` is where the axis ends at least."""
+    """Lines over time.
+
+    ``stacked``: areas on top of each other. ``maximum`` is where the axis ends at least. ``dashed``: a regular expression; series whose
+    legends match it are limits, not readings.
+    """
     panel = heading(timeseries.Panel(), title, says, unit, links).legend(trend_legend(width, calcs)).tooltip(tooltip())
     panel = (
         panel.fill_opacity(40 if stacked else 8)
@@ -191,6 +196,9 @@ def trend(
         panel = panel.stacking(common_build.StackingConfig().mode(common.StackingMode.NORMAL).group("A"))
     if logarithmic:
         panel = panel.scale_distribution(common_build.ScaleDistributionConfig().type(common.ScaleDistribution.LOG).log(10))
+    if dashed:
+        line = {"fill": "dash", "dash": [8, 8]}
+        panel = panel.override_by_regexp(dashed, override(custom__lineStyle=line, custom__fillOpacity=0))
     if limits:
         panel = panel.thresholds_style(common_build.GraphThresholdsStyleConfig().mode(common.GraphThresholdsStyleMode.DASHED))
     return finish(panel, queries, width, height)

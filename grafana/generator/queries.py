@@ -35,12 +35,12 @@ _OWN = {
 }
 # A model has one name under two keys: the second is that of metrics that plain forward passes have as well.
 _MODEL = (label(semconv.REQUEST_MODEL), label(semconv.MODEL_NAME))
-# An agent reports hosts, not programs, and a collector nobody but itself: filters by program would hide them.
+# An agent reports hosts, not programs; a collector, a target (`up`) and an alert are no programs either: filters would hide them.
 _FILTERS = {
     "inferspan": frozenset({*_EVERYWHERE, *_OWN, "model"}),
     "span_metrics": frozenset({*_EVERYWHERE, "model"}),
     "host_metrics": frozenset({"env", "host"}),
-    "prometheus": frozenset({*_EVERYWHERE}),
+    "prometheus": frozenset[str](),
     "collector": frozenset[str](),
 }
 
@@ -48,6 +48,10 @@ _FILTERS = {
 def _by(labels: Iterable[str]) -> str:
     names = ", ".join(dict.fromkeys(labels))
     return f" by ({names})" if names else ""
+
+
+def _labels(named: bool) -> tuple[str, ...]:
+    return DEVICE if named else (label(semconv.HW_ID),)
 
 
 def or_zero(part: str, whole: str) -> str:
@@ -123,14 +127,49 @@ class Queries:
         """Sum of a gauge that each process reports of itself."""
         return f"sum{_by(by)} ({self.series(key, *matchers)})"
 
-    def device(self, key: str, *matchers: str, by: Iterable[str] = (), reduce: str = "max") -> str:
-        """A reading of a device, once for each device, however many processes report it."""
-        return f"{reduce}{_by((*DEVICE, *by))} ({self.series(key, *matchers)})"
+    def device(self, key: str, *matchers: str, by: Iterable[str] = (), named: bool = True) -> str:
+        """A reading of a device, once for each device, however many processes report it.
 
-    def device_rate(self, key: str, *matchers: str, by: Iterable[str] = ()) -> str:
+        ``named``: with host and name, for legends. Not named is what may be summed or counted: containers that share a card know it by
+        different names.
+        """
+        return f"max{_by((*_labels(named), *by))} ({self.series(key, *matchers)})"
+
+    def device_rate(self, key: str, *matchers: str, by: Iterable[str] = (), named: bool = True) -> str:
         """Rate of a counter of a device, once for each device: each process counts the same events."""
-        return f"max{_by((*DEVICE, *by))} (rate({self.series(key, *matchers)}[{WINDOW}]))"
+        return f"max{_by((*_labels(named), *by))} (rate({self.series(key, *matchers)}[{WINDOW}]))"
 
-    def device_increase(self, key: str, *matchers: str, by: Iterable[str] = (), window: str = "$__range") -> str:
-        """Increase of a counter of a device, once for each device."""
-        return f"max{_by((*DEVICE, *by))} (increase({self.series(key, *matchers)}[{window}]))"
+    def device_increase(self, key: str, *matchers: str, by: Iterable[str] = (), named: bool = True) -> str:
+        """Increase of a counter of a device over the whole time range, once for each device."""
+        return f"max{_by((*_labels(named), *by))} (increase({self.series(key, *matchers)}[$__range]))"
+
+    def device_max(self, key: str, *matchers: str, by: Iterable[str] = (), named: bool = True) -> str:
+        """Largest reading of a device in the whole time range."""
+        return f"max{_by((*_labels(named), *by))} (max_over_time({self.series(key, *matchers)}[$__range]))"
+
+    def either(self, first: str, second: str, part: str, by: Iterable[str] = (), *, matcher: str = "", function: str = "rate") -> str:
+        """Sum of the rates of a metric that the setting ``semconv`` gives one of two names; where a process has both, the first counts.
+
+        Args:
+            first: key of the newer name.
+            second: key of the older one, a histogram.
+            part: ``_bucket``, ``_count`` or ``_sum``; the first, if it is a counter, has none.
+            by: labels to group by.
+            matcher: for the second.
+            function: ``rate``, or ``increase`` for heat maps.
+        """
+        inner = _by(("instance", *by))
+        newer = self.series(first, part=part if part in find(first).parts else "")
+        older = self.series(second, *([matcher] if matcher else []), part=part)
+        both = (f"sum{inner} ({function}({selector}[{WINDOW}]))" for selector in (newer, older))
+        return f"sum{_by(by)} ({' or '.join(both)})"
+
+    def tokens(self, direction: str, by: Iterable[str] = ()) -> str:
+        """Tokens a second, ``input`` or ``output``, whichever of the conventions a process follows."""
+        counter = semconv.M_USAGE_OUTPUT if direction == "output" else semconv.M_USAGE_INPUT
+        return self.either(counter, semconv.M_LEGACY_USAGE, "_sum", by, matcher=f'gen_ai_token_type="{direction}"')
+
+    def tokens_per_call(self, direction: str) -> str:
+        """Rates of the buckets of tokens per call, by ``le``."""
+        histogram = semconv.M_OPERATION_OUTPUT if direction == "output" else semconv.M_OPERATION_INPUT
+        return self.either(histogram, semconv.M_LEGACY_USAGE, "_bucket", ["le"], matcher=f'gen_ai_token_type="{direction}"')

@@ -41,6 +41,9 @@ _STEPS = _name(semconv.M_STEP_DURATION, "_count")
 _MODULES = _name(semconv.M_MODULE_DURATION, "_count")
 # Programs of ours, whatever they do: one that has only samplers has no requests, one without samplers no uptime.
 _PROGRAMS = _any_of(_REQUESTS, _FORWARDS, _name(semconv.M_PROCESS_UPTIME), _name(semconv.M_GPU_MEMORY_LIMIT))
+# Embedding calls have no other metric in common with generate() than the older names.
+_EMBEDDINGS = (_name(semconv.M_EMBEDDINGS_DURATION, "_count"), _name(semconv.M_LEGACY_DURATION, "_count"))
+_MODELS = _any_of(_REQUESTS, _name(semconv.M_ACTIVE), *_EMBEDDINGS)
 _ENV = 'deployment_environment_name=~"$env"'
 _SERVICE = f'{_ENV},service_name=~"$service"'
 _HOST = f'{_SERVICE},host_name=~"$host"'
@@ -60,9 +63,7 @@ class _Values(NamedTuple):
 _ASKED = {
     "env": _Values("Environment", _PROGRAMS, "deployment_environment_name", about="deployment.environment.name of the resource"),
     "service": _Values("Service", f"{_PROGRAMS},{_ENV}", "service_name", about="service.name: OTEL_SERVICE_NAME"),
-    "model": _Values(
-        "Model", f"{_any_of(_REQUESTS, _name(semconv.M_ACTIVE))},{_SERVICE}", label(semconv.REQUEST_MODEL), about="of generate()"
-    ),
+    "model": _Values("Model", f"{_MODELS},{_SERVICE}", label(semconv.REQUEST_MODEL), about="of generate() and of embedding calls"),
     "host": _Values("Host", f"{_PROGRAMS},{_SERVICE}", "host_name", about="host.name"),
     "instance": _Values("Instance", f"{_PROGRAMS},{_HOST}", "instance", about="service.instance.id: one process"),
     "job": _Values("Job", f"{_PROGRAMS},{_SERVICE}", "job", about="service.namespace/service.name"),
@@ -102,6 +103,7 @@ _CHOICES = {
         "host_name",
         "what the series of this dashboard stand for",
     ),
+    "compare": _Choice("Compare with", "1h,1d,1w", "1d", "how long before the time range the dashed lines are from"),
     "topn": _Choice("Top", "5,10,20,50", "10", "how many of the largest are shown"),
     "slow": _Choice("Slow from", "10ms,50ms,100ms,250ms,500ms,1s,2s,5s,10s,30s", "500ms", "traces at least this long are listed as slow"),
 }
@@ -139,8 +141,7 @@ def variables(names: Sequence[str]) -> list[Builder[model.VariableModel]]:
     ]
     for name in names:
         if name not in _ASKED and name not in _CHOICES:
-            raise KeyError(
-                f"no variable {name!r}: there are {', '.join(sorted((*_ASKED, *_CHOICES)))}; new ones go into grafana/generator/variables.py"
-            )
+            known = ", ".join(sorted((*_ASKED, *_CHOICES)))
+            raise KeyError(f"no variable {name!r}: there are {known}; add it to grafana/generator/variables.py")
         made.append(_asked(name, _ASKED[name]) if name in _ASKED else _choice(name, _CHOICES[name]))
     return made

@@ -17,13 +17,19 @@ from transformers import LogitsProcessor, LogitsProcessorList
 import inferspan
 from tests.cases.models import llama, prompt
 
-STEPS = 6
+SHORT = 6
+LONG = 530
+"""More steps than are kept until a request ends: the first 512 are handed over while it runs."""
+PAUSE = 3.5
+"""How long a long request waits after that: its decision falls meanwhile."""
 
 
 class Waits(LogitsProcessor):
-    """Waits in each step as long as it is told, and fails in the last one if it has to."""
+    """Waits once, in the step that it is told, and fails in the last one if it has to."""
 
-    def __init__(self, *seconds: float, fails: bool = False) -> None:
+    def __init__(self, steps: int = SHORT, at: int = 0, seconds: float = 0.0, *, fails: bool = False) -> None:
+        self.steps = steps
+        self.at = at
         self.seconds = seconds
         self.fails = fails
         self.calls = 0
@@ -31,29 +37,28 @@ class Waits(LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Pass the scores through."""
         self.calls += 1
-        time.sleep(self.seconds[min(self.calls, len(self.seconds)) - 1])
-        if self.fails and self.calls == STEPS:
+        if self.calls == self.at:
+            time.sleep(self.seconds)
+        if self.fails and self.calls == self.steps:
             raise ValueError("this one fails")
         return scores
 
 
 CASES = {
-    "plain-1": Waits(0.0),
-    "plain-2": Waits(0.0),
-    "failed": Waits(0.0, fails=True),
-    "slow-first-token": Waits(0.8, 0.0),
-    "long": Waits(0.5),
-    "long-failed": Waits(0.0, 3.0, 0.0, fails=True),
-    "forced": Waits(0.0),
-    "non-finite": Waits(0.0),
+    "plain-1": Waits(),
+    "plain-2": Waits(),
+    "failed": Waits(fails=True),
+    "slow-first-token": Waits(at=1, seconds=0.8),
+    "long": Waits(LONG, LONG - 5, PAUSE, fails=True),
+    "forced": Waits(),
+    "non-finite": Waits(),
 }
 
 
 def main(path: str) -> None:
     """One request after the other."""
-    model = llama()
-    greedy: dict[str, Any] = {"max_new_tokens": STEPS, "min_new_tokens": STEPS, "do_sample": False}
-    model.generate(prompt(), **greedy)  # what happens only once is done
+    model = llama(max_position_embeddings=2 * LONG)
+    model.generate(prompt(), max_new_tokens=SHORT)  # what happens only once is done
     handle = inferspan.instrument(model)
     for name, waits in CASES.items():
         if name == "non-finite":
@@ -62,7 +67,8 @@ def main(path: str) -> None:
         keep: dict[str, Any] = {"inferspan.keep": True} if name == "forced" else {}
         with inferspan.context(conversation_id=name, **keep):
             try:
-                model.generate(prompt(), **greedy, logits_processor=LogitsProcessorList([waits]))
+                length: dict[str, Any] = {"max_new_tokens": waits.steps, "min_new_tokens": waits.steps}
+                model.generate(prompt(), **length, do_sample=False, logits_processor=LogitsProcessorList([waits]))
             except ValueError:
                 continue
     inferspan.flush()

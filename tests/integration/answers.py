@@ -22,6 +22,9 @@ __all__ = ["RANGES", "Asker", "Series"]
 BUILTIN = {"__rate_interval": "1m", "__interval": "5s", "__interval_ms": "5000", "__range": "2m", "__range_s": "120", "__range_ms": "120000"}
 STEP = 5
 
+_BEFORE = re.compile(r"offset \$\{?(\w+)")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
 HUGE = 1e15
 RANGES: Mapping[str, tuple[float, float]] = {
     "percentunit": (0, 1),
@@ -113,18 +116,18 @@ class Asker:
         left = used_variables(expression)
         assert not left, f"unknown variables {sorted(left)}"
         try:
-            return list(self._asked(expression, instant=asked.instant))
+            return list(self._asked(expression, instant=asked.instant, at=self._at + _shift(asked, values)))
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{expression}\n  {json.load(error).get('error')}") from None
 
-    def _asked(self, expression: str, *, instant: bool) -> Iterator[Series]:
+    def _asked(self, expression: str, *, instant: bool, at: float) -> Iterator[Series]:
         api = f"{self._stack.prometheus}/api/v1/"
         if instant:
-            answer = get_json(f"{api}query", query=expression, time=self._at)["data"]
+            answer = get_json(f"{api}query", query=expression, time=at)["data"]
             assert answer["resultType"] == "vector", f"{expression} gives a {answer['resultType']}"
             yield from (Series(item["metric"], (float(item["value"][1]),)) for item in answer["result"])
         else:
-            answer = get_json(f"{api}query_range", query=expression, start=self._at - self._window, end=self._at, step=STEP)["data"]
+            answer = get_json(f"{api}query_range", query=expression, start=at - self._window, end=at, step=STEP)["data"]
             yield from (Series(item["metric"], tuple(float(value) for _, value in item["values"])) for item in answer["result"])
 
     def empty(self, asked: Asked, values: Values, known: Mapping[str, Variable]) -> bool:
@@ -171,6 +174,12 @@ class Asker:
 
     def _services(self) -> list[str]:
         return [name for name in get_json(f"{self._stack.jaeger}/api/services")["data"] if name]
+
+
+def _shift(asked: Asked, values: Values) -> float:
+    """By how much later a query has to be asked that looks back by a variable: then what ran here is what it looks back at."""
+    found = _BEFORE.search(asked.expression)
+    return int(str(values[found[1]])[:-1]) * _SECONDS[str(values[found[1]])[-1]] if found else 0
 
 
 def _logfmt(text: str) -> Iterator[tuple[str, str]]:

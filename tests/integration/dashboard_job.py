@@ -24,9 +24,11 @@ import inferspan
 from inferspan.demo import load_smollm2
 from inferspan.samplers import allocator
 from tests.cases.models import llama
+from tests.samplers.fake_nvml import NOT_SUPPORTED, NVMLError
 from tests.samplers.recorded_nvml import RecordedNvml, recorded_torch
 
-CARDS = ("GPU-b59f3be8-86cd-7854-5eb5-33d6c982db52", "GPU-0c7e0d0b-52c5-4b8e-9d39-6f1e0a4c7d11")
+CARDS = tuple(f"GPU-{digit * 8}-52c5-4b8e-9d39-6f1e0a4c7d11" for digit in "abc")
+"""The third does not tell how busy it is, like a card that is split."""
 PAUSE = 1.2
 """Longer than the export interval, so that every round moves every counter in an export of its own."""
 
@@ -83,7 +85,8 @@ def play_cards(count: int) -> None:
         "RemappedRows": (1, 0, 0, 0),
     }
     uuids = CARDS[:count]
-    sys.modules["pynvml"] = RecordedNvml(*uuids, planted=dict.fromkeys(uuids, planted))
+    silent = {**planted, "UtilizationRates": NVMLError(NOT_SUPPORTED)}
+    sys.modules["pynvml"] = RecordedNvml(*uuids, planted={uuid: silent if uuid == CARDS[2] else planted for uuid in uuids})
     torch_played = recorded_torch(*uuids)
     torch_played.cuda.memory_stats = _failing_now_and_then(torch_played.cuda.memory_stats)
     devices: Any = allocator.CudaDevices(library=torch_played)
@@ -116,7 +119,7 @@ def spoil(module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
 def round_of_requests(model: Any, prompts: Any, spoilt: str, encoder: Any, number: int) -> None:
     """One request of each kind."""
     one, two = prompts
-    ask = partial(model.generate, max_new_tokens=8, do_sample=False)
+    ask = partial(model.generate, max_new_tokens=6, do_sample=False)
     ask(**one)
     ask(**two)
     ask(**one, streamer=Discards())
@@ -138,7 +141,7 @@ def round_of_requests(model: Any, prompts: Any, spoilt: str, encoder: Any, numbe
 def main(path: str) -> None:
     """Instrument two models, serve the rounds, and write down when it began and ended."""
     environment = os.environ
-    play_cards(int(environment.get("GPUS", "2")))
+    play_cards(int(environment["GPUS"]))
     model, prompts, spoilt = load(environment["MODEL"])
     tiny = environment["MODEL"] == "tiny"
     pause = float(environment.get("SLEEP", "0"))
@@ -156,7 +159,7 @@ def main(path: str) -> None:
     encoder = llama(seed=1).model
     embedding = inferspan.instrument(encoder, model_name="tiny-embedding", operation="embeddings")
     begun = time.time()
-    for number in range(int(environment.get("ROUNDS", "4"))):
+    for number in range(int(environment["ROUNDS"])):
         round_of_requests(model, prompts, spoilt, encoder, number)
         time.sleep(PAUSE)
     inferspan.flush()

@@ -36,7 +36,8 @@ ALL = "$__all"
 Values = Mapping[str, str | Sequence[str]]
 """A value of each variable: ``ALL`` where the variable has a text of its own for it, one text, or several."""
 
-_REFERENCE = re.compile(r"\$\{(\w+)(?::(\w+))?\}|\$(\w+)|\[\[(\w+)\]\]")
+_NAME = r"[A-Za-z_]\w*"  # $1 is the label_replace of Prometheus
+_REFERENCE = re.compile(rf"\$\{{({_NAME})(?::(\w+))?\}}|\$({_NAME})|\[\[({_NAME})\]\]")
 _LEGEND = re.compile(r"\{\{\s*([\w.]+)\s*\}\}")
 _SPECIAL = re.compile(r"[$^*{}\[\]'+?.()|\\]")
 

@@ -22,16 +22,21 @@ from tests.integration.spans_seen import Seen, from_otlp
 
 __all__ = ["WINDOW", "Served", "serve"]
 
-ROUNDS = 4
 GENERATIONS = 6
 """In each round, of which one fails."""
 WINDOW = 90.0
 """Seconds before the end that panels look back on: all of the programs' run."""
 
 _COMMON = "deployment.environment.name=test"
-_RANKS = {"MODEL": "tiny", "OTEL_SERVICE_NAME": "ranks", "WORLD_SIZE": "2", "GPUS": "2"}
+_RANKS = {"MODEL": "tiny", "OTEL_SERVICE_NAME": "ranks", "WORLD_SIZE": "2", "GPUS": "3", "ROUNDS": "4"}
 PROGRAMS: tuple[Mapping[str, str], ...] = (
-    {"MODEL": "smollm2", "OTEL_SERVICE_NAME": "assistant", "GPUS": "1", "OTEL_RESOURCE_ATTRIBUTES": f"{_COMMON},service.version=1.0"},
+    {
+        "MODEL": "smollm2",
+        "OTEL_SERVICE_NAME": "assistant",
+        "GPUS": "1",
+        "ROUNDS": "2",
+        "OTEL_RESOURCE_ATTRIBUTES": f"{_COMMON},service.version=1.0",
+    },
     *(
         {
             **_RANKS,
@@ -43,7 +48,7 @@ PROGRAMS: tuple[Mapping[str, str], ...] = (
         for rank in range(2)
     ),
 )
-"""A language model with a card to itself, and a small one on two ranks, the second of them slow, that see the same two cards."""
+"""A language model with a card to itself, and a small one on two ranks, the second of them slow, that see the same three cards."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,6 @@ def serve(paths: Paths, folder: Path, environment: Mapping[str, str]) -> Served:
         "INFERSPAN_SAMPLER_INTERVAL": "1",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "ROUNDS": str(ROUNDS),
     }
     script = Path(__file__).with_name("dashboard_job.py")
     running = []
@@ -108,7 +112,10 @@ def serve(paths: Paths, folder: Path, environment: Mapping[str, str]) -> Served:
 
 
 def _arrived(stack: Stack) -> None:
-    wanted = {"assistant": ROUNDS * GENERATIONS, "ranks": 2 * ROUNDS * GENERATIONS}
+    wanted: dict[str, float] = {}
+    for program in PROGRAMS:
+        service = program["OTEL_SERVICE_NAME"]
+        wanted[service] = wanted.get(service, 0) + int(program["ROUNDS"]) * GENERATIONS
     for metric, selector in (
         ("gen_ai_server_request_duration_seconds_count", ""),
         ("traces_span_metrics_calls_total", 'span_name=~"text_completion.*"'),

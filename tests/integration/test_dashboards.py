@@ -34,8 +34,14 @@ pytestmark = pytest.mark.integration
 
 PATHS = ("push", "scrape", "fleet")
 UIDS = ("inferspan-overview", "inferspan-gpu", "inferspan-model", "inferspan-fleet")
+OF_AGENTS = ("Load", "Disk", "Network", "Network errors", "Paging", "File systems")
 EMPTY: Mapping[tuple[str, str], str] = {
-    (path, "inferspan-overview / Gateway: sampling /"): "only a gateway samples traces" for path in ("push", "scrape")
+    (path, where): reason
+    for path in ("push", "scrape")
+    for where, reason in {
+        "inferspan-overview / Gateway: sampling /": "only a gateway samples traces",
+        **{f"inferspan-gpu / {panel} /": "only an agent measures hosts as a whole" for panel in OF_AGENTS},
+    }.items()
 }
 """Reason why a query gives nothing, by way and beginning of its place; as few as can be, and each is checked to be empty indeed."""
 

@@ -1,6 +1,7 @@
 """``python -m grafana.generator [NAME ...]``: write the dashboards, or those of the names; ``--check`` only says which are not current.
 
-In: the modules of the table below, each with a function ``dashboard()``. Out: ``grafana/dashboards/*.json``. With ``--check`` the exit
+In: the modules of the table below, each with a function ``dashboard()``, and ``rules.yml``. Out: ``grafana/dashboards/*.json`` and the
+alerts for Grafana in ``grafana/provisioning/alerting``. With ``--check`` the exit
 code is 1 if a file is not current.
 """
 
@@ -12,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from . import alerts
 
 __all__ = ["DASHBOARDS", "FOLDER", "files", "made", "main"]
 
@@ -37,7 +40,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     if unknown:
         print(f"no dashboard {', '.join(unknown)}: there are {', '.join(DASHBOARDS)}")
         return 2
-    wanted = files(names or DASHBOARDS)
+    wanted = files(names) if names else {**files(), alerts.PATH: alerts.provisioning()}
     stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     left_over = [] if names else sorted(set(FOLDER.glob("*.json")) - set(wanted))
     if "--check" in arguments:

@@ -13,9 +13,11 @@ from typing import Any
 
 import yaml
 
-__all__ = ["RULES", "provisioning", "read_alerts"]
+__all__ = ["PATH", "RULES", "provisioning", "read_alerts"]
 
-RULES = Path(__file__).resolve().parent.parent / "rules.yml"
+_GRAFANA = Path(__file__).resolve().parents[1]
+RULES = _GRAFANA / "rules.yml"
+PATH = _GRAFANA / "provisioning" / "alerting" / "inferspan.yaml"
 FOLDER = "Inferspan"
 DATA_SOURCE = "inferspan-prom"
 EVALUATED = "1m"
@@ -56,7 +58,7 @@ def read_alerts(rules: Path = RULES) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def provisioning(rules: Path = RULES) -> str:
-    """Text of ``grafana/provisioning/alerting/inferspan.yaml``."""
+    """Text of the file at ``PATH``."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for name, rule in read_alerts(rules):
         groups.setdefault(name, []).append(_rule(rule))

@@ -53,9 +53,9 @@ def processes() -> Sized:
     count = Q.count(s.M_SERVER_DURATION, by=PROCESS)
     per_card = [*PROCESS]
     columns: dict[str, dict[str, object]] = {
-        "service_name": _named("Service", 110, _to(OVERVIEW, service="service_name")),
-        "job": _named("Job", 110),
-        "instance": _named("Process", 150, _to(OVERVIEW, instance="instance")),
+        "service_name": _named("Service", 100, _to(OVERVIEW, service="service_name")),
+        "job": _named("Job", 100),
+        "instance": _named("Process", 230, _to(OVERVIEW, instance="instance")),
         "host_name": _named("Host", 110, _to(GPU, host="host_name")),
         RANK: _named("Rank", 60),
         "service_version": _named("Version", 80),

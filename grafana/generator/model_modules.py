@@ -66,7 +66,7 @@ def _slowest() -> Sized:
         Query(chosen, ""),
         columns={
             MODULE: {"displayName": "Module", "custom__width": 190},
-            CLASS: {"displayName": "Class", "custom__width": 140},
+            CLASS: {"displayName": "Class", "custom__width": 180},
             LAYER: {"displayName": "Layer", "noValue": "-", "custom__width": 55},
             PHASE: {"displayName": "Phase", "custom__width": 70},
             "Value #A": {"displayName": "Mean", "unit": "s", "custom__width": 75},

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 import yaml
 
-from grafana.generator.alerts import provisioning, read_alerts
+from grafana.generator.alerts import PATH, provisioning, read_alerts
 from inferspan import semconv
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,6 @@ RULES, TESTS = ROOT / "grafana" / "rules.yml", ROOT / "grafana" / "rules_test.ym
 ALERTS = {rule["alert"]: rule for _, rule in read_alerts(RULES)}
 EACH_ALERT = pytest.mark.parametrize("alert", [pytest.param(rule, id=name) for name, rule in ALERTS.items()])
 SEVERITIES = {"critical", "warning", "info"}
-DASHBOARDS = {"overview": "inferspan-overview", "gpu": "inferspan-gpu", "model": "inferspan-model", "fleet": "inferspan-fleet"}
 
 
 def _groups() -> list[dict[str, Any]]:
@@ -106,9 +105,9 @@ def test_alerts_link_to_a_dashboard(alert: Mapping[str, Any]) -> None:
     base = '{{ or $externalLabels.grafana "http://127.0.0.1:3000" }}'
     assert url.startswith(base + "/d/")
     parts = urlsplit(url.removeprefix(base))
-    (name,) = [name for name, uid in DASHBOARDS.items() if parts.path == f"/d/{uid}"]
-    dashboard = json.loads((ROOT / "grafana" / "dashboards" / f"{name}.json").read_text(encoding="utf-8"))
-    assert dashboard["uid"] == DASHBOARDS[name]
+    uid = parts.path.removeprefix("/d/")
+    dashboard = json.loads((ROOT / "grafana" / "dashboards" / f"{uid}.json").read_text(encoding="utf-8"))
+    assert dashboard["uid"] == uid
     known = {variable["name"] for variable in dashboard["templating"]["list"]}
     assert {key.removeprefix("var-") for key, _ in parse_qsl(parts.query)} <= known
 
@@ -138,9 +137,9 @@ def test_burn_rates_add_up(name: str) -> None:
 
 def test_grafana_has_the_same_alerts() -> None:
     """The provisioned alerts are current, ask what the rules ask, end in no alert without data, and are paused."""
-    path = ROOT / "grafana" / "provisioning" / "alerting" / "inferspan.yaml"
-    assert path.read_text(encoding="utf-8") == provisioning(RULES), "run `make dashboards`"
-    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    text = PATH.read_text(encoding="utf-8")
+    assert text == provisioning(RULES), "run `make dashboards`"
+    document = yaml.safe_load(text)
     rules = {rule["title"]: rule for group in document["groups"] for rule in group["rules"]}
     assert list(rules) == list(ALERTS)
     assert len({rule["uid"] for rule in rules.values()}) == len(rules)
@@ -150,6 +149,6 @@ def test_grafana_has_the_same_alerts() -> None:
         assert (reduce["model"]["expression"], threshold["model"]["expression"], rule["condition"]) == ("A", "B", "C")
         assert (rule["for"], rule["labels"]) == (ALERTS[name]["for"], ALERTS[name]["labels"])
         assert (rule["noDataState"], rule["isPaused"]) == ("OK", True)
-        for text in rule["annotations"].values():
+        for said in rule["annotations"].values():
             # A single $ would be taken for a variable of the environment; Grafana knows neither $value alone nor external labels.
-            assert "$" not in text.replace("$$", "") and "externalLabels" not in text and not re.search(r"\$\$value\b", text)
+            assert "$" not in said.replace("$$", "") and "externalLabels" not in said and not re.search(r"\$\$value\b", said)

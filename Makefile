@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
-.PHONY: help demo install lint test docs dashboards pictures clean
+.PHONY: help demo stack install lint test docs dashboards pictures clean
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -15,6 +15,18 @@ help: ## list the commands
 
 demo: $(VENV)/demo.stamp ## install what the demo needs, then ask a small language model a few questions
 	$(BIN)/inferspan demo
+
+# What `stack up` prints is the same when it runs already: that is where the addresses come from, whatever ports were chosen.
+stack: $(VENV)/demo.stamp ## run collector, Jaeger and Prometheus here, no containers, and the demo against them
+	$(BIN)/inferspan stack up
+	@said="$$($(BIN)/inferspan stack up)"; \
+	find() { printf '%s\n' "$$said" | sed -n "s|^$$1||p"; }; \
+	OTEL_SERVICE_NAME=inferspan-demo OTEL_EXPORTER_OTLP_ENDPOINT="$$(find 'export OTEL_EXPORTER_OTLP_ENDPOINT=')" \
+		OTEL_METRIC_EXPORT_INTERVAL=5000 $(BIN)/inferspan demo && \
+	echo && echo "The traces of the demo, newest first:" && \
+	echo "  $$(find 'Jaeger (traces) *')/search?service=inferspan-demo" && echo && \
+	printf '%s\n' "$$said" | sed -n -e 's/^Grafana (dashboards) */Dashboards:\n  /p' -e '/^Graphs/,/^$$/p' && \
+	echo "Stop it: $(BIN)/inferspan stack down"
 
 install: $(VENV)/dev.stamp ## install everything for development
 

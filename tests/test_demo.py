@@ -85,7 +85,7 @@ def test_quick_demo_runs_as_a_command(tmp_path: Path) -> None:
     assert "Paris" in done.stdout
     assert str(report_file) in done.stdout
     assert "docker" not in done.stdout
-    assert "start the three programs of collector-config/README.md" in done.stdout
+    assert "start them with `inferspan stack up`" in done.stdout
     session = read_session(session_file)
     assert [(request.number("inferspan.batch.size"), request.flag("gen_ai.request.stream")) for request in session.requests] == [
         (1, False), (3, False), (1, True), (1, True),

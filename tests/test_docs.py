@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from docs import generate
+from inferspan.stack.plan import PROMETHEUS_FLAGS
+from inferspan.stack.programs import PROGRAMS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("collector-config/*.md")])
@@ -57,16 +59,25 @@ def commands(page: str) -> list[str]:
     return text.replace("\\\n", " ").splitlines()
 
 
-def test_the_three_programs_start_alike_everywhere() -> None:
-    """Both pages start the same three programs in the folder of their files, which exist, and Prometheus on loopback."""
+def test_the_three_programs_start_by_hand_as_in_the_stack() -> None:
+    """The page starts the three programs in the folder of their files, which exist, and Prometheus as `inferspan stack up` does."""
     start = re.compile(r"cd collector-config && (?:\w+=\S+ )*(\S+) --config")
-    started = {page: [line for line in commands(page) if start.match(line)] for page in ("README.md", "collector-config/README.md")}
-    assert started["README.md"] == started["collector-config/README.md"]
-    assert [match[1] for line in started["README.md"] if (match := start.match(line))] == ["jaeger", "prometheus", "otelcol-contrib"]
-    assert "--web.listen-address=127.0.0.1:9090" in started["README.md"][1]
-    files = [name for line in started["README.md"] for name in re.findall(r"[\w.]+\.ya?ml", line)]
+    started = [line for line in commands("collector-config/README.md") if start.match(line)]
+    assert [match[1] for line in started if (match := start.match(line))] == ["jaeger", "prometheus", "otelcol-contrib"]
+    flags = re.findall(r"--\S+", started[1])
+    assert flags == ["--config.file=prometheus.yml", "--web.listen-address=127.0.0.1:9090", *PROMETHEUS_FLAGS]
+    files = [name for line in started for name in re.findall(r"[\w.]+\.ya?ml", line)]
     assert len(files) == 3
     assert [name for name in files if not (ROOT / "collector-config" / name).is_file()] == []
+
+
+def test_the_programs_of_the_readme_are_those_of_the_stack() -> None:
+    """The table of programs to download names the commands that are looked for, where they are released, and the version."""
+    rows = [row for row in (ROOT / "README.md").read_text().splitlines() if row.startswith("| `")]
+    for program in PROGRAMS:
+        (row,) = [row for row in rows if f"`{program.names[0]}`" in row]
+        version = re.sub(r"^.*?(?=\d)", "", program.what)
+        assert f"https://{program.project}" in row and row.rstrip(" |").endswith(f"| {version}"), row
 
 
 @pytest.mark.parametrize("page", ["README.md", "collector-config/README.md"])

@@ -24,6 +24,12 @@ def _state(stack: StackCommand) -> dict[str, object]:
     return loaded
 
 
+def _programs(stack: StackCommand) -> list[object]:
+    programs = _state(stack)["programs"] if (stack.folder / "state.json").exists() else []
+    assert isinstance(programs, list)
+    return programs
+
+
 def _status(stack: StackCommand) -> tuple[int, dict[str, object]]:
     code, out, _ = stack("status", "--json")
     return code, json.loads(out)
@@ -111,6 +117,15 @@ def test_foreground_ends_with_ctrl_c(stack: StackCommand) -> None:
         ["All", "programs", "have", "stopped."],
     ]
     assert stack.left() == []
+
+
+def test_interrupted_up_leaves_nothing(stack: StackCommand) -> None:
+    """Ctrl-C while up waits stops what was started."""
+    process = stack.start("up", "--free-ports", FAKE_JAEGER="slow=60")
+    eventually(lambda: (stack.folder / "logs" / "jaeger.log").exists() and len(_programs(stack)) == len(NAMES))
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err, stack.left()) == (130, "inferspan: interrupted\n", [])
 
 
 def test_foreground_is_stopped_by_down(stack: StackCommand) -> None:

@@ -191,7 +191,7 @@ def _what_next(session_file: Path, report_file: Path, environ: Mapping[str, str]
     else:
         lines += [
             "",
-            "To see it in Jaeger and Prometheus, start the three programs of collector-config/README.md and send the same there:",
+            "To see it in Jaeger and Prometheus, start them with `inferspan stack up` and send the same there:",
             f"  OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318 {_command()} demo",
             f"  then open http://localhost:16686 and choose the service {environ.get('OTEL_SERVICE_NAME', SERVICE_NAME)}",
         ]

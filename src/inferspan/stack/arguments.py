@@ -10,41 +10,52 @@ __all__ = ["add_bundle", "add_stack"]
 
 _RAW = argparse.RawDescriptionHelpFormatter
 _UP = """\
-Start the OpenTelemetry Collector, Jaeger, Prometheus and, if there is one, Grafana with the
-configurations of the package, wait until all are healthy, and print where they are.
-No containers. Everything listens on 127.0.0.1.
+Start the OpenTelemetry Collector, Jaeger, Prometheus and, if there is one,
+Grafana with the configurations of the package, wait until all are healthy, and
+print where they are. No containers. Everything listens on 127.0.0.1.
 
 programs, found on PATH or named by a variable:
-  otelcol-contrib or otelcol   INFERSPAN_STACK_OTELCOL      contrib, 0.153 or later
-  jaeger                       INFERSPAN_STACK_JAEGER       2
-  prometheus                   INFERSPAN_STACK_PROMETHEUS   3
-  grafana or grafana-server    INFERSPAN_STACK_GRAFANA      12 or later; optional
-                               INFERSPAN_STACK_GRAFANA_HOME folder with its conf and public
+  otelcol-contrib, otelcol   INFERSPAN_STACK_OTELCOL     contrib, 0.157 or later
+  jaeger                     INFERSPAN_STACK_JAEGER      2
+  prometheus                 INFERSPAN_STACK_PROMETHEUS  3
+  grafana, grafana-server    INFERSPAN_STACK_GRAFANA     12 or later; optional
+      its folder with conf and public: INFERSPAN_STACK_GRAFANA_HOME
 
 modes:
   dev      the collector pushes metrics to Prometheus (dev.yaml)
-  scrape   Prometheus fetches them from the collector (dev.yaml and dev-scrape.yaml)
-  fleet    an agent and a gateway, with sampling and queues on disk (agent.yaml, gateway.yaml)
+  scrape   Prometheus fetches them instead (dev.yaml and dev-scrape.yaml)
+  fleet    agent and gateway with queues on disk (agent.yaml, gateway.yaml);
+           of requests that are neither slow nor failed it keeps 5 % of the
+           traces, with OTELCOL_BASELINE_PERCENT=100 all
 """
 _UP_END = """\
-ports: OTELCOL_GRPC_PORT 4317, OTELCOL_HTTP_PORT 4318, OTELCOL_HEALTH_PORT 13133,
-  OTELCOL_METRICS_PORT 8888, OTELCOL_SCRAPE_PORT 8889 (scrape), JAEGER_QUERY_PORT 16686,
-  JAEGER_QUERY_GRPC_PORT 16685, JAEGER_GRPC_PORT 14317, JAEGER_HTTP_PORT 14318,
-  JAEGER_HEALTH_PORT 13134, INFERSPAN_STACK_PROMETHEUS_PORT 9090,
-  INFERSPAN_STACK_GRAFANA_PORT 3000; in fleet also INFERSPAN_STACK_GATEWAY_GRPC_PORT 24317,
-  ..._GATEWAY_HTTP_PORT 24318, ..._GATEWAY_HEALTH_PORT 23133, ..._GATEWAY_METRICS_PORT 28888
-  The other variables of the files are read as well: collector-config/README.md lists them.
+ports, each with the variable for another one:
+  OTELCOL_GRPC_PORT 4317                  OTELCOL_HTTP_PORT 4318
+  OTELCOL_HEALTH_PORT 13133               OTELCOL_METRICS_PORT 8888
+  OTELCOL_SCRAPE_PORT 8889 (scrape)       JAEGER_QUERY_PORT 16686
+  JAEGER_QUERY_GRPC_PORT 16685            JAEGER_HEALTH_PORT 13134
+  JAEGER_GRPC_PORT 14317                  JAEGER_HTTP_PORT 14318
+  INFERSPAN_STACK_PROMETHEUS_PORT 9090    INFERSPAN_STACK_GRAFANA_PORT 3000
+ in fleet also
+  INFERSPAN_STACK_GATEWAY_GRPC_PORT 24317
+  INFERSPAN_STACK_GATEWAY_HTTP_PORT 24318
+  INFERSPAN_STACK_GATEWAY_HEALTH_PORT 23133
+  INFERSPAN_STACK_GATEWAY_METRICS_PORT 28888
+The other variables of the configurations are read as well: the README in
+collector-config lists them.
 
-If a program ends, its last words are shown and the others are stopped. Metrics stay in the
-folder from one `up` to the next, traces are in Jaeger's memory.
+If a program ends, its last words are shown and the others are stopped. Metrics
+stay in the folder from one `up` to the next; traces are in Jaeger's memory.
 
-exit codes: 0 all healthy (or it ran already), 2 it cannot run
+exit codes: 0 all healthy, or it ran already; 2 it cannot run
 
 examples:
   inferspan stack up
-  inferspan stack up --free-ports --dir /scratch/$USER/stack    a shared machine
-  inferspan stack up --mode fleet --foreground                  until Ctrl-C
-  inferspan bundle ./stack && inferspan stack up --bundle ./stack   configurations of your own
+  inferspan stack up --mode fleet --foreground     until Ctrl-C
+  inferspan stack up --free-ports --dir /scratch/$USER/stack
+                                                   on a shared machine
+  inferspan bundle ./stack && inferspan stack up --bundle ./stack
+                                                   configurations of your own
 """
 _STATUS_END = """\
 exit codes: 0 running and healthy, 1 not running or not healthy, 2 the state cannot be read
@@ -68,7 +79,7 @@ def add_stack(commands: Any) -> None:
     stack = commands.add_parser(
         "stack",
         help="run collector, Jaeger, Prometheus and Grafana, no containers",
-        description="Run the OpenTelemetry Collector, Jaeger, Prometheus and, if there is one, Grafana on this machine.",
+        description="Run the OpenTelemetry Collector, Jaeger, Prometheus and, if there is one,\nGrafana on this machine.",
         epilog=_STACK_END,
         formatter_class=_RAW,
     )
@@ -103,8 +114,8 @@ def add_bundle(commands: Any) -> None:
     bundle = commands.add_parser(
         "bundle",
         help="write configurations and dashboards to a folder",
-        description="Write the configurations of the collector, Jaeger and Prometheus, and dashboards, rules and provisioning of Grafana,"
-        " to a folder, to be changed there or taken elsewhere.",
+        description="Write the configurations of the collector, Jaeger and Prometheus, and the\n"
+        "dashboards, rules and provisioning of Grafana to a folder, to be changed there or\ntaken elsewhere.",
         epilog=_BUNDLE_END,
         formatter_class=_RAW,
     )

@@ -27,7 +27,7 @@ from inferspan.stack.ports import busy_ports
 from inferspan.stack.processes import Reference, end, is_alive, members
 from inferspan.stack.state import Lock, State, read_state, supervisor_of
 from inferspan.stack.supervisor import supervise
-from inferspan.stack.terminal import Progress, addresses, short, status_lines
+from inferspan.stack.terminal import Progress, addresses, command, short, status_lines
 from inferspan.stack.views import follow_logs, look, print_logs
 
 __all__ = ["run"]
@@ -76,9 +76,9 @@ def _up(folder: Path, arguments: argparse.Namespace) -> int:
         (folder / "state.json").unlink(missing_ok=True)
         if arguments.fresh:
             shutil.rmtree(folder / "data", ignore_errors=True)
-        for command in plan.commands:
+        for each in plan.commands:
             # A server does not make the folders above its own.
-            for path in (Path(command.log).parent, folder / "data" / command.name):
+            for path in (Path(each.log).parent, folder / "data" / each.name):
                 path.mkdir(parents=True, exist_ok=True)
         if arguments.foreground:
             return _foreground(plan, arguments.timeout)
@@ -124,7 +124,7 @@ def _background(plan: Plan, timeout: float, lock: Lock) -> int:
     assert supervisor.stdin is not None
     with supervisor.stdin as order:
         order.write(json.dumps({"plan": plan.to_json(), "timeout": timeout}).encode())
-    progress = Progress(stop=f"inferspan stack down{_dir_option(folder)}")
+    progress = Progress(stop=command(f"stack down{_dir_option(folder)}"))
     try:
         while True:
             over = supervisor.poll() is not None
@@ -229,7 +229,7 @@ def _status(folder: Path, arguments: argparse.Namespace) -> int:
         empty = {"running": False, "healthy": False, "folder": str(folder), "programs": []}
         print(json.dumps(seen.to_json() if seen else empty, indent=2))
     elif seen is None:
-        print(f"No stack was started in {short(folder)}.\nStart one: inferspan stack up{_dir_option(folder)}")
+        print(f"No stack was started in {short(folder)}.\nStart one: {command(f'stack up{_dir_option(folder)}')}")
     else:
         print("\n".join(status_lines(seen, _dir_option(folder))))
     return 0 if seen and seen.healthy else 1
@@ -264,7 +264,7 @@ def _bundle(folder: Path, *, force: bool) -> int:
         print(path)
     total = len(bundles.bundled_files())
     print(f"{len(written)} files written{f', {total - len(written)} were there already' if total > len(written) else ''}.")
-    print(f"Run the stack with them: inferspan stack up --bundle {folder}")
+    print(f"Run the stack with them: {command(f'stack up --bundle {folder}')}")
     return 0
 
 

@@ -24,7 +24,7 @@ _TOO_LONG = 300
 _HINTS = (
     (
         "unknown type",
-        "This collector was built without a component that the file needs: take the distribution contrib, 0.153 or later.",
+        "This collector was built without a component that the file needs: take the distribution contrib, 0.157 or later.",
     ),
     (
         "unknown (long |shorthand )?flag|flag provided but not defined",

@@ -19,7 +19,7 @@ from inferspan.stack.errors import StackError
 from inferspan.stack.grafana import grafana_command_line, grafana_environment
 from inferspan.stack.ports import PORTS, Assigned, assign_ports, check_ports
 
-__all__ = ["MODES", "Command", "Plan", "child_environment", "make_plan", "plan_from_json"]
+__all__ = ["MODES", "PROMETHEUS_FLAGS", "Command", "Plan", "child_environment", "make_plan", "plan_from_json"]
 
 # What runs in each mode, in the order of starting, with the configuration files of each.
 MODES: dict[str, dict[str, tuple[str, ...]]] = {
@@ -39,7 +39,12 @@ _PROGRAMS = {
     "gateway": programs.OTELCOL,
     "agent": programs.OTELCOL,
 }
-_FEATURES = "exemplar-storage,created-timestamp-zero-ingestion"
+PROMETHEUS_FLAGS = (
+    "--web.enable-otlp-receiver",
+    "--web.enable-remote-write-receiver",
+    "--enable-feature=exemplar-storage,created-timestamp-zero-ingestion",
+)
+"""What ``prometheus.yml`` says that Prometheus must be started with."""
 
 
 @dataclass(frozen=True)
@@ -187,9 +192,7 @@ class _Layout:
                 f"--config.file={self._folder / 'collector-config' / 'prometheus.yml'}",
                 f"--storage.tsdb.path={self._folder / 'data' / 'prometheus'}",
                 f"--web.listen-address={self.url('INFERSPAN_STACK_PROMETHEUS_PORT')}",
-                "--web.enable-otlp-receiver",
-                *(["--web.enable-remote-write-receiver"] if self._mode == "fleet" else []),
-                f"--enable-feature={_FEATURES}",
+                *PROMETHEUS_FLAGS,
             ]
             return self.build(name, argv, "INFERSPAN_STACK_PROMETHEUS_PORT", "/-/ready", [])
         argv = [binary, *(part for file in files for part in ("--config", str(self._source / file)))]

@@ -35,7 +35,7 @@ class Program:
 
 
 OTELCOL = Program(
-    "OpenTelemetry Collector, distribution contrib, 0.153 or later",
+    "OpenTelemetry Collector, distribution contrib, 0.157 or later",
     ("otelcol-contrib", "otelcol"),
     "INFERSPAN_STACK_OTELCOL",
     "github.com/open-telemetry/opentelemetry-collector-releases/releases",

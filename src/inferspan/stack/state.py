@@ -12,7 +12,7 @@ import platform
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,8 @@ class State:
     supervisor: Reference
     addresses: list[tuple[str, str]]
     endpoint: str
-    grace: float
     notes: list[tuple[str, str]]
+    grace: float = 10.0
     programs: list[Running] = field(default_factory=list)
     problem: str = ""
     host: str = field(default_factory=platform.node)
@@ -109,7 +109,8 @@ def read_state(folder: Path) -> State | None:
         values["programs"] = [Running(**{**each, "process": Reference(**each["process"])}) for each in values["programs"]]
         for name in ("addresses", "notes"):
             values[name] = [(pair[0], pair[1]) for pair in values[name]]
-        return State(**values)
+        # Another version of ours may have written it, with more or fewer of the fields that have a default.
+        return State(**{each.name: values[each.name] for each in fields(State) if each.name in values})
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, IndexError) as error:

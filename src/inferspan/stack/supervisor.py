@@ -63,7 +63,7 @@ class _Supervisor:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._signals = 0
         self._state = State(
-            plan.folder, plan.mode, STARTING, reference(os.getpid()), plan.addresses, plan.endpoint, plan.grace, plan.notes
+            plan.folder, plan.mode, STARTING, reference(os.getpid()), plan.addresses, plan.endpoint, plan.notes, plan.grace
         )  # fmt: skip
 
     def run(self) -> int:

@@ -6,6 +6,8 @@ In: states and what was seen. Out: lines. Nothing here fails.
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import textwrap
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from inferspan.stack import state as states
 from inferspan.stack.state import State
 from inferspan.stack.views import Seen
 
-__all__ = ["Progress", "addresses", "short", "status_lines"]
+__all__ = ["Progress", "addresses", "command", "short", "status_lines"]
 
 _GRAPHS = ("hw_gpu_utilization_ratio", "system_cpu_utilization_ratio")
 
@@ -75,7 +77,7 @@ def addresses(state: State, dir_option: str, stop: str = "") -> list[str]:
         f"export OTEL_EXPORTER_OTLP_ENDPOINT={state.endpoint}",
         "export OTEL_SERVICE_NAME=my-service",
         "",
-        f"Stop it: {stop or f'inferspan stack down{dir_option}'}",
+        f"Stop it: {stop or command(f'stack down{dir_option}')}",
     ]
 
 
@@ -84,12 +86,12 @@ def status_lines(seen: Seen, dir_option: str) -> list[str]:
     state = seen.state
     if not seen.running:
         if not state.ended:
-            head = ["The stack is not running: its supervisor was killed. `inferspan stack down` cleans up."]
+            head = [f"The stack is not running: its supervisor was killed. `{command('stack down')}` cleans up."]
         elif state.problem:
             head = ["The stack is not running. It ended because of this:", textwrap.indent(state.problem, "  ")]
         else:
             head = ["The stack is not running: it was stopped."]
-        return [*head, f"Start it: inferspan stack up{dir_option}"]
+        return [*head, f"Start it: {command(f'stack up{dir_option}')}"]
     rows = [("PROGRAM", "PID", "HEALTH", "UPTIME", "MEMORY", "ADDRESS")]
     rows += [
         (each.name, str(each.pid), each.health, _duration(each.uptime_s), _memory(each.memory_bytes), each.address)
@@ -101,6 +103,13 @@ def status_lines(seen: Seen, dir_option: str) -> list[str]:
         "",
         f"Mode {state.mode}, {state.phase}, {seen.summary}. Folder: {short(Path(state.folder))}",
     ]
+
+
+def command(rest: str) -> str:
+    """A command of ours that can be copied: with its path, where the user has called it so and it is not on PATH."""
+    called = sys.argv[0]
+    name = called if Path(called).name == "inferspan" and shutil.which("inferspan") is None else "inferspan"
+    return f"{name} {rest}"
 
 
 def short(path: Path) -> str:

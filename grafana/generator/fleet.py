@@ -42,7 +42,7 @@ def _at_a_glance() -> list[Sized]:
             says=Says(
                 "Processes that report now.",
                 "series of `process.uptime`, one for each process.",
-                "Fewer than you started: see *last report* in the table, then the scheduler's events.",
+                "Fewer than you started: see *Last report* in the list, then the scheduler's events.",
                 empty="no process reports",
             ),
         ),

@@ -70,7 +70,7 @@ def _by_choice() -> list[Sized]:
 
 
 def _energy_and_versions() -> list[Sized]:
-    joules = f"sum by (host_name) ({Q.device_rate(s.M_ENERGY)})"
+    joules = f"sum by (host_name) ({Q.device_rate(s.M_ENERGY, by=['host_name'], named=False)})"
     versions = (
         f"count by (service_name, service_version) (count by (service_name, service_version, instance) ({Q.series(s.M_PROCESS_UPTIME)}))"
     )

@@ -24,7 +24,7 @@ __all__ = [
     "straggler",
 ]
 
-NAMES = (*COMMON, "job", "rank", "by", "compare", "trace_service")
+NAMES = (*COMMON, "job", "rank", "by", "compare")
 Q = Queries(NAMES)
 WHOLE = Queries([name for name in NAMES if name not in ("rank", "instance", "host")])
 """For what is said of all ranks of a job, of which a choice of some must leave none out."""

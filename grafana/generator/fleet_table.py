@@ -51,7 +51,6 @@ def _last_report() -> str:
 def processes() -> Sized:
     """The table."""
     count = Q.count(s.M_SERVER_DURATION, by=PROCESS)
-    per_card = [*PROCESS]
     columns: dict[str, dict[str, object]] = {
         "service_name": _named("Service", 100, _to(OVERVIEW, service="service_name")),
         "job": _named("Job", 100),
@@ -70,15 +69,15 @@ def processes() -> Sized:
         "Value #I": _column("Last report", "s", ((60, "orange"), (180, "red")), width=100),
     }
     return table(
-        "Processes",
+        "List of processes",
         Query(count, ""),
         Query(ratio(Q.count(s.M_SERVER_DURATION, FAILED, by=PROCESS), count), ""),
         Query(Q.quantile(0.95, s.M_SERVER_DURATION, by=PROCESS), ""),
         Query(Q.quantile(0.95, s.M_SERVER_TTFT, by=PROCESS), ""),
         Query(Q.tokens("output", PROCESS), ""),
-        Query(f"avg by ({BY}) ({Q.device(s.M_GPU_UTILIZATION, GENERAL, by=per_card)})", ""),
-        Query(f"max by ({BY}) ({Q.device(s.M_GPU_MEMORY_UTILIZATION, by=per_card)})", ""),
-        Query(f"sum by ({BY}) ({Q.device(s.M_POWER, by=per_card)})", ""),
+        Query(f"avg by ({BY}) ({Q.device(s.M_GPU_UTILIZATION, GENERAL, by=PROCESS, named=False)})", ""),
+        Query(f"max by ({BY}) ({Q.device(s.M_GPU_MEMORY_UTILIZATION, by=PROCESS, named=False)})", ""),
+        Query(f"sum by ({BY}) ({Q.device(s.M_POWER, by=PROCESS, named=False)})", ""),
         Query(_last_report(), ""),
         columns=columns,
         sort_by="Last report",

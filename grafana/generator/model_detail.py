@@ -50,7 +50,7 @@ def _certainty() -> list[Sized]:
 
 def _memory() -> list[Sized]:
     cache = f"max by (instance, {REQUEST_MODEL}) ({WHOLE.series(s.M_KV_CACHE)})"
-    cards = f"sum by (instance) ({WHOLE.device(s.M_GPU_MEMORY_LIMIT, by=['instance'])})"
+    cards = f"sum by (instance) ({WHOLE.device(s.M_GPU_MEMORY_LIMIT, by=['instance'], named=False)})"
     size = Says(
         "Keys and values of all layers at the end of the last request, by process.",
         "largest value of `inferspan.kv_cache.usage`.",

@@ -62,4 +62,4 @@ def tokens_per_pass() -> str:
 def busy() -> str:
     """Mean utilisation of the cards."""
     general = f'{label(s.HW_GPU_TASK)}="general"'
-    return f"avg ({WHOLE.device(s.M_GPU_UTILIZATION, general)})"
+    return f"avg ({WHOLE.device(s.M_GPU_UTILIZATION, general, named=False)})"

@@ -16,6 +16,8 @@ import pytest
 import yaml
 
 from grafana.generator.alerts import PATH, provisioning, read_alerts
+from grafana.generator.catalogue import SERIES, Entry
+from grafana.generator.promql import check
 from inferspan import semconv
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +52,18 @@ def test_rules_are_valid() -> None:
 def test_rules_do_what_they_should() -> None:
     """All unit tests pass: every alert fires with its labels and annotations, and is silent at near misses."""
     assert "SUCCESS" in _promtool("test", "rules", str(TESTS))
+
+
+def test_rules_ask_for_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every metric and label in a rule is in the catalogue or recorded by a rule before it, and no card is counted twice."""
+    for rule in (rule for group in _groups() for rule in group["rules"]):
+        checked = check(rule["expr"])
+        # Windows of rules are fixed, those of panels are not.
+        assert [problem for problem in checked.problems if not problem.startswith("window ")] == [], rule
+        if "record" in rule:
+            name = rule["record"]
+            entry = Entry(name, name, "", semconv.GAUGE, checked.labels, "prometheus", "recorded")
+            monkeypatch.setitem(SERIES, name, [(entry, "")])
 
 
 @EACH_ALERT

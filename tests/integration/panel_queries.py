@@ -22,6 +22,7 @@ __all__ = [
     "dashboards",
     "explored",
     "fill",
+    "labels_named",
     "leaves",
     "legend_labels",
     "links",
@@ -39,6 +40,7 @@ Values = Mapping[str, str | Sequence[str]]
 _NAME = r"[A-Za-z_]\w*"  # $1 is the label_replace of Prometheus
 _REFERENCE = re.compile(rf"\$\{{({_NAME})(?::(\w+))?\}}|\$({_NAME})|\[\[({_NAME})\]\]")
 _LEGEND = re.compile(r"\{\{\s*([\w.]+)\s*\}\}")
+_LINKED = re.compile(r"\$\{__field\.labels\.(\w+)|\$\{__data\.fields\.(\w+)")
 _SPECIAL = re.compile(r"[$^*{}\[\]'+?.()|\\]")
 
 
@@ -134,6 +136,7 @@ class Asked:
     legend: str = ""
     unit: str = ""
     repeated_by: str = ""
+    panel: int = 0
 
     @property
     def text(self) -> str:
@@ -182,6 +185,7 @@ def queries(dashboard: Mapping[str, Any]) -> list[Asked]:
                     legend=legend,
                     unit=_unit(panel, str(target.get("refId")), legend),
                     repeated_by=repeated_by,
+                    panel=int(panel.get("id") or 0),
                 )
             )
     return found
@@ -214,6 +218,19 @@ def links(dashboard: Mapping[str, Any]) -> list[tuple[str, str]]:
         for item in (*(panel.get("links") or ()), *of_fields):
             if item.get("url"):
                 found.append((f"{dashboard['uid']} / {panel['title']} / link {item['title']}", str(item["url"])))
+    return found
+
+
+def labels_named(dashboard: Mapping[str, Any]) -> list[tuple[int, set[str]]]:
+    """Number of each panel, and the labels that its links and its table's columns take from its series."""
+    found = []
+    for panel, _ in leaves(dashboard["panels"]):
+        names = {first or second for first, second in _LINKED.findall(json.dumps(panel.get("fieldConfig", {})))}
+        for step in panel.get("transformations") or ():
+            columns = {name for key in ("indexByName", "renameByName", "excludeByName") for name in step.get("options", {}).get(key, {})}
+            names |= {name for name in columns if name != "Time" and not name.startswith("Value")}
+        if names:
+            found.append((int(panel["id"]), names))
     return found
 
 

@@ -22,6 +22,8 @@ from tests.integration.panel_queries import (
     Variable,
     dashboards,
     explored,
+    labels_named,
+    leaves,
     links,
     queries,
     queries_of_annotations,
@@ -45,6 +47,7 @@ EMPTY: Mapping[tuple[str, str], str] = {
 }
 """Reason why a query gives nothing, by way and beginning of its place; as few as can be, and each is checked to be empty indeed."""
 
+ONLY_OF_SPLIT_CARDS = {"hw_parent"}
 INSTEAD: Mapping[str, str] = {"error=true": "error.type=ValueError"}
 """Searches for which the Jaeger under test finds nothing, and what finds the same traces: 2.13 takes the text ``true`` for no boolean where
 it keeps traces in memory. Newer ones and other storages know it; this list is to be emptied once such a one is tested with."""
@@ -134,6 +137,27 @@ def test_single_values_of_variables_give_series(boards: Mapping[tuple[str, str],
         for name in sorted(used_variables(asked.text) & board.options.keys()):
             if all(board.asker.empty(asked, values, board.known) for values in board.single(name)):
                 problems.append(f"{asked.where}: nothing for any single {name} of {board.options[name]}")
+    assert problems == []
+
+
+@pytest.mark.parametrize("uid", UIDS)
+@pytest.mark.parametrize("path", PATHS)
+def test_links_and_columns_name_labels_of_their_series(boards: Mapping[tuple[str, str], Board], path: str, uid: str) -> None:
+    """A link takes only labels that a series of its panel has, a table has a column for them, and its queries merge into one row each."""
+    board = boards[path, uid]
+    asked = board.asked("prometheus")
+    titles = {panel["id"]: panel["title"] for panel, _ in leaves(board.dashboard["panels"])}
+    tables = {panel["id"] for panel, _ in leaves(board.dashboard["panels"]) if panel["type"] == "table"}
+    problems = []
+    for number, names in labels_named(board.dashboard):
+        title = titles[number]
+        answers = [board.asker.series(each, board.whole(), board.known) for each in asked if each.panel == number]
+        labels = [{label for series in answer for label in series.labels} for answer in answers]
+        if names - set().union(*labels) - ONLY_OF_SPLIT_CARDS:
+            problems.append(f"{title}: no series has {sorted(names - set().union(*labels))}")
+        differing = {label for each in labels for label in each ^ labels[0]}
+        if number in tables and differing:
+            problems.append(f"{title}: rows of its queries differ in {sorted(differing)}")
     assert problems == []
 
 

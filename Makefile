@@ -25,7 +25,7 @@ stack: $(VENV)/demo.stamp ## run collector, Jaeger and Prometheus here, no conta
 		OTEL_METRIC_EXPORT_INTERVAL=5000 $(BIN)/inferspan demo && \
 	echo && echo "The traces of the demo, newest first:" && \
 	echo "  $$(find 'Jaeger (traces) *')/search?service=inferspan-demo" && echo && \
-	printf '%s\n' "$$said" | sed -n -e 's/^Grafana (dashboards) */Dashboards:\n  /p' -e '/^Graphs/,/^$$/p' && \
+	printf '%s\n' "$$said" | sed -n -e '/^Grafana/p' -e '/^Graphs/,/^$$/p' && \
 	echo "Stop it: $(BIN)/inferspan stack down"
 
 install: $(VENV)/dev.stamp ## install everything for development

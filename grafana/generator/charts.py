@@ -19,7 +19,7 @@ from grafana_foundation_sdk.models import heatmap as heatmap_model
 from grafana_foundation_sdk.models import prometheus as prometheus_model
 
 from .links import Link, to_trace
-from .panels import Limits, Query, Says, Sized, data_links, finish, heading, override, thresholds, tooltip
+from .panels import Limits, Query, Says, Sized, data_links, finish, heading, override, short_ids, thresholds, tooltip
 from .variables import JAEGER, PROMETHEUS
 
 __all__ = ["JaegerSearch", "alerts", "bars", "grid", "heat", "states", "table", "traces"]
@@ -74,7 +74,7 @@ def grid(
     panel = heading(statushistory.Panel(), title, says, unit, links).color_scheme(build.FieldColor().mode(color))
     panel = (
         panel.thresholds(thresholds("green"))
-        .show_value(common.VisibilityMode.NEVER)
+        .show_value(common.VisibilityMode.AUTO)
         .row_height(0.9)
         .legend(SHORT_LEGEND)
         .tooltip(tooltip())
@@ -82,7 +82,7 @@ def grid(
     panel = panel.min(minimum) if minimum is not None else panel
     panel = panel.max(maximum) if maximum is not None else panel
     # A cell for each step is unreadable on a long range.
-    return finish(panel.max_data_points(120), [query], width, height)
+    return finish(panel.max_data_points(120).with_transformation(short_ids()), [query], width, height)
 
 
 def states(
@@ -118,7 +118,9 @@ def bars(
     panel = panel.min(minimum) if minimum is not None else panel
     panel = panel.max(maximum) if maximum is not None else panel
     panel = panel.decimals(decimals) if decimals is not None else panel
-    return finish(panel, queries, width, height)
+    # Left to itself Grafana writes as large as there is room.
+    panel = panel.text(common_build.VizTextDisplayOptions().title_size(14).value_size(16))
+    return finish(panel.with_transformation(short_ids()), queries, width, height)
 
 
 def table(
@@ -154,7 +156,8 @@ def table(
     organize = {"excludeByName": {name: True for name in hidden}, "indexByName": {name: index for index, name in enumerate(columns)}}
     panel = panel.with_transformation(model.DataTransformerConfig(id_val="organize", options=organize))
     for name, properties in columns.items():
-        panel = panel.override_by_name(name, override(**properties))
+        # A cell without a value would show the text that is meant for the empty panel.
+        panel = panel.override_by_name(name, override(**{"noValue": "-", **properties}))
     asked = [query._replace(instant=True, format=prometheus_model.PromQueryFormat.TABLE) for query in queries]
     return finish(panel, asked, width, height)
 
@@ -183,7 +186,7 @@ def traces(title: str, *, says: Says, width: int = 12, height: int = 8, limit: i
     """A table of traces; a click on an id opens the trace. ``search``: ``tags``, ``minDuration``, ``operation``."""
     panel = heading(table_build.Panel(), title, says, "").datasource(JAEGER).thresholds(thresholds("transparent")).show_header(True)
     panel = panel.sort_by([common_build.TableSortByFieldState().display_name("Duration").desc(True)]).cell_height(common.TableCellHeight.SM)
-    panel = panel.override_by_name("traceID", [*override(displayName="Trace", custom__width=160), *override(links=data_links_of_cell())])
+    panel = panel.override_by_name("traceID", [*override(displayName="Trace", custom__width=120), *override(links=data_links_of_cell())])
     panel = panel.override_by_name("traceName", override(displayName="Request"))
     panel = panel.override_by_name("startTime", override(displayName="Start", custom__width=170))
     panel = panel.override_by_name("duration", override(displayName="Duration", custom__width=110))
@@ -195,11 +198,11 @@ def data_links_of_cell() -> list[dict[str, object]]:
     return [link.build().to_json() for link in data_links([to_trace()])]
 
 
-def alerts(title: str, *, says: Says, name: str, width: int = 4, height: int = 4) -> Sized:
+def alerts(title: str, *, says: Says, name: str, width: int = 4, height: int = 5) -> Sized:
     """Alerts that fire or are pending, whose name matches."""
     options = {
         "viewMode": "list", "groupMode": "default", "groupBy": [], "maxItems": 20, "sortOrder": 3, "dashboardAlerts": False,
-        "alertName": name, "alertInstanceLabelFilter": "", "folder": None, "datasource": "${ds_prom}", "showInstances": False,
+        "alertName": name, "alertInstanceLabelFilter": "", "folder": None, "showInstances": False,
         "stateFilter": {"firing": True, "pending": True, "noData": False, "normal": False, "error": True},
     }  # fmt: skip
     panel = build.Panel().type("alertlist").title(title).description(says.description).no_value(says.empty).datasource(PROMETHEUS)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from grafana_foundation_sdk.models.dashboard import FieldColorModeId
+
 from inferspan import semconv
 
 from . import gpu_detail, gpu_health, host
@@ -99,7 +101,7 @@ def _at_a_glance() -> list[Sized]:
             limits=((80, "orange"), (90, "red")),
         ),
         stats(
-            "Power",
+            "Power of all cards",
             Query(f"sum ({Q.device(semconv.M_POWER, named=False)})", "power"),
             unit="watt",
             says=Says(
@@ -121,7 +123,7 @@ def _at_a_glance() -> list[Sized]:
                 empty=NO_READING,
             ),
             width=4,
-            decimals=3,
+            decimals=1,
             sparkline=False,
         ),
     ]
@@ -205,6 +207,7 @@ def _cards() -> list[Sized]:
             height=6,
             minimum=0,
             maximum=1,
+            color=FieldColorModeId.CONTINUOUS_BL_PU,  # to be busy is no alarm
             links=[REQUESTS],
         ),
     ]

@@ -128,7 +128,7 @@ def _numerics() -> Sized:
         Query(places, of(MODULE, "kind")),
         unit="short",
         width=12,
-        calcs=("sum",),
+        calcs=("max",),
         links=[NONFINITE_TRACES],
         says=Says(
             "Where NaN and Inf were seen; `logits` is what the model gives at last.",

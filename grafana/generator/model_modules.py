@@ -72,7 +72,7 @@ def _slowest() -> Sized:
             "Value #A": {"displayName": "Mean", "unit": "s", "custom__width": 75},
             "Value #B": {"displayName": "p95", "unit": "s", "custom__width": 75},
             "Value #C": {"displayName": "Of a pass", "unit": "percentunit", "custom__width": 80},
-            "Value #D": {"displayName": "Calls/s", "unit": "ops", "custom__width": 75},
+            "Value #D": {"displayName": "Calls/s", "unit": "ops", "custom__width": 90},
             "Value #E": {"displayName": "Load", "unit": "percentunit", "custom__width": 70},
             MODEL_NAME: {"displayName": "Model"},
         },

@@ -31,6 +31,7 @@ __all__ = [
     "finish",
     "heading",
     "mapping",
+    "short_ids",
     "stats",
     "target",
     "thresholds",
@@ -40,6 +41,9 @@ __all__ = [
 
 Limits = Sequence[tuple[float, str]]
 """From which value on which colour."""
+WIDE = 12
+CALC_TITLES = {"mean": "Mean", "max": "Max", "min": "Min", "sum": "Total", "lastNotNull": "Last *"}
+UUID = "/([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}/"
 
 
 class Says(NamedTuple):
@@ -129,10 +133,21 @@ def finish(panel: Any, queries: Sequence[Query], width: int, height: int) -> Siz
 
 
 def trend_legend(width: int, calcs: Sequence[str] = ("mean", "max")) -> common_build.VizLegendOptions:
-    """A table where there is room for one."""
+    """A table where there is room for one, the largest first.
+
+    Below a panel Grafana gives a legend a third of the height, two or three lines of it: in a wide panel it stands at the right.
+    """
     mode = common.LegendDisplayMode.TABLE if width >= 8 else common.LegendDisplayMode.LIST
-    made = common_build.VizLegendOptions().show_legend(True).display_mode(mode).placement(common.LegendPlacement.BOTTOM)
-    return made.calcs(list(calcs) if width >= 8 else [])
+    place = common.LegendPlacement.RIGHT if width >= WIDE else common.LegendPlacement.BOTTOM
+    made = common_build.VizLegendOptions().show_legend(True).display_mode(mode).placement(place)
+    if width < 8:
+        return made.calcs([])
+    return made.calcs(list(calcs)).sort_by(CALC_TITLES[calcs[-1]]).sort_desc(True)
+
+
+def short_ids() -> model.DataTransformerConfig:
+    """Of the UUIDs in names the first eight digits: a name with a whole one leaves no room for anything else."""
+    return model.DataTransformerConfig(id_val="renameByRegex", options={"regex": UUID, "renamePattern": "$1"})
 
 
 def tooltip() -> common_build.VizTooltipOptions:
@@ -146,7 +161,7 @@ def stats(
     unit: str,
     says: Says,
     width: int = 4,
-    height: int = 4,
+    height: int = 5,
     base: str = "blue",
     limits: Limits = (),
     links: Sequence[Link] = (),
@@ -154,7 +169,7 @@ def stats(
     sparkline: bool = True,
     mappings: Sequence[Any] = (),
 ) -> Sized:
-    """One number, with its course behind it; ``limits`` colour it."""
+    """One number, with its course behind it (Grafana draws it from a height of 5 on); ``limits`` colour it."""
     panel = heading(stat.Panel(), title, says, unit, links).thresholds(thresholds(base, limits))
     panel = panel.graph_mode(common.BigValueGraphMode.AREA if sparkline else common.BigValueGraphMode.NONE)
     panel = panel.color_mode(common.BigValueColorMode.VALUE).reduce_options(common_build.ReduceDataOptions().calcs(["lastNotNull"]))
@@ -201,4 +216,4 @@ def trend(
         panel = panel.override_by_regexp(dashed, override(custom__lineStyle=line, custom__fillOpacity=0))
     if limits:
         panel = panel.thresholds_style(common_build.GraphThresholdsStyleConfig().mode(common.GraphThresholdsStyleMode.DASHED))
-    return finish(panel, queries, width, height)
+    return finish(panel.with_transformation(short_ids()), queries, width, height)

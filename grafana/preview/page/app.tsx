@@ -171,7 +171,7 @@ function Page({ items, height, bar, dashboard, settings, notes }: PageProps) {
 
 function Row({ placed }: { placed: Placed }) {
   const title = interpolate(placed.panel.title ?? '', placed.scope);
-  return <div style={{ fontSize: 16, fontWeight: 500, paddingTop: 4 }}>{`${placed.collapsed ? '›' : '⌄'} ${title}${placed.collapsed ? ` (${placed.panel.panels?.length ?? 0} panels)` : ''}`}</div>;
+  return <div style={{ fontSize: 16, fontWeight: 500, paddingTop: 4 }}>{`${placed.collapsed ? '›' : '⌄'} ${title}${placed.collapsed ? ` (${placed.panel.panels?.length ?? 0})` : ''}`}</div>;
 }
 
 function rowsOf(items: Placed[]): Report['rows'] {

@@ -47,6 +47,15 @@ EMPTY: Mapping[tuple[str, str], str] = {
 }
 """Reason why a query gives nothing, by way and beginning of its place; as few as can be, and each is checked to be empty indeed."""
 
+RAN: Mapping[tuple[str, str], float] = {
+    ("inferspan-gpu", "GPUs"): 3,
+    ("inferspan-fleet", "Processes"): 3,
+    ("inferspan-fleet", "Missing ranks"): 0,
+    ("inferspan-fleet", "Versions"): 2,
+    ("inferspan-fleet", "In flight"): 0,
+    ("inferspan-overview", "Error ratio"): 1 / 6,
+}
+"""What panels of one number have to say of the programs of ``served``."""
 ONLY_OF_SPLIT_CARDS = {"hw_parent"}
 INSTEAD: Mapping[str, str] = {"error=true": "error.type=ValueError"}
 """Searches for which the Jaeger under test finds nothing, and what finds the same traces: 2.13 takes the text ``true`` for no boolean where
@@ -185,6 +194,18 @@ def _finds(board: Board, search: Mapping[str, Any]) -> bool:
     assert several == [], f"Jaeger searches one service at a time, {several} may be several"
     chosen = [[(name, option) for option in board.options[name]] for name in sorted(used)]
     return any(board.asker.traces(search, {**board.whole(), **dict(choice)}, board.known) for choice in product(*chosen))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_single_numbers_say_what_ran(boards: Mapping[tuple[str, str], Board], path: str) -> None:
+    """Cards seen by two processes count once, ranks and versions are those that ran, a sixth of the requests failed."""
+    said = {}
+    for uid, title in RAN:
+        board = boards[path, uid]
+        (asked,) = [each for each in board.asked("prometheus") if each.where.startswith(f"{uid} / {title} /")]
+        (series,) = board.asker.series(asked, board.whole(), board.known)
+        said[uid, title] = series.values[-1]
+    assert said == {place: pytest.approx(value, rel=0.1) for place, value in RAN.items()}
 
 
 @pytest.mark.parametrize("uid", UIDS)

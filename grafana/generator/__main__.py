@@ -30,7 +30,8 @@ def made(names: Sequence[str] = DASHBOARDS) -> list[dict[str, Any]]:
 
 def files(names: Sequence[str] = DASHBOARDS) -> dict[Path, str]:
     """Path and text of each file."""
-    return {FOLDER / f"{item['uid']}.json": json.dumps(item, indent=2, sort_keys=True, ensure_ascii=False) + "\n" for item in made(names)}
+    dumped = {item["uid"]: json.dumps(item, indent=2, sort_keys=True, ensure_ascii=False) + "\n" for item in made(names)}
+    return {FOLDER / f"{uid}.json": text for uid, text in dumped.items()}
 
 
 def main(arguments: Sequence[str] = ()) -> int:
@@ -47,8 +48,8 @@ def main(arguments: Sequence[str] = ()) -> int:
         for path in (*stale, *left_over):
             print(f"{path.name} is not current: run `make dashboards`")
         return int(bool(stale or left_over))
-    FOLDER.mkdir(exist_ok=True)
     for path in stale:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(wanted[path], encoding="utf-8")
         print(f"wrote {path.name}")
     for path in left_over:

@@ -232,5 +232,6 @@ def find(key: str) -> Entry:
         ) from None
 
 
-NOT_SHOWN: dict[str, str] = {}
+_SAME = f"the same durations as {semconv.M_SERVER_DURATION}, which every setting gives"
+NOT_SHOWN: dict[str, str] = {semconv.M_INFERENCE_DURATION: _SAME, semconv.M_LEGACY_DURATION: _SAME}
 """Metrics of ours that no dashboard shows, and why."""

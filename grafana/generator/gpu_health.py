@@ -175,7 +175,7 @@ def _list() -> Row:
     labels = (*DEVICE, "hw_model", "hw_driver_version", "hw_firmware_version", "hw_parent")
     by = ", ".join(labels)
     size, share = (f"max by ({by}) ({Q.series(key)})" for key in (semconv.M_GPU_MEMORY_LIMIT, semconv.M_GPU_MEMORY_UTILIZATION))
-    columns = {
+    columns: dict[str, dict[str, object]] = {
         "host_name": {"displayName": "Host"},
         "hw_name": {"displayName": "Name", "custom__width": 100},
         "hw_model": {"displayName": "Model"},

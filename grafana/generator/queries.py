@@ -39,7 +39,7 @@ _MODEL = (label(semconv.REQUEST_MODEL), label(semconv.MODEL_NAME))
 _FILTERS = {
     "inferspan": frozenset({*_EVERYWHERE, *_OWN, "model"}),
     "span_metrics": frozenset({*_EVERYWHERE, "model"}),
-    "host_metrics": frozenset({"env", "host"}),
+    "host_metrics": frozenset({"host"}),
     "prometheus": frozenset[str](),
     "collector": frozenset[str](),
 }

@@ -98,6 +98,7 @@ def _gateway(fleet: Fleet, last: Received, own: dict[str, str]) -> Node:
         "OTELCOL_BASELINE_PERCENT": "100",
         "OTELCOL_DECISION_WAIT_AFTER_ROOT": "1s",
         "OTELCOL_TOKEN_FILE": str(fleet.folder / "gateway.token"),
+        "OTELCOL_TLS_CLIENT_CA": str(fleet.folder / "ca.pem"),
     }
     return fleet.gateway(last.endpoint, overlays=["gateway-tls.yaml", "gateway-token.yaml", ALL_TO_ONE], **own, **share)
 

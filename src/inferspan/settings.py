@@ -143,7 +143,7 @@ class Settings:
     token_arrays: bool = _setting(True, _boolean, "log-probabilities, entropies and intervals per token on the request span")
     output_stats: bool = _setting(False, _boolean, "mean, deviation, extremes and NaN counts of every recorded module's output")
     entropy_metric: bool = _setting(False, _boolean, "histograms of the entropy and of the largest probability of each recorded step")
-    module_metric: bool = _setting(False, _boolean, "histogram of the duration of each recorded module call")
+    module_metric: bool = _setting(False, _boolean, "histogram of the duration of each recorded module call: a series for each module and phase, of which the SDK keeps 2,000")
     # how it is named
     operation: str | None = _setting(None, _choice("chat", "text_completion", "generate_content", "embeddings"), "gen_ai.operation.name instead of the one inferred from the call")
     model_name: str | None = _setting(None, _text, "gen_ai.request.model instead of the model's own name")

@@ -73,11 +73,7 @@ def grid(
     """One line of coloured cells for each series (status history): many series at one glance."""
     panel = heading(statushistory.Panel(), title, says, unit, links).color_scheme(build.FieldColor().mode(color))
     panel = (
-        panel.thresholds(thresholds("green"))
-        .show_value(common.VisibilityMode.AUTO)
-        .row_height(0.9)
-        .legend(SHORT_LEGEND)
-        .tooltip(tooltip())
+        panel.thresholds(thresholds("green")).show_value(common.VisibilityMode.AUTO).row_height(0.9).legend(SHORT_LEGEND).tooltip(tooltip())
     )
     panel = panel.min(minimum) if minimum is not None else panel
     panel = panel.max(maximum) if maximum is not None else panel
@@ -188,7 +184,7 @@ def traces(title: str, *, says: Says, width: int = 12, height: int = 8, limit: i
     panel = panel.sort_by([common_build.TableSortByFieldState().display_name("Duration").desc(True)]).cell_height(common.TableCellHeight.SM)
     panel = panel.override_by_name("traceID", [*override(displayName="Trace", custom__width=120), *override(links=data_links_of_cell())])
     panel = panel.override_by_name("traceName", override(displayName="Request"))
-    panel = panel.override_by_name("startTime", override(displayName="Start", custom__width=170))
+    panel = panel.override_by_name("startTime", override(displayName="Start", custom__width=190))
     panel = panel.override_by_name("duration", override(displayName="Duration", custom__width=110))
     return Sized(panel.with_target(JaegerSearch(service="${trace_service}", limit=limit, **search)), width, height)
 

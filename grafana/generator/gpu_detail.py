@@ -102,6 +102,7 @@ def _memory() -> Row:
             Query(Q.rate(semconv.M_TORCH_RETRIES, by=["inferspan_device"]), "{{inferspan_device}} retries"),
             Query(Q.rate(semconv.M_TORCH_OOMS, by=["inferspan_device"]), "{{inferspan_device}} out of memory"),
             unit="ops",
+            maximum=1,
             says=trouble,
         ),
     ]
@@ -170,7 +171,7 @@ def _clocks() -> Row:
             says=share,
             maximum=1,
         ),
-        trend("P-state", Query(Q.device(semconv.M_PERFORMANCE_STATE), LEGEND), unit="short", says=level),
+        trend("P-state", Query(Q.device(semconv.M_PERFORMANCE_STATE), LEGEND), unit="short", says=level, maximum=8),
         trend("Fans", Query(Q.device(semconv.M_FAN_RATIO), LEGEND), unit="percentunit", says=fans, width=4, maximum=1),
         trend("Fan speed", Query(Q.device(semconv.M_FAN_SPEED), LEGEND), unit="rotrpm", says=fans, width=4),
     ]

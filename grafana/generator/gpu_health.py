@@ -22,7 +22,7 @@ def _health() -> Row:
         empty=NO_READING,
     )
     errors = Says(
-        "ECC errors, corrected and not, in total and by the place in the card.",
+        "ECC errors, corrected and not, and where in the card they were.",
         "increase of `hw.errors` and `inferspan.gpu.ecc.errors` over the time range.",
         "Corrected ones happen. Any uncorrected one has stopped a program: watch the card, replace it if more come.",
         empty="no errors counted, or the card has no ECC",
@@ -47,7 +47,7 @@ def _health() -> Row:
         bars(
             "ECC errors",
             Query(counted, f"{LEGEND} {{{{error_type}}}}", instant=True),
-            Query(located, f"{LEGEND} {{{{inferspan_gpu_memory_location}}}} {{{{error_type}}}}", instant=True),
+            Query(f"{located} > 0", f"{{{{inferspan_gpu_memory_location}}}} {{{{error_type}}}} {LEGEND}", instant=True),
             unit="short",
             decimals=0,
             says=errors,

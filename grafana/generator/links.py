@@ -57,7 +57,7 @@ def to_traces(title: str, **search: str) -> Link:
 
     Args:
         title: what the search finds.
-        search: fields of the search form: ``tags`` (``error=true``), ``minDuration``, ``operation``.
+        search: fields of the search form: ``tags`` (``inferspan.keep=true``), ``minDuration``, ``operation``.
     """
     return Link(title, _explore({"queryType": "search", "service": "${trace_service}", "limit": 50, **search}))
 

@@ -23,7 +23,8 @@ __all__ = ["dashboard"]
 MODEL = "gen_ai_request_model"
 NO_REQUESTS = "no generate() ended in this time range"
 SLOW_TRACES = to_traces("Slow traces", minDuration="${slow}")
-FAILED_TRACES = to_traces("Failed traces", tags="error=true")
+FAILED_TRACES = to_traces("Failed traces", tags="error.type=${failure}")
+SUCH_TRACES = to_traces("Traces that failed so", tags="error.type=${__field.labels.error_type}")
 
 
 def _at_a_glance() -> list[Sized]:
@@ -49,7 +50,7 @@ def _at_a_glance() -> list[Sized]:
             says=Says(
                 "Share of the calls of generate() that ended with an exception.",
                 "calls with `error_type` / all calls.",
-                "Click for the traces of failed calls; *Errors by type* says which exceptions.",
+                "Click for the traces of calls that failed with *Exception*; *Errors by type* says which exceptions there are.",
                 empty="no requests",
             ),
             width=3,
@@ -185,12 +186,12 @@ def _requests() -> list[Sized]:
             says=Says(
                 "Share of all calls that ended with this exception.",
                 "calls with this `error_type` / all calls.",
-                "torch.OutOfMemoryError: see the memory of the GPU. Others: click for the traces of failed calls.",
+                "torch.OutOfMemoryError: see the memory of the GPU. Others: click a line for its traces.",
                 empty=NO_REQUESTS,
             ),
             width=12,
             height=7,
-            links=[FAILED_TRACES],
+            links=[SUCH_TRACES],
         ),
         trend(
             "Output tokens/s by model",

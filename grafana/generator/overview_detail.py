@@ -218,9 +218,12 @@ def _traces() -> Row:
         traces(
             "Failed traces",
             says=says(
-                "Traces of calls that raised.", "`error=true`", f"{open_one} The exception is an event of the request.", "no call failed"
+                "Traces of calls that raised the *Exception* chosen above.",
+                "`error.type` of it",
+                f"{open_one} The exception is an event of the request.",
+                "no call failed so",
             ),
-            tags="error=true",
+            tags="error.type=${failure}",
         ),
         traces(
             "Traces with NaN or Inf",

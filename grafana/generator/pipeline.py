@@ -111,6 +111,7 @@ def _collector(q: Queries) -> list[Sized]:
             *never_yet("enqueue_failed", f"no place in the queue of {EXPORTER}:"),
             *never_yet("send_failed", f"given up by {EXPORTER}:"),
             unit="ops",
+            maximum=1,
             says=lost,
         ),
         trend(
@@ -168,6 +169,7 @@ def _sampling(q: Queries) -> list[Sized]:
             "Overflow of cardinality",
             *(Query(f"count ({selector}) or vector(0)", name) for name, selector in watched.items()),
             unit="short",
+            maximum=1,
             says=overflow,
         ),
         trend(

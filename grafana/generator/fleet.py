@@ -161,8 +161,13 @@ def _ranks() -> Row:
             ),
             bars("Output tokens/s by rank", Query(_tokens_of_ranks(), legend), unit="short", width=6, says=tokens),
             trend(
-                "Missing ranks by job", Query(_missing(), "{{job}}"),
-                unit="short", width=6, maximum=2, limits=((1, "red"),), says=missing,
+                "Missing ranks by job",
+                Query(_missing(), "{{job}}"),
+                unit="short",
+                width=6,
+                maximum=2,
+                limits=((1, "red"),),
+                says=missing,
             ),
         ],
     )

@@ -86,8 +86,8 @@ def http_receiver() -> Iterator[Received]:
 
 
 @contextmanager
-def grpc_receiver() -> Iterator[Received]:
-    """An OTLP/gRPC receiver on a free port, with the default limit of 4 MiB a message."""
+def grpc_receiver(port: int = 0) -> Iterator[Received]:
+    """An OTLP/gRPC receiver on a free port, or on this one, with the default limit of 4 MiB a message."""
     received = Received()
 
     def servicer(base: Any, signal: str, reply: Any) -> Any:
@@ -110,7 +110,7 @@ def grpc_receiver() -> Iterator[Received]:
     logs_service_pb2_grpc.add_LogsServiceServicer_to_server(
         servicer(logs_service_pb2_grpc.LogsServiceServicer, "logs", logs_service_pb2.ExportLogsServiceResponse()), server
     )
-    received.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    received.endpoint = f"http://127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
     server.start()
     try:
         yield received

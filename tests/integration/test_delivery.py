@@ -129,10 +129,10 @@ def test_nothing_acknowledged_is_lost(fleet: Fleet) -> None:
             again(agent, agent.end)  # an orderly stop, with a full queue
             sender.more()
             again(agent, agent.kill)
-            sender.more()
+            sender.more(500)
             gateway.start()
-            for pause in (0.02, 0.2):  # while it receives and drains
+            for pause in (0.02, 0.1, 0.2, 0.4):  # while it receives and drains
                 time.sleep(pause)
                 again(agent, agent.kill)
                 sender.more(20)
-        check(sender, last, "gateway away, agent killed 4 times and stopped once")
+        check(sender, last, "gateway away, agent killed 6 times and stopped once")

@@ -94,6 +94,34 @@ def test_killed_gateway_loses_only_what_it_had_not_decided(fleet: Fleet) -> None
         print(f"gateway killed: {len(decided)} of {len(decided)} decided traces arrived, 0 of {len(undecided)} undecided ones")
 
 
+def test_jaeger_away_makes_agents_wait(fleet: Fleet) -> None:
+    """A gateway whose queue is full takes no more; agents keep what comes, and all of it arrives when Jaeger is back."""
+    away = nowhere()
+    small = {"OTELCOL_QUEUE_BYTES": "20000", "OTELCOL_NUM_TRACES": "20"}
+    share = {"OTELCOL_BASELINE_PERCENT": "100", "OTELCOL_DECISION_WAIT_AFTER_ROOT": "1s", "OTELCOL_DECISION_WAIT": "2s"}
+    batch = "exporters: {otlp_grpc/jaeger: {sending_queue: {batch: {min_size: 1000, max_size: 10000}}}}"
+    gateway = fleet.gateway(away, overlays=[batch], **small, **share)
+    agent = fleet.agent(gateway.grpc)
+    gateway.start(wait=False)
+    agent.start()
+    gateway.ready()
+    sent: set[bytes] = set()
+    for _ in range(100):
+        spans = request_spans(steps=4, layers=2)
+        assert send(agent.http, "traces", trace_message(spans)).acknowledged
+        sent |= {span.span_id for span in spans}
+    time.sleep(4)
+    with grpc_receiver(int(away.rpartition(":")[2])) as last:
+
+        def look() -> Counter[bytes]:
+            found = Counter(span.span_id for span in last.spans())
+            assert found.keys() == sent, f"{len(sent - found.keys())} of {len(sent)} missing"
+            return found
+
+        found = eventually(look, timeout=60)
+    print(f"Jaeger away, queue of 20 kB: {len(sent)} spans acknowledged by the agent, all arrived, {found.total() - len(found)} twice")
+
+
 def test_requests_that_run_while_a_gateway_restarts(fleet: Fleet) -> None:
     """A stopped gateway decides at once and forgets its decisions: failed requests stay whole, plain ones keep only their beginning."""
     with grpc_receiver() as last:

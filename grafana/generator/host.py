@@ -15,7 +15,7 @@ from .links import OVERVIEW, to_dashboard
 from .panels import Query, Says, Sized, trend
 from .queries import Queries
 
-__all__ = ["rows"]
+__all__ = ["cpu_in_use", "rows"]
 
 NO_HOST = "no program with samplers on these hosts, and no agent with host_metrics"
 NO_AGENT = "no agent with host_metrics (collector-config/agent.yaml) on these hosts"
@@ -24,7 +24,8 @@ HOST = ["host_name"]
 REQUESTS = to_dashboard(OVERVIEW, instance="instance")
 
 
-def _busy(q: Queries) -> str:
+def cpu_in_use(q: Queries) -> str:
+    """Share of the CPUs of each host that is in use."""
     idle = q.series(semconv.M_SYSTEM_CPU_UTILIZATION, 'cpu_mode="idle"')
     time = "host_metrics/system.cpu.time"
     agent_idle = q.rate(time, 'state="idle"', by=HOST)
@@ -68,7 +69,7 @@ def _host_panels(q: Queries) -> list[Sized]:
     )
     limit = Query(f"max by (host_name) ({q.series(semconv.M_SYSTEM_MEMORY_LIMIT)})", "{{host_name}} limit")
     return [
-        trend("CPU of the host", Query(_busy(q), "{{host_name}}"), unit="percentunit", says=busy, width=6, maximum=1),
+        trend("CPU of the host", Query(cpu_in_use(q), "{{host_name}}"), unit="percentunit", says=busy, width=6, maximum=1),
         trend("CPUs by mode", cpu, unit="short", says=modes, width=6),
         trend(
             "Memory of the host",

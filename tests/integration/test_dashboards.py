@@ -56,9 +56,8 @@ RAN: Mapping[tuple[str, str], float] = {
 }
 """What panels of one number have to say of the programs of ``served``."""
 ONLY_OF_SPLIT_CARDS = {"hw_parent"}
-INSTEAD: Mapping[str, str] = {"error=true": "error.type=ValueError"}
-"""Searches for which the Jaeger under test finds nothing, and what finds the same traces: 2.13 takes the text ``true`` for no boolean where
-it keeps traces in memory. Newer ones and other storages know it; this list is to be emptied once such a one is tested with."""
+INSTEAD: Mapping[str, str] = {"error.type=${__field.labels.error_type}": "error.type=ValueError"}
+"""Searches with a label of the series that was clicked, and what Grafana makes of them."""
 
 
 class Board:
@@ -180,11 +179,7 @@ def test_every_search_gives_traces(boards: Mapping[tuple[str, str], Board], path
 
 
 def _instead(board: Board, search: Mapping[str, Any]) -> Mapping[str, Any]:
-    other = INSTEAD.get(search.get("tags", ""))
-    if other is None:
-        return search
-    assert not _finds(board, search), f"Jaeger knows {search['tags']} now: take it off the list"
-    return {**search, "tags": other}
+    return {**search, "tags": INSTEAD[search["tags"]]} if search.get("tags") in INSTEAD else search
 
 
 def _finds(board: Board, search: Mapping[str, Any]) -> bool:

@@ -20,43 +20,45 @@ def _each(key: str, name: str) -> Query:
     return Query(f"sum by (inferspan_device, instance) ({Q.series(key)})", f"{{{{inferspan_device}}}} {{{{instance}}}} {name}")
 
 
+USAGE = Says(
+    "Memory in use on each card, all programs, and what there is (dashed).",
+    "`hw.gpu.memory.usage`, `hw.gpu.memory.limit`.",
+    "More than our processes hold (next panel): another program is on the card.",
+    empty=NO_GPU,
+)
+MEMORY_PROCESS = Says(
+    "Memory of each of our processes on each card, as the driver counts it.",
+    "`inferspan.gpu.process.memory.usage`.",
+    "More than torch reserved: CUDA itself, libraries, other allocators.",
+    empty="the driver does not tell memory of processes (containers, MIG)",
+)
+TORCH = Says(
+    "What torch's caching allocator holds: asked for by the program, allocated for tensors, active, reserved from the card.",
+    "`inferspan.torch.memory.*`, summed over processes on a card.",
+    "Reserved far above allocated: fragmentation; see the next panel.",
+    empty=NO_CUDA,
+)
+WASTE = Says(
+    "Share of the reserved memory that no tensor uses.",
+    "1 - allocated / reserved.",
+    "High just before an out-of-memory error: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or use fewer lengths.",
+    empty=NO_CUDA,
+)
+PEAK = Says(
+    "Highest allocated and reserved memory since the process started.",
+    "`inferspan.torch.memory.allocated.peak`, `reserved.peak`; never reset by us.",
+    "Near the size of the card: the next larger request fails.",
+    empty=NO_CUDA,
+)
+TROUBLE = Says(
+    "Allocations that had to empty the cache first, and those that failed.",
+    "rates of `inferspan.torch.memory.alloc_retries` and `ooms`.",
+    "Each retry stops the model for milliseconds; any failure is a failed request: smaller batches or shorter inputs.",
+    empty=NO_CUDA,
+)
+
+
 def _memory() -> Row:
-    usage = Says(
-        "Memory in use on each card, all programs, and what there is (dashed).",
-        "`hw.gpu.memory.usage`, `hw.gpu.memory.limit`.",
-        "More than our processes hold (next panel): another program is on the card.",
-        empty=NO_GPU,
-    )
-    process = Says(
-        "Memory of each of our processes on each card, as the driver counts it.",
-        "`inferspan.gpu.process.memory.usage`.",
-        "More than torch reserved: CUDA itself, libraries, other allocators.",
-        empty="the driver does not tell memory of processes (containers, MIG)",
-    )
-    torch = Says(
-        "What torch's caching allocator holds: asked for by the program, allocated for tensors, active, reserved from the card.",
-        "`inferspan.torch.memory.*`, summed over processes on a card.",
-        "Reserved far above allocated: fragmentation; see the next panel.",
-        empty=NO_CUDA,
-    )
-    waste = Says(
-        "Share of the reserved memory that no tensor uses.",
-        "1 - allocated / reserved.",
-        "High just before an out-of-memory error: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or use fewer lengths.",
-        empty=NO_CUDA,
-    )
-    peak = Says(
-        "Highest allocated and reserved memory since the process started.",
-        "`inferspan.torch.memory.allocated.peak`, `reserved.peak`; never reset by us.",
-        "Near the size of the card: the next larger request fails.",
-        empty=NO_CUDA,
-    )
-    trouble = Says(
-        "Allocations that had to empty the cache first, and those that failed.",
-        "rates of `inferspan.torch.memory.alloc_retries` and `ooms`.",
-        "Each retry stops the model for milliseconds; any failure is a failed request: smaller batches or shorter inputs.",
-        empty=NO_CUDA,
-    )
     by = ["hw_id", "inferspan_device"]
     kinds = ((semconv.M_TORCH_REQUESTED, "asked for"), (semconv.M_TORCH_ALLOCATED, "allocated"), (semconv.M_TORCH_ACTIVE, "active"))
     parts = [*kinds, (semconv.M_TORCH_RESERVED, "reserved")]
@@ -67,27 +69,27 @@ def _memory() -> Row:
             Query(Q.device(semconv.M_GPU_MEMORY_USAGE), LEGEND),
             Query(Q.device(semconv.M_GPU_MEMORY_LIMIT), f"{LEGEND} size"),
             unit="bytes",
-            says=usage,
+            says=USAGE,
             dashed="/ size$/",
         ),
         trend(
             "Memory of our processes",
             Query(Q.total(semconv.M_GPU_PROCESS_MEMORY, by=["hw_name", "instance"]), "{{hw_name}} {{instance}}"),
             unit="bytes",
-            says=process,
+            says=MEMORY_PROCESS,
             stacked=True,
         ),
         trend(
             "Memory of torch",
             *(Query(Q.total(key, by=by), f"{{{{inferspan_device}}}} {name}") for key, name in parts),
             unit="bytes",
-            says=torch,
+            says=TORCH,
         ),
         trend(
             "Unused part of what torch reserved",
             Query(unused, "{{inferspan_device}} {{instance}}"),
             unit="percentunit",
-            says=waste,
+            says=WASTE,
             maximum=1,
         ),
         trend(
@@ -95,7 +97,7 @@ def _memory() -> Row:
             _each(semconv.M_TORCH_ALLOCATED_PEAK, "allocated"),
             _each(semconv.M_TORCH_RESERVED_PEAK, "reserved"),
             unit="bytes",
-            says=peak,
+            says=PEAK,
         ),
         trend(
             "Retries and failures of the allocator",
@@ -103,43 +105,45 @@ def _memory() -> Row:
             Query(Q.rate(semconv.M_TORCH_OOMS, by=["inferspan_device"]), "{{inferspan_device}} out of memory"),
             unit="ops",
             maximum=1,
-            says=trouble,
+            says=TROUBLE,
         ),
     ]
     return Row("Memory", panels, closed=True)
 
 
+CLOCKS = Says(
+    "Clocks by domain, and the highest possible ones (dashed).",
+    "`inferspan.gpu.clock.frequency`, `inferspan.gpu.clock.limit`.",
+    "Below the highest under load: see *Held back* for the reason.",
+    empty=NO_READING,
+)
+REASONS = Says(
+    "When something held the clocks down, and what; only reasons that held in this time range, without idling and set clocks.",
+    "`inferspan.gpu.throttle.active`, 1 while the reason holds.",
+    "sw_power_cap: at the power limit, as intended. sw_thermal, hw_thermal: cooling. hw_power_brake, hw_slowdown: power supply.",
+    empty=NO_READING,
+)
+SHARE = Says(
+    "Share of time in which each reason held the clocks down.",
+    "rate of `inferspan.gpu.throttle.time`: seconds per second.",
+    "Thermal reasons at more than 10 % raise the alert InferspanGPUThrottled.",
+    empty=f"{NO_READING}: older drivers count no time",
+)
+LEVEL = Says(
+    "P-state: 0 is the fastest, 8 and more are idle.",
+    "`inferspan.gpu.performance_state`.",
+    "Above 0 under load: power management is on, or the card is in trouble.",
+    empty=NO_READING,
+)
+FANS = Says(
+    "Fans, as share of their highest speed and in turns a minute.",
+    "`hw.fan.speed_ratio`, `hw.fan.speed`.",
+    "At 100 %: see the air around.",
+    empty="cards of servers have no fans of their own",
+)
+
+
 def _clocks() -> Row:
-    clocks = Says(
-        "Clocks by domain, and the highest possible ones (dashed).",
-        "`inferspan.gpu.clock.frequency`, `inferspan.gpu.clock.limit`.",
-        "Below the highest under load: see *Held back* for the reason.",
-        empty=NO_READING,
-    )
-    reasons = Says(
-        "When something held the clocks down, and what; only reasons that held in this time range, without idling and set clocks.",
-        "`inferspan.gpu.throttle.active`, 1 while the reason holds.",
-        "sw_power_cap: at the power limit, as intended. sw_thermal, hw_thermal: cooling. hw_power_brake, hw_slowdown: power supply.",
-        empty=NO_READING,
-    )
-    share = Says(
-        "Share of time in which each reason held the clocks down.",
-        "rate of `inferspan.gpu.throttle.time`: seconds per second.",
-        "Thermal reasons at more than 10 % raise the alert InferspanGPUThrottled.",
-        empty=f"{NO_READING}: older drivers count no time",
-    )
-    level = Says(
-        "P-state: 0 is the fastest, 8 and more are idle.",
-        "`inferspan.gpu.performance_state`.",
-        "Above 0 under load: power management is on, or the card is in trouble.",
-        empty=NO_READING,
-    )
-    fans = Says(
-        "Fans, as share of their highest speed and in turns a minute.",
-        "`hw.fan.speed_ratio`, `hw.fan.speed`.",
-        "At 100 %: see the air around.",
-        empty="cards of servers have no fans of their own",
-    )
     why = 'inferspan_gpu_throttle_reason!~"idle|app_clocks|display_clock"'
     reason = ["inferspan_gpu_throttle_reason"]
     ever = Q.device_max(semconv.M_THROTTLE_ACTIVE, why, by=reason)
@@ -151,14 +155,14 @@ def _clocks() -> Row:
             Query(Q.device(semconv.M_CLOCK, by=["inferspan_gpu_clock_domain"]), f"{LEGEND} {domain}"),
             Query(Q.device(semconv.M_CLOCK_LIMIT, by=["inferspan_gpu_clock_domain"]), f"{LEGEND} {domain} highest"),
             unit="hertz",
-            says=clocks,
+            says=CLOCKS,
             width=12,
             dashed="/ highest$/",
         ),
         states(
             "Held back",
             Query(active, f"{LEGEND} {{{{inferspan_gpu_throttle_reason}}}}"),
-            says=reasons,
+            says=REASONS,
             mappings=mapping(_0=("no", "transparent"), _1=("held back", "orange")),
         ),
         trend(
@@ -168,12 +172,12 @@ def _clocks() -> Row:
                 f"{LEGEND} {{{{inferspan_gpu_throttle_reason}}}}",
             ),
             unit="percentunit",
-            says=share,
+            says=SHARE,
             maximum=1,
         ),
-        trend("P-state", Query(Q.device(semconv.M_PERFORMANCE_STATE), LEGEND), unit="short", says=level, maximum=8),
-        trend("Fans", Query(Q.device(semconv.M_FAN_RATIO), LEGEND), unit="percentunit", says=fans, width=4, maximum=1),
-        trend("Fan speed", Query(Q.device(semconv.M_FAN_SPEED), LEGEND), unit="rotrpm", says=fans, width=4),
+        trend("P-state", Query(Q.device(semconv.M_PERFORMANCE_STATE), LEGEND), unit="short", says=LEVEL, maximum=8),
+        trend("Fans", Query(Q.device(semconv.M_FAN_RATIO), LEGEND), unit="percentunit", says=FANS, width=4, maximum=1),
+        trend("Fan speed", Query(Q.device(semconv.M_FAN_SPEED), LEGEND), unit="rotrpm", says=FANS, width=4),
     ]
     return Row("Clocks, and what holds them back", panels, closed=True)
 

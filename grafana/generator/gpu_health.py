@@ -14,28 +14,35 @@ from .queries import DEVICE
 __all__ = ["rows"]
 
 
+STATUS = Says(
+    "State of each card: ok, slowed down by heat or power, about to fail, or lost.",
+    "`hw.status`: the state with the value 1.",
+    "`failed`: the driver has lost the card; drain the host. `about to fail`: rows of memory could not be remapped.",
+    empty=NO_READING,
+)
+ERRORS = Says(
+    "ECC errors, corrected and not, and where in the card they were.",
+    "increase of `hw.errors` and `inferspan.gpu.ecc.errors` over the time range.",
+    "Corrected ones happen. Any uncorrected one has stopped a program: watch the card, replace it if more come.",
+    empty="no errors counted, or the card has no ECC",
+)
+ROWS = Says(
+    "Rows of memory that were replaced after errors.",
+    "`inferspan.gpu.remapped_rows`.",
+    "Uncorrected ones, or many: the card is near its end.",
+    empty=NO_READING,
+)
+LIMITS = Says(
+    "Temperatures at which the card slows down or stops.", "`hw.temperature.limit`.", "Compare with *Temperature*.", empty=NO_READING
+)
+PCIE_REPLAYS = ROWS._replace(
+    what="Packets on PCIe that had to be sent again.",
+    how="increase of `inferspan.gpu.pcie.replays` over the time range.",
+    do="Hundreds an hour: a bad slot or riser.",
+)
+
+
 def _health() -> Row:
-    status = Says(
-        "State of each card: ok, slowed down by heat or power, about to fail, or lost.",
-        "`hw.status`: the state with the value 1.",
-        "`failed`: the driver has lost the card; drain the host. `about to fail`: rows of memory could not be remapped.",
-        empty=NO_READING,
-    )
-    errors = Says(
-        "ECC errors, corrected and not, and where in the card they were.",
-        "increase of `hw.errors` and `inferspan.gpu.ecc.errors` over the time range.",
-        "Corrected ones happen. Any uncorrected one has stopped a program: watch the card, replace it if more come.",
-        empty="no errors counted, or the card has no ECC",
-    )
-    rows = Says(
-        "Rows of memory that were replaced after errors.",
-        "`inferspan.gpu.remapped_rows`.",
-        "Uncorrected ones, or many: the card is near its end.",
-        empty=NO_READING,
-    )
-    limits = Says(
-        "Temperatures at which the card slows down or stops.", "`hw.temperature.limit`.", "Compare with *Temperature*.", empty=NO_READING
-    )
     word = {"degraded": 1, "predicted_failure": 2, "failed": 3}
     coded = " + ".join(f"{value} * {_state(name)}" for name, value in word.items())
     counted = Q.device_increase(semconv.M_HW_ERRORS, by=["error_type"])
@@ -43,14 +50,14 @@ def _health() -> Row:
     replays = Q.device_increase(semconv.M_PCIE_REPLAYS)
     texts = mapping(_0=("ok", "green"), _1=("slowed down", "orange"), _2=("about to fail", "red"), _3=("failed", "dark-red"))
     panels = [
-        states("State", Query(coded, LEGEND), says=status, mappings=texts, width=12),
+        states("State", Query(coded, LEGEND), says=STATUS, mappings=texts, width=12),
         bars(
             "ECC errors",
             Query(counted, f"{LEGEND} {{{{error_type}}}}", instant=True),
             Query(f"{located} > 0", f"{{{{inferspan_gpu_memory_location}}}} {{{{error_type}}}} {LEGEND}", instant=True),
             unit="short",
             decimals=0,
-            says=errors,
+            says=ERRORS,
             width=12,
             limits=((1, "orange"),),
             base="green",
@@ -59,25 +66,21 @@ def _health() -> Row:
             "Remapped rows",
             Query(Q.device(semconv.M_REMAPPED_ROWS, by=["error_type"]), f"{LEGEND} {{{{error_type}}}}"),
             unit="short",
-            says=rows,
+            says=ROWS,
         ),
         bars(
             "PCIe replays",
             Query(replays, LEGEND, instant=True),
             unit="short",
             decimals=0,
-            says=rows._replace(
-                what="Packets on PCIe that had to be sent again.",
-                how="increase of `inferspan.gpu.pcie.replays` over the time range.",
-                do="Hundreds an hour: a bad slot or riser.",
-            ),
+            says=PCIE_REPLAYS,
             base="green",
         ),
         trend(
             "Temperature limits",
             Query(Q.device(semconv.M_TEMPERATURE_LIMIT, by=["hw_limit_type"]), f"{LEGEND} {{{{hw_limit_type}}}}"),
             unit="celsius",
-            says=limits,
+            says=LIMITS,
             minimum=None,
         ),
     ]

@@ -39,29 +39,31 @@ def _used(q: Queries) -> str:
     return f"max by (host_name) ({ours}) or ({agent} / ({q.total(memory, by=HOST)} > 0))"
 
 
+BUSY = Says(
+    "Share of the CPUs of the host that is in use, whoever uses them.",
+    "1 - idle of `system.cpu.utilization`; from the agent's CPU times where no program of ours samples the host.",
+    "Near 100 %: the threads that launch GPU work wait for a CPU, and the GPU for them.",
+    empty=NO_HOST,
+)
+MODES = BUSY._replace(
+    what="CPUs of the host by what they do.",
+    how="rate of `system.cpu.time` by mode, of the program that saw most.",
+    do="`steal` or `iowait`: a busy neighbour or a slow disk.",
+)
+MEMORY = Says(
+    "Share of the memory in use: of the container's limit where there is one, else of the host.",
+    "`system.memory.utilization` of the state used; from the agent where no program of ours samples the host.",
+    "Near 100 %: the kernel will kill the program. Weights that are loaded on the host first need their size twice.",
+    empty=NO_HOST,
+)
+STATES = MEMORY._replace(
+    what="Memory of the host by state, and what we may use of it.",
+    how="`system.memory.usage`, `system.memory.limit`.",
+    do="`cached` can be taken back at any time.",
+)
+
+
 def _host_panels(q: Queries) -> list[Sized]:
-    busy = Says(
-        "Share of the CPUs of the host that is in use, whoever uses them.",
-        "1 - idle of `system.cpu.utilization`; from the agent's CPU times where no program of ours samples the host.",
-        "Near 100 %: the threads that launch GPU work wait for a CPU, and the GPU for them.",
-        empty=NO_HOST,
-    )
-    modes = busy._replace(
-        what="CPUs of the host by what they do.",
-        how="rate of `system.cpu.time` by mode, of the program that saw most.",
-        do="`steal` or `iowait`: a busy neighbour or a slow disk.",
-    )
-    memory = Says(
-        "Share of the memory in use: of the container's limit where there is one, else of the host.",
-        "`system.memory.utilization` of the state used; from the agent where no program of ours samples the host.",
-        "Near 100 %: the kernel will kill the program. Weights that are loaded on the host first need their size twice.",
-        empty=NO_HOST,
-    )
-    states = memory._replace(
-        what="Memory of the host by state, and what we may use of it.",
-        how="`system.memory.usage`, `system.memory.limit`.",
-        do="`cached` can be taken back at any time.",
-    )
     times = q.series(semconv.M_SYSTEM_CPU_TIME, 'cpu_mode!="idle"')
     cpu = Query(f"max by (host_name, cpu_mode) (rate({times}[$__rate_interval]))", "{{host_name}} {{cpu_mode}}")
     usage = Query(
@@ -69,46 +71,48 @@ def _host_panels(q: Queries) -> list[Sized]:
     )
     limit = Query(f"max by (host_name) ({q.series(semconv.M_SYSTEM_MEMORY_LIMIT)})", "{{host_name}} limit")
     return [
-        trend("CPU of the host", Query(cpu_in_use(q), "{{host_name}}"), unit="percentunit", says=busy, width=6, maximum=1),
-        trend("CPUs by mode", cpu, unit="short", says=modes, width=6),
+        trend("CPU of the host", Query(cpu_in_use(q), "{{host_name}}"), unit="percentunit", says=BUSY, width=6, maximum=1),
+        trend("CPUs by mode", cpu, unit="short", says=MODES, width=6),
         trend(
             "Memory of the host",
             Query(_used(q), "{{host_name}}"),
             unit="percentunit",
-            says=memory,
+            says=MEMORY,
             width=6,
             maximum=1,
             limits=((0.95, "red"),),
         ),
-        trend("Memory by state", usage, limit, unit="bytes", says=states, width=6, dashed="/ limit$/"),
+        trend("Memory by state", usage, limit, unit="bytes", says=STATES, width=6, dashed="/ limit$/"),
     ]
 
 
+LOAD = Says(
+    "Threads that run or wait for a CPU, and the number of CPUs (dashed).",
+    "`system.cpu.load_average.1m`, `system.cpu.logical.count`.",
+    "Above the number of CPUs: too many threads; set OMP_NUM_THREADS for each process.",
+    empty=NO_AGENT,
+)
+TRAFFIC = Says(
+    "Bytes each second, by direction.",
+    "rates of `system.disk.io` and `system.network.io`, all devices together, loopback left out.",
+    "Reads for minutes after a start are the weights. Later ones: memory is short, see *Paging*.",
+    empty=NO_AGENT,
+)
+TROUBLE = Says(
+    "Pages moved to or from disk, and packets that failed.",
+    "rates of `system.paging.operations` and `system.network.errors`.",
+    "Major paging under load: the host is out of memory. Failed packets: collectives between hosts will be slow.",
+    empty=NO_AGENT,
+)
+SPACE = Says(
+    "Share of each file system that is used.",
+    "`system.filesystem.usage`: used / all.",
+    "Full: the queues of the agent on disk and the cache of models have no place.",
+    empty=NO_AGENT,
+)
+
+
 def _agent_panels(q: Queries) -> list[Sized]:
-    load = Says(
-        "Threads that run or wait for a CPU, and the number of CPUs (dashed).",
-        "`system.cpu.load_average.1m`, `system.cpu.logical.count`.",
-        "Above the number of CPUs: too many threads; set OMP_NUM_THREADS for each process.",
-        empty=NO_AGENT,
-    )
-    traffic = Says(
-        "Bytes each second, by direction.",
-        "rates of `system.disk.io` and `system.network.io`, all devices together, loopback left out.",
-        "Reads for minutes after a start are the weights. Later ones: memory is short, see *Paging*.",
-        empty=NO_AGENT,
-    )
-    trouble = Says(
-        "Pages moved to or from disk, and packets that failed.",
-        "rates of `system.paging.operations` and `system.network.errors`.",
-        "Major paging under load: the host is out of memory. Failed packets: collectives between hosts will be slow.",
-        empty=NO_AGENT,
-    )
-    space = Says(
-        "Share of each file system that is used.",
-        "`system.filesystem.usage`: used / all.",
-        "Full: the queues of the agent on disk and the cache of models have no place.",
-        empty=NO_AGENT,
-    )
 
     def by_direction(key: str, *matchers: str) -> str:
         return q.rate(f"host_metrics/{key}", *matchers, by=["host_name", "direction"])
@@ -119,16 +123,16 @@ def _agent_panels(q: Queries) -> list[Sized]:
     one, count = q.total("host_metrics/system.cpu.load_average.1m", by=HOST), q.total("host_metrics/system.cpu.logical.count", by=HOST)
     legend = "{{host_name}} {{direction}}"
     return [
-        trend("Load", Query(one, "{{host_name}}"), Query(count, "{{host_name}} CPUs"), unit="short", says=load, dashed="/ CPUs$/"),
-        trend("Disk", Query(by_direction("system.disk.io"), legend), unit="Bps", says=traffic),
-        trend("Network", Query(by_direction("system.network.io", 'device!="lo"'), legend), unit="Bps", says=traffic),
-        trend("Paging", Query(by_direction("system.paging.operations", 'type="major"'), legend), unit="ops", says=trouble),
-        trend("Network errors", Query(by_direction("system.network.errors"), legend), unit="ops", says=trouble),
+        trend("Load", Query(one, "{{host_name}}"), Query(count, "{{host_name}} CPUs"), unit="short", says=LOAD, dashed="/ CPUs$/"),
+        trend("Disk", Query(by_direction("system.disk.io"), legend), unit="Bps", says=TRAFFIC),
+        trend("Network", Query(by_direction("system.network.io", 'device!="lo"'), legend), unit="Bps", says=TRAFFIC),
+        trend("Paging", Query(by_direction("system.paging.operations", 'type="major"'), legend), unit="ops", says=TROUBLE),
+        trend("Network errors", Query(by_direction("system.network.errors"), legend), unit="ops", says=TROUBLE),
         bars(
             "File systems",
             Query(share, "{{host_name}} {{mountpoint}}"),
             unit="percentunit",
-            says=space,
+            says=SPACE,
             maximum=1,
             base="green",
             limits=((0.85, "orange"), (0.95, "red")),
@@ -136,46 +140,47 @@ def _agent_panels(q: Queries) -> list[Sized]:
     ]
 
 
+CPU = Says(
+    "Share of the CPUs that the process may use, by mode.",
+    "`process.cpu.utilization`, user and system.",
+    "One CPU of many at its limit (1 / number): Python is what the GPU waits for.",
+    empty=NO_PROCESS,
+)
+PROCESS_PANELS_MEMORY = Says(
+    "Resident (and virtual) memory of the process.",
+    "`process.memory.usage`, `process.memory.virtual`.",
+    "Resident memory that only rises is a leak; virtual memory of CUDA programs is large and means nothing.",
+    empty=NO_PROCESS,
+)
+COUNTS = Says(
+    "Threads and open files.",
+    "`process.thread.count`, `process.unix.file_descriptor.count`.",
+    "Rise without end: something is opened for each request and never closed.",
+    empty=NO_PROCESS,
+)
+WAITS = Says(
+    "Context switches and page faults each second.",
+    "rates of `process.context_switches` and `process.paging.faults`.",
+    "Many involuntary switches: too many threads for the CPUs. Major faults: memory is short.",
+    empty=NO_PROCESS,
+)
+DISK = Says(
+    "Bytes that the process reads and writes each second.",
+    "rate of `process.disk.io`.",
+    "Reads after the start: weights that are mapped, not loaded.",
+    empty="no rights to read it, or no samplers",
+)
+COLLECTOR = Says(
+    "Python's garbage collector: collections each second by generation, objects it found and objects it could not free.",
+    "rates of `cpython.gc.*`.",
+    "Generation 2 often: each stops the program for milliseconds; gc.freeze() after loading helps.",
+    empty=NO_PROCESS,
+)
+UPTIME = Says("Time since each process started.", "`process.uptime`.", "Falls to zero: it was restarted; see its log.", empty=NO_PROCESS)
+CPU_TIME_BY_MODE = CPU._replace(what="CPUs that the process keeps busy, by mode.", how="rate of `process.cpu.time`.")
+
+
 def _process_panels(q: Queries) -> list[Sized]:
-    cpu = Says(
-        "Share of the CPUs that the process may use, by mode.",
-        "`process.cpu.utilization`, user and system.",
-        "One CPU of many at its limit (1 / number): Python is what the GPU waits for.",
-        empty=NO_PROCESS,
-    )
-    memory = Says(
-        "Resident (and virtual) memory of the process.",
-        "`process.memory.usage`, `process.memory.virtual`.",
-        "Resident memory that only rises is a leak; virtual memory of CUDA programs is large and means nothing.",
-        empty=NO_PROCESS,
-    )
-    counts = Says(
-        "Threads and open files.",
-        "`process.thread.count`, `process.unix.file_descriptor.count`.",
-        "Rise without end: something is opened for each request and never closed.",
-        empty=NO_PROCESS,
-    )
-    waits = Says(
-        "Context switches and page faults each second.",
-        "rates of `process.context_switches` and `process.paging.faults`.",
-        "Many involuntary switches: too many threads for the CPUs. Major faults: memory is short.",
-        empty=NO_PROCESS,
-    )
-    disk = Says(
-        "Bytes that the process reads and writes each second.",
-        "rate of `process.disk.io`.",
-        "Reads after the start: weights that are mapped, not loaded.",
-        empty="no rights to read it, or no samplers",
-    )
-    collector = Says(
-        "Python's garbage collector: collections each second by generation, objects it found and objects it could not free.",
-        "rates of `cpython.gc.*`.",
-        "Generation 2 often: each stops the program for milliseconds; gc.freeze() after loading helps.",
-        empty=NO_PROCESS,
-    )
-    uptime = Says(
-        "Time since each process started.", "`process.uptime`.", "Falls to zero: it was restarted; see its log.", empty=NO_PROCESS
-    )
     each = "{{service_name}} {{instance}}"
     per = ["service_name", "instance"]
 
@@ -191,7 +196,7 @@ def _process_panels(q: Queries) -> list[Sized]:
             "CPU of the process",
             Query(q.total(semconv.M_PROCESS_CPU_UTILIZATION, by=per), each),
             unit="percentunit",
-            says=cpu,
+            says=CPU,
             width=6,
             maximum=1,
             links=[REQUESTS],
@@ -200,24 +205,24 @@ def _process_panels(q: Queries) -> list[Sized]:
             "CPU time by mode",
             rate(semconv.M_PROCESS_CPU_TIME, "cpu_mode"),
             unit="short",
-            says=cpu._replace(what="CPUs that the process keeps busy, by mode.", how="rate of `process.cpu.time`."),
+            says=CPU_TIME_BY_MODE,
             width=6,
         ),
-        trend("Memory of the process", now(semconv.M_PROCESS_MEMORY), unit="bytes", says=memory, width=6, links=[REQUESTS]),
-        trend("Virtual memory", now(semconv.M_PROCESS_VIRTUAL), unit="bytes", says=memory, width=6),
+        trend("Memory of the process", now(semconv.M_PROCESS_MEMORY), unit="bytes", says=PROCESS_PANELS_MEMORY, width=6, links=[REQUESTS]),
+        trend("Virtual memory", now(semconv.M_PROCESS_VIRTUAL), unit="bytes", says=PROCESS_PANELS_MEMORY, width=6),
         trend(
-            "Threads and files", now(semconv.M_PROCESS_THREADS, "threads"), now(semconv.M_PROCESS_FDS, "files"), unit="short", says=counts
+            "Threads and files", now(semconv.M_PROCESS_THREADS, "threads"), now(semconv.M_PROCESS_FDS, "files"), unit="short", says=COUNTS
         ),
         trend(
             "Switches and faults",
             rate(semconv.M_PROCESS_SWITCHES, "process_context_switch_type"),
             rate(semconv.M_PROCESS_FAULTS, "system_paging_fault_type"),
             unit="ops",
-            says=waits,
+            says=WAITS,
         ),
-        trend("Disk of the process", rate(semconv.M_PROCESS_IO, "disk_io_direction"), unit="Bps", says=disk),
-        trend("Garbage collector", *collections, unit="ops", says=collector, width=12),
-        trend("Uptime", now(semconv.M_PROCESS_UPTIME), unit="s", says=uptime, width=12),
+        trend("Disk of the process", rate(semconv.M_PROCESS_IO, "disk_io_direction"), unit="Bps", says=DISK),
+        trend("Garbage collector", *collections, unit="ops", says=COLLECTOR, width=12),
+        trend("Uptime", now(semconv.M_PROCESS_UPTIME), unit="s", says=UPTIME, width=12),
     ]
 
 

@@ -27,19 +27,64 @@ FAILED_TRACES = to_traces("Failed traces", tags="error.type=${failure}")
 SUCH_TRACES = to_traces("Traces that failed so", tags="error.type=${__field.labels.error_type}")
 
 
-def _at_a_glance() -> list[Sized]:
+REQUESTS_S = Says(
+    "Calls of generate() that ended, each second; failed ones count.",
+    "rate of `gen_ai.server.request.duration`.",
+    "A drop to zero under load: look at *In flight*, then at *Slowest traces*.",
+    empty="no generate() yet",
+)
+ERROR_RATIO = Says(
+    "Share of the calls of generate() that ended with an exception.",
+    "calls with `error_type` / all calls.",
+    "Click for the traces of calls that failed with *Exception*; *Errors by type* says which exceptions there are.",
+    empty="no requests",
+)
+TTFT_P95 = Says(
+    "Time to first token: 95 % of the successful calls had their first token within this time.",
+    "quantile of `gen_ai.server.time_to_first_token`: from entry of generate() to the first token on the host.",
+    "Orange: over 2.5 s, the objective of the alert rules. Long prompts and large batches raise it.",
+    empty="no first token yet",
+)
+TPOT_P95 = Says(
+    "Time per output token: for 95 % of the successful calls each token after the first took no longer than this.",
+    "quantile of `gen_ai.server.time_per_output_token`: (duration - TTFT) / (tokens - 1).",
+    "Orange: over 0.1 s, the objective of the alert rules. Look at the clocks and the memory of the GPU.",
+    empty="no call with two tokens",
+)
+OUTPUT_TOKENS_S = Says(
+    "Tokens generated each second, all sequences of all calls.",
+    "rate of the usage counter, or of the sum of the older histogram `gen_ai.client.token.usage`.",
+    "Falls while *Requests/s* does not: outputs became shorter. See *Tokens*.",
+    empty="no tokens yet",
+)
+IN_FLIGHT = Says(
+    "Calls of generate() that run now.",
+    "sum of `inferspan.generate.active` over all processes.",
+    "Stays above zero while nothing ends: a call hangs.",
+    empty="no generate() yet",
+)
+LAST_REPORT = Says(
+    "How long ago the newest metrics arrived. Everything else on this page is at least as old.",
+    "now - newest timestamp of our metrics; they are exported every 15 s.",
+    "Over 60 s: the program has ended or the way to Prometheus is broken, see *Telemetry pipeline*.",
+    empty="silent for 5 minutes",
+)
+ALERTS = Says(
+    "Alerts of `grafana/rules.yml` that fire or are about to.",
+    "asked of the rules in Prometheus, names that begin with Inferspan.",
+    "Each alert links to its page of advice.",
+    empty="no alert",
+)
+
+
+def _speed_now() -> list[Sized]:
     count = Q.count(semconv.M_SERVER_DURATION)
     return [
         stats(
             "Requests/s",
             Query(count, "requests/s"),
             unit="reqps",
-            says=Says(
-                "Calls of generate() that ended, each second; failed ones count.",
-                "rate of `gen_ai.server.request.duration`.",
-                "A drop to zero under load: look at *In flight*, then at *Slowest traces*.",
-                empty="no generate() yet",
-            ),
+            says=REQUESTS_S,
             width=3,
             links=[to_dashboard(FLEET)],
         ),
@@ -47,12 +92,7 @@ def _at_a_glance() -> list[Sized]:
             "Error ratio",
             Query(ratio(Q.count(semconv.M_SERVER_DURATION, FAILED), count), "failed"),
             unit="percentunit",
-            says=Says(
-                "Share of the calls of generate() that ended with an exception.",
-                "calls with `error_type` / all calls.",
-                "Click for the traces of calls that failed with *Exception*; *Errors by type* says which exceptions there are.",
-                empty="no requests",
-            ),
+            says=ERROR_RATIO,
             width=3,
             base="green",
             limits=((0.01, "orange"), (0.05, "red")),
@@ -63,12 +103,7 @@ def _at_a_glance() -> list[Sized]:
             "TTFT p95",
             Query(Q.quantile(0.95, semconv.M_SERVER_TTFT), "p95", exemplar=True),
             unit="s",
-            says=Says(
-                "Time to first token: 95 % of the successful calls had their first token within this time.",
-                "quantile of `gen_ai.server.time_to_first_token`: from entry of generate() to the first token on the host.",
-                "Orange: over 2.5 s, the objective of the alert rules. Long prompts and large batches raise it.",
-                empty="no first token yet",
-            ),
+            says=TTFT_P95,
             width=3,
             limits=((2.5, "orange"),),
             links=[SLOW_TRACES],
@@ -77,26 +112,21 @@ def _at_a_glance() -> list[Sized]:
             "TPOT p95",
             Query(Q.quantile(0.95, semconv.M_SERVER_TPOT), "p95", exemplar=True),
             unit="s",
-            says=Says(
-                "Time per output token: for 95 % of the successful calls each token after the first took no longer than this.",
-                "quantile of `gen_ai.server.time_per_output_token`: (duration - TTFT) / (tokens - 1).",
-                "Orange: over 0.1 s, the objective of the alert rules. Look at the clocks and the memory of the GPU.",
-                empty="no call with two tokens",
-            ),
+            says=TPOT_P95,
             width=3,
             limits=((0.1, "orange"),),
             links=[SLOW_TRACES],
         ),
+    ]
+
+
+def _state_now() -> list[Sized]:
+    return [
         stats(
             "Output tokens/s",
             Query(Q.tokens("output"), "tokens/s"),
             unit="short",
-            says=Says(
-                "Tokens generated each second, all sequences of all calls.",
-                "rate of the usage counter, or of the sum of the older histogram `gen_ai.client.token.usage`.",
-                "Falls while *Requests/s* does not: outputs became shorter. See *Tokens*.",
-                empty="no tokens yet",
-            ),
+            says=OUTPUT_TOKENS_S,
             width=3,
             decimals=1,
             links=[to_dashboard(GPU)],
@@ -105,12 +135,7 @@ def _at_a_glance() -> list[Sized]:
             "In flight",
             Query(Q.total(semconv.M_ACTIVE), "requests"),
             unit="short",
-            says=Says(
-                "Calls of generate() that run now.",
-                "sum of `inferspan.generate.active` over all processes.",
-                "Stays above zero while nothing ends: a call hangs.",
-                empty="no generate() yet",
-            ),
+            says=IN_FLIGHT,
             width=3,
             links=[to_dashboard(FLEET)],
         ),
@@ -118,12 +143,7 @@ def _at_a_glance() -> list[Sized]:
             "Last report",
             Query(f"time() - max(timestamp({Q.series(semconv.M_OVERHEAD)}) or timestamp({Q.series(semconv.M_PROCESS_UPTIME)}))", "ago"),
             unit="s",
-            says=Says(
-                "How long ago the newest metrics arrived. Everything else on this page is at least as old.",
-                "now - newest timestamp of our metrics; they are exported every 15 s.",
-                "Over 60 s: the program has ended or the way to Prometheus is broken, see *Telemetry pipeline*.",
-                empty="silent for 5 minutes",
-            ),
+            says=LAST_REPORT,
             width=3,
             base="green",
             limits=((60, "orange"), (180, "red")),
@@ -131,16 +151,37 @@ def _at_a_glance() -> list[Sized]:
         ),
         alerts(
             "Alerts",
-            says=Says(
-                "Alerts of `grafana/rules.yml` that fire or are about to.",
-                "asked of the rules in Prometheus, names that begin with Inferspan.",
-                "Each alert links to its page of advice.",
-                empty="no alert",
-            ),
+            says=ALERTS,
             name="Inferspan",
             width=3,
         ),
     ]
+
+
+REQUESTS_S_BY_MODEL = Says(
+    "Calls of generate() that ended, each second, by model.",
+    "rate of `gen_ai.server.request.duration`.",
+    "Compare with *Output tokens/s*: the same number of calls may be far more work.",
+    empty=NO_REQUESTS,
+)
+DURATION = Says(
+    "Duration of generate(), failed calls too. Each dot is a traced call: click it to open its trace.",
+    "quantiles of `gen_ai.server.request.duration`.",
+    "p99 far above p95: a few long outputs or a blocked process. Open a dot near p99.",
+    empty=NO_REQUESTS,
+)
+ERRORS_BY_TYPE = Says(
+    "Share of all calls that ended with this exception.",
+    "calls with this `error_type` / all calls.",
+    "torch.OutOfMemoryError: see the memory of the GPU. Others: click a line for its traces.",
+    empty=NO_REQUESTS,
+)
+OUTPUT_TOKENS_S_BY_MODEL = Says(
+    "Tokens generated each second, by model.",
+    "rate of the usage counter, or of the sum of the older histogram `gen_ai.client.token.usage`.",
+    "The measure of work done; compare with the utilisation of the GPU.",
+    empty="no tokens in this time range",
+)
 
 
 def _requests() -> list[Sized]:
@@ -152,12 +193,7 @@ def _requests() -> list[Sized]:
             "Requests/s by model",
             Query(Q.count(duration, by=[MODEL]), "{{gen_ai_request_model}}"),
             unit="reqps",
-            says=Says(
-                "Calls of generate() that ended, each second, by model.",
-                "rate of `gen_ai.server.request.duration`.",
-                "Compare with *Output tokens/s*: the same number of calls may be far more work.",
-                empty=NO_REQUESTS,
-            ),
+            says=REQUESTS_S_BY_MODEL,
             width=12,
             height=7,
             stacked=True,
@@ -168,12 +204,7 @@ def _requests() -> list[Sized]:
             Query(Q.quantile(0.95, duration), "p95", exemplar=True),
             Query(Q.quantile(0.99, duration), "p99"),
             unit="s",
-            says=Says(
-                "Duration of generate(), failed calls too. Each dot is a traced call: click it to open its trace.",
-                "quantiles of `gen_ai.server.request.duration`.",
-                "p99 far above p95: a few long outputs or a blocked process. Open a dot near p99.",
-                empty=NO_REQUESTS,
-            ),
+            says=DURATION,
             width=12,
             height=7,
             links=[SLOW_TRACES],
@@ -183,12 +214,7 @@ def _requests() -> list[Sized]:
             Query(by_type, "{{error_type}}"),
             Query(ratio(Q.count(duration, FAILED), all_requests), "all"),
             unit="percentunit",
-            says=Says(
-                "Share of all calls that ended with this exception.",
-                "calls with this `error_type` / all calls.",
-                "torch.OutOfMemoryError: see the memory of the GPU. Others: click a line for its traces.",
-                empty=NO_REQUESTS,
-            ),
+            says=ERRORS_BY_TYPE,
             width=12,
             height=7,
             links=[SUCH_TRACES],
@@ -197,12 +223,7 @@ def _requests() -> list[Sized]:
             "Output tokens/s by model",
             Query(Q.tokens("output", by=[MODEL]), "{{gen_ai_request_model}}"),
             unit="short",
-            says=Says(
-                "Tokens generated each second, by model.",
-                "rate of the usage counter, or of the sum of the older histogram `gen_ai.client.token.usage`.",
-                "The measure of work done; compare with the utilisation of the GPU.",
-                empty="no tokens in this time range",
-            ),
+            says=OUTPUT_TOKENS_S_BY_MODEL,
             width=12,
             height=7,
             stacked=True,
@@ -214,7 +235,7 @@ def _requests() -> list[Sized]:
 def dashboard() -> dict[str, Any]:
     """The dashboard as JSON."""
     rows = [
-        Row("At a glance", _at_a_glance()),
+        Row("At a glance", [*_speed_now(), *_state_now()]),
         Row("Requests", _requests()),
         *overview_detail.rows(),
         *pipeline.rows(Q),

@@ -72,31 +72,34 @@ def _pace() -> Row:
     return Row("First token and pace", panels, closed=True)
 
 
+RATES = Says(
+    "Tokens read and written each second.",
+    "rates of the usage counters, or of the sums of the older histogram `gen_ai.client.token.usage`.",
+    "Far more input than output: prefill dominates; see TTFT.",
+    empty="no tokens in this time range",
+)
+LENGTHS = Says(
+    "Length of prompts and of outputs, all rows of a call together.",
+    "quantiles of `gen_ai.client.inference.operation.*_tokens`, or of `gen_ai.client.token.usage`.",
+    "Longer prompts make the first token late, longer outputs the whole call long.",
+    empty="no call in this time range",
+)
+JOULE = Says(
+    "Output tokens for each joule that the GPUs took, and what this means in kWh for a million tokens.",
+    "tokens/s / sum of the rates of `hw.energy`, each GPU once. Energy is the whole card's: other programs on it count.",
+    "Falls when batches are small: more rows at once cost hardly more energy.",
+    empty="no GPU reported an energy counter",
+)
+HEAT_SAYS = LENGTHS._replace(what="Length of outputs.", how="calls per bucket of output tokens; the darker, the more.")
+
+
 def _tokens() -> Row:
-    rates = Says(
-        "Tokens read and written each second.",
-        "rates of the usage counters, or of the sums of the older histogram `gen_ai.client.token.usage`.",
-        "Far more input than output: prefill dominates; see TTFT.",
-        empty="no tokens in this time range",
-    )
-    lengths = Says(
-        "Length of prompts and of outputs, all rows of a call together.",
-        "quantiles of `gen_ai.client.inference.operation.*_tokens`, or of `gen_ai.client.token.usage`.",
-        "Longer prompts make the first token late, longer outputs the whole call long.",
-        empty="no call in this time range",
-    )
-    joule = Says(
-        "Output tokens for each joule that the GPUs took, and what this means in kWh for a million tokens.",
-        "tokens/s / sum of the rates of `hw.energy`, each GPU once. Energy is the whole card's: other programs on it count.",
-        "Falls when batches are small: more rows at once cost hardly more energy.",
-        empty="no GPU reported an energy counter",
-    )
     energy = f"(sum ({Q.device_rate(semconv.M_ENERGY, named=False)}) > 0)"
     efficiency = trend(
         "Output tokens per joule",
         Query(f"{Q.tokens('output')} / {energy}", "tokens/J"),
         unit="short",
-        says=joule,
+        says=JOULE,
         width=12,
         links=[to_dashboard(GPU)],
     )
@@ -106,15 +109,14 @@ def _tokens() -> Row:
         for direction in ("input", "output")
         for share in (0.5, 0.95)
     ]
-    heat_says = lengths._replace(what="Length of outputs.", how="calls per bucket of output tokens; the darker, the more.")
     output = Q.either(
         semconv.M_OPERATION_OUTPUT, semconv.M_LEGACY_USAGE, "_bucket", ["le"], matcher='gen_ai_token_type="output"', function="increase"
     )
     panels = [
-        trend("Tokens/s", *both, unit="short", says=rates, width=12),
+        trend("Tokens/s", *both, unit="short", says=RATES, width=12),
         efficiency,
-        trend("Tokens per call", *per_call, unit="short", says=lengths, width=12),
-        heat("Output length: distribution", output, unit="short", says=heat_says, width=12),
+        trend("Tokens per call", *per_call, unit="short", says=LENGTHS, width=12),
+        heat("Output length: distribution", output, unit="short", says=HEAT_SAYS, width=12),
     ]
     return Row("Tokens", panels, closed=True)
 
@@ -154,30 +156,32 @@ def _batches() -> Row:
     return Row("Batches and cache", panels, closed=True)
 
 
+FORWARD = Says(
+    "Plain calls of a model, without generate(): classifiers, detectors, networks of one's own.",
+    "rate and p95 of `inferspan.forward.duration` by model, host clock.",
+    "Slower than before: see *Model internals* for the layers.",
+    empty="no plain forward pass in this time range",
+)
+EMBEDDINGS = Says(
+    "Calls for embeddings: how long and how many tokens.",
+    "p95 of `gen_ai.client.embeddings.duration`; median of `gen_ai.client.embeddings.operation.input_tokens`.",
+    "Long inputs are slow inputs: compare both.",
+    empty="no call for embeddings in this time range",
+)
+
+
 def _other_calls() -> Row:
-    forward = Says(
-        "Plain calls of a model, without generate(): classifiers, detectors, networks of one's own.",
-        "rate and p95 of `inferspan.forward.duration` by model, host clock.",
-        "Slower than before: see *Model internals* for the layers.",
-        empty="no plain forward pass in this time range",
-    )
-    embeddings = Says(
-        "Calls for embeddings: how long and how many tokens.",
-        "p95 of `gen_ai.client.embeddings.duration`; median of `gen_ai.client.embeddings.operation.input_tokens`.",
-        "Long inputs are slow inputs: compare both.",
-        empty="no call for embeddings in this time range",
-    )
     name = "inferspan_model_name"
     label = "{{inferspan_model_name}}"
     duration, tokens = semconv.M_EMBEDDINGS_DURATION, semconv.M_EMBEDDINGS_INPUT
     model = "gen_ai_request_model"
     panels = [
-        trend("Plain forward passes/s", Query(Q.count(semconv.M_FORWARD_DURATION, by=[name]), label), unit="ops", says=forward, width=6),
+        trend("Plain forward passes/s", Query(Q.count(semconv.M_FORWARD_DURATION, by=[name]), label), unit="ops", says=FORWARD, width=6),
         trend(
             "Plain forward passes, p95",
             Query(Q.quantile(0.95, semconv.M_FORWARD_DURATION, by=[name]), label, exemplar=True),
             unit="s",
-            says=forward,
+            says=FORWARD,
             width=6,
             links=[to_dashboard(MODEL)],
         ),
@@ -185,14 +189,14 @@ def _other_calls() -> Row:
             "Embeddings, p95",
             Query(Q.quantile(0.95, duration, by=[model]), "{{gen_ai_request_model}}", exemplar=True),
             unit="s",
-            says=embeddings,
+            says=EMBEDDINGS,
             width=6,
         ),
         trend(
             "Tokens per call for embeddings, median",
             Query(Q.quantile(0.5, tokens, by=[model]), "{{gen_ai_request_model}}"),
             unit="short",
-            says=embeddings,
+            says=EMBEDDINGS,
             width=6,
         ),
     ]

@@ -52,6 +52,37 @@ def _own(q: Queries) -> list[Sized]:
     ]
 
 
+UP = Says(
+    "Whether Prometheus reaches each of its targets.",
+    "`up`.",
+    "A collector that is down takes everything with it that goes through it: see its log.",
+    empty="Prometheus scrapes nothing",
+)
+RECEIVED = Says(
+    "Spans and metric points that the collectors took, each second.",
+    "rates of `otelcol_receiver_accepted_*`.",
+    "Zero while programs run: OTEL_EXPORTER_OTLP_ENDPOINT points elsewhere.",
+    empty=NO_COLLECTOR,
+)
+LOST = Says(
+    "What the collectors refused, could not queue, or gave up. Refused data is sent again; the other two are lost.",
+    "rates of `otelcol_receiver_refused_*`, `otelcol_exporter_enqueue_failed_*`, `otelcol_exporter_send_failed_*`.",
+    "Refused: more memory for the collector. Not queued or given up: Jaeger or Prometheus is away or slow.",
+    empty=NO_COLLECTOR,
+)
+QUEUE = Says(
+    "How full the queues in front of Jaeger and Prometheus are.",
+    "`otelcol_exporter_queue_size / otelcol_exporter_queue_capacity`.",
+    "Rises: the other side is slower than what comes in. At 100 % senders are told to wait, or data is lost.",
+    empty=f"no exporter has a queue, or {NO_COLLECTOR}",
+)
+COLLECTOR_SENT = RECEIVED._replace(
+    what="Spans and metric points that the collectors sent on, each second.",
+    how="rates of `otelcol_exporter_sent_*`.",
+    do="Less than was received: see *Collector: refused and lost*. Sampling and span metrics change the number on purpose.",
+)
+
+
 def _collector(q: Queries) -> list[Sized]:
     def both(name: str, by: str, legend: str) -> list[Query]:
         return [
@@ -66,30 +97,6 @@ def _collector(q: Queries) -> list[Sized]:
             for failed, sent in zip(both(f"exporter_{name}", "exporter", legend), both("exporter_sent", "exporter", ""), strict=True)
         ]
 
-    up = Says(
-        "Whether Prometheus reaches each of its targets.",
-        "`up`.",
-        "A collector that is down takes everything with it that goes through it: see its log.",
-        empty="Prometheus scrapes nothing",
-    )
-    received = Says(
-        "Spans and metric points that the collectors took, each second.",
-        "rates of `otelcol_receiver_accepted_*`.",
-        "Zero while programs run: OTEL_EXPORTER_OTLP_ENDPOINT points elsewhere.",
-        empty=NO_COLLECTOR,
-    )
-    lost = Says(
-        "What the collectors refused, could not queue, or gave up. Refused data is sent again; the other two are lost.",
-        "rates of `otelcol_receiver_refused_*`, `otelcol_exporter_enqueue_failed_*`, `otelcol_exporter_send_failed_*`.",
-        "Refused: more memory for the collector. Not queued or given up: Jaeger or Prometheus is away or slow.",
-        empty=NO_COLLECTOR,
-    )
-    queue = Says(
-        "How full the queues in front of Jaeger and Prometheus are.",
-        "`otelcol_exporter_queue_size / otelcol_exporter_queue_capacity`.",
-        "Rises: the other side is slower than what comes in. At 100 % senders are told to wait, or data is lost.",
-        empty=f"no exporter has a queue, or {NO_COLLECTOR}",
-    )
     queues = ["instance", "exporter", "data_type"]
     fill = " / ".join(
         f"{'(' if end else ''}max by ({', '.join(queues)}) ({q.series(f'otelcol_exporter_queue_{name}')}){end}"
@@ -100,11 +107,11 @@ def _collector(q: Queries) -> list[Sized]:
         states(
             "Targets of Prometheus",
             Query(target, "{{job}} {{instance}}"),
-            says=up,
+            says=UP,
             mappings=mapping(_0=("down", "red"), _1=("up", "green")),
             width=8,
         ),
-        trend("Collector: received", *both("receiver_accepted", "receiver", RECEIVER), unit="ops", says=received),
+        trend("Collector: received", *both("receiver_accepted", "receiver", RECEIVER), unit="ops", says=RECEIVED),
         trend(
             "Collector: refused and lost",
             *both("receiver_refused", "receiver", f"refused by {RECEIVER}:"),
@@ -112,44 +119,47 @@ def _collector(q: Queries) -> list[Sized]:
             *never_yet("send_failed", f"given up by {EXPORTER}:"),
             unit="ops",
             maximum=1,
-            says=lost,
+            says=LOST,
         ),
         trend(
             "Collector: sent",
             *both("exporter_sent", "exporter", EXPORTER),
             unit="ops",
-            says=received._replace(
-                what="Spans and metric points that the collectors sent on, each second.",
-                how="rates of `otelcol_exporter_sent_*`.",
-                do="Less than was received: see *Collector: refused and lost*. Sampling and span metrics change the number on purpose.",
-            ),
+            says=COLLECTOR_SENT,
         ),
         trend(
-            "Collector: queues", Query(fill, f"{EXPORTER} {{{{data_type}}}} {{{{instance}}}}"), unit="percentunit", says=queue, maximum=1
+            "Collector: queues", Query(fill, f"{EXPORTER} {{{{data_type}}}} {{{{instance}}}}"), unit="percentunit", says=QUEUE, maximum=1
         ),
     ]
 
 
+DECIDED = Says(
+    "Traces that the gateway decided to keep, by the policy that wanted them, and all that it let go.",
+    "rates of `otelcol_processor_tail_sampling_*`; a trace may be wanted by several policies.",
+    "More kept than you can store: lower OTELCOL_BASELINE_PERCENT. `dropped too early`: raise OTELCOL_NUM_TRACES.",
+    empty="no gateway with tail sampling: every trace is kept",
+)
+OVERFLOW = Says(
+    "Series into which values went whose attributes had too many combinations. Their numbers are right in sum, but not by attribute.",
+    'number of series with `otel_metric_overflow="true"`: of the span metrics (limit in the collector) and of ours (limit in the SDK).',
+    "Something with many values became an attribute: names of models made per request, or span names with ids in them.",
+    empty="no limit was reached",
+)
+MEMORY = Says(
+    "Memory that the collectors take.",
+    "`otelcol_process_memory_rss`.",
+    "Near the limit the collector refuses data: give it more, or sample earlier.",
+    empty=NO_COLLECTOR,
+)
+COLLECTOR_CPU = MEMORY._replace(
+    what="CPUs that the collectors keep busy.",
+    how="rate of `otelcol_process_cpu_seconds`.",
+    do="At the limit of its container it falls behind: queues fill.",
+)
+
+
 def _sampling(q: Queries) -> list[Sized]:
-    decided = Says(
-        "Traces that the gateway decided to keep, by the policy that wanted them, and all that it let go.",
-        "rates of `otelcol_processor_tail_sampling_*`; a trace may be wanted by several policies.",
-        "More kept than you can store: lower OTELCOL_BASELINE_PERCENT. `dropped too early`: raise OTELCOL_NUM_TRACES.",
-        empty="no gateway with tail sampling: every trace is kept",
-    )
     prefix = "otelcol_processor_tail_sampling"
-    overflow = Says(
-        "Series into which values went whose attributes had too many combinations. Their numbers are right in sum, but not by attribute.",
-        'number of series with `otel_metric_overflow="true"`: of the span metrics (limit in the collector) and of ours (limit in the SDK).',
-        "Something with many values became an attribute: names of models made per request, or span names with ids in them.",
-        empty="no limit was reached",
-    )
-    memory = Says(
-        "Memory that the collectors take.",
-        "`otelcol_process_memory_rss`.",
-        "Near the limit the collector refuses data: give it more, or sample earlier.",
-        empty=NO_COLLECTOR,
-    )
     marked = 'otel_metric_overflow="true"'
     watched = {
         "span metrics": q.series("traces_span_metrics_calls_total", marked),
@@ -163,30 +173,26 @@ def _sampling(q: Queries) -> list[Sized]:
             Query(q.rate(f"{prefix}_global_count_traces_sampled", 'sampled="false"'), "let go"),
             Query(q.rate(f"{prefix}_sampling_trace_dropped_too_early"), "dropped too early"),
             unit="ops",
-            says=decided,
+            says=DECIDED,
         ),
         trend(
             "Overflow of cardinality",
             *(Query(f"count ({selector}) or vector(0)", name) for name, selector in watched.items()),
             unit="short",
             maximum=1,
-            says=overflow,
+            says=OVERFLOW,
         ),
         trend(
             "Collector: memory",
             Query(f"max by (instance) ({q.series('otelcol_process_memory_rss')})", "{{instance}}"),
             unit="bytes",
-            says=memory,
+            says=MEMORY,
         ),
         trend(
             "Collector: CPU",
             Query(q.rate("otelcol_process_cpu_seconds", by=["instance"]), "{{instance}}"),
             unit="short",
-            says=memory._replace(
-                what="CPUs that the collectors keep busy.",
-                how="rate of `otelcol_process_cpu_seconds`.",
-                do="At the limit of its container it falls behind: queues fill.",
-            ),
+            says=COLLECTOR_CPU,
         ),
     ]
 

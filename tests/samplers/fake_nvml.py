@@ -34,6 +34,8 @@ class Card:
     split: bool = False
     instances: list[Card] = field(default_factory=list)
     parent: Card | None = None
+    narrow: frozenset[int] = frozenset()
+    """Fields that have 32 bits."""
     error: int | None = None
     """Raised by everything that is asked of the card."""
 
@@ -126,8 +128,8 @@ class FakeNvml(ModuleType):
             SimpleNamespace(
                 fieldId=number,
                 nvmlReturn=0 if number in card.fields else NOT_SUPPORTED,
-                valueType=3,
-                value=SimpleNamespace(ullVal=card.fields.get(number)),
+                valueType=1 if number in card.narrow else 3,
+                value=SimpleNamespace(ullVal=card.fields.get(number), uiVal=card.fields.get(number, 0) % 2**32),
             )
             for number in numbers
         ]

@@ -6,6 +6,7 @@ arguments, or for ``sys.modules`` of a program. At the end the recording starts 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -22,6 +23,8 @@ __all__ = ["ABOUT", "FIRST_UUID", "RecordedNvml", "recorded_torch", "rounds"]
 RECORDING = Path(__file__).with_name("nvml_h200.jsonl")
 SHIFT = 7
 """Each further card plays the recording this many rounds later."""
+WRAPPED = ("197", "198")
+"""PCIe bytes. That driver gives 32 bits, which had wrapped at least where a value falls: played back is a driver that gives 64."""
 COUNTERS = ("TotalEnergyConsumption", 197, 198, 74, 75, 76, 269, 270, 271)
 
 
@@ -42,6 +45,11 @@ def rounds() -> list[dict[str, dict[str, Any]]]:
     for line in _lines()[1:]:
         whole = {part: {**known, **line[part]} for part, known in whole.items()}
         found.append(whole)
+    for field in WRAPPED:
+        read = [line["fields"][field] for line in found]
+        wraps = list(itertools.accumulate(int(now < before) for before, now in itertools.pairwise(read)))
+        for line, value, count in zip(found, read, [0, *wraps], strict=True):
+            line["fields"] = {**line["fields"], field: value + count * 2**32}
     return found
 
 

@@ -94,27 +94,28 @@ def told(samples: Any) -> list[tuple[Any, ...]]:
     return [(sample.metric, *sample.attributes.values(), sample.value) for sample in samples if not sample.metric.startswith(own)]
 
 
+# Counters have counted nothing yet when they are first read.
 PROCESS = [
-    ("process.cpu.time", "user", 12.0),
-    ("process.cpu.time", "system", 3.0),
+    ("process.cpu.time", "user", 0),
+    ("process.cpu.time", "system", 0),
     ("process.memory.usage", 1 << 30),
     ("process.memory.virtual", 2 << 30),
     ("process.thread.count", 9),
     ("process.unix.file_descriptor.count", 30),
-    ("process.context_switches", "voluntary", 100),
-    ("process.context_switches", "involuntary", 5),
-    ("process.disk.io", "read", 4096),
-    ("process.disk.io", "write", 8192),
+    ("process.context_switches", "voluntary", 0),
+    ("process.context_switches", "involuntary", 0),
+    ("process.disk.io", "read", 0),
+    ("process.disk.io", "write", 0),
     ("process.uptime", 100.0),
 ]
 HOST = [
-    ("system.cpu.time", "user", 100.0),
-    ("system.cpu.time", "system", 50.0),
-    ("system.cpu.time", "nice", 1.0),
-    ("system.cpu.time", "idle", 800.0),
-    ("system.cpu.time", "iowait", 5.0),
-    ("system.cpu.time", "interrupt", 3.0),
-    ("system.cpu.time", "steal", 0.5),
+    ("system.cpu.time", "user", 0),
+    ("system.cpu.time", "system", 0),
+    ("system.cpu.time", "nice", 0),
+    ("system.cpu.time", "idle", 0),
+    ("system.cpu.time", "iowait", 0),
+    ("system.cpu.time", "interrupt", 0),
+    ("system.cpu.time", "steal", 0),
     ("system.memory.usage", "used", 300),
     ("system.memory.usage", "free", 400),
     ("system.memory.usage", "cached", 200),
@@ -229,17 +230,46 @@ def test_without_psutil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert {sample.metric for sample in samples} == expected
 
 
+def test_counters_count_from_the_first_reading(tmp_path: Path) -> None:
+    """What was used before the first reading belongs to no interval of ours; a forked child begins anew."""
+    library, pids = FakePsutil(), [OURS]
+    host = sampler(library, tmp_path, pid=lambda: pids[0], local_rank=0)
+    counters = {name for name in semconv.DEVICE_METRICS if semconv.METRICS[name].instrument == semconv.OBSERVABLE_COUNTER}
+
+    def counted() -> dict[tuple[Any, ...], float]:
+        return {tuple(row[:-1]): row[-1] for row in told(host.collect()) if row[0] in counters and row[-1]}
+
+    assert counted() == {}
+    library.process["cpu_times"] = SimpleNamespace(user=14.5, system=3.0)
+    library.process["io_counters"] = SimpleNamespace(read_bytes=5096, write_bytes=8000)
+    library.times = SimpleNamespace(**{**vars(library.times), "idle": 803.0})
+    risen = {("process.cpu.time", "user"): 2.5, ("process.disk.io", "read"): 1000, ("system.cpu.time", "idle"): 3.0}
+    assert counted() == risen
+    assert counted() == risen
+    pids[0] = 99
+    assert counted() == {}
+
+
 def test_garbage_collector(tmp_path: Path) -> None:
-    """The collector's counts are those of the interpreter, by generation."""
+    """The collector's counts are those of the interpreter since the first reading, by generation."""
+
+    def collections() -> list[Sample]:
+        return [sample for sample in host.collect() if sample.metric == "cpython.gc.collections"]
+
+    host = sampler(FakePsutil(), tmp_path)
     gc.disable()
     try:
+        first = collections()
         before = gc.get_stats()
-        samples = [sample for sample in sampler(FakePsutil(), tmp_path).collect() if sample.metric == "cpython.gc.collections"]
+        gc.collect()
+        after = gc.get_stats()
+        second = collections()
     finally:
         gc.enable()
-    assert samples == [
-        Sample("cpython.gc.collections", before[generation]["collections"], {"cpython.gc.generation": generation}) for generation in range(3)
-    ]
+    counts = [each["collections"] - earlier["collections"] for each, earlier in zip(after, before, strict=True)]
+    assert sum(counts) == 1
+    named = [Sample("cpython.gc.collections", 0, {"cpython.gc.generation": generation}) for generation in range(3)]
+    assert (first, second) == (named, [sample._replace(value=count) for sample, count in zip(named, counts, strict=True)])
 
 
 def test_real_process() -> None:

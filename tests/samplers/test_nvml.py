@@ -156,6 +156,16 @@ class TestReadings:
             seen.append((found[("hw.energy",)], found[("inferspan.gpu.throttle.time", "sw_power_cap")]))
         assert seen == [(0, 0), (500, 2), (500, 3), (501, 3)]
 
+    def test_a_total_of_32_bits_is_no_reading(self) -> None:
+        """PCIe bytes in 32 bits wrap faster than they are read: they are absent, while readings that fit in 32 bits stay."""
+        card = hopper_card()
+        card.narrow = frozenset({82, 197, 198})
+        nvml = sampler(FakeNvml(card))
+        for _ in range(2):
+            found = readings(nvml.collect())
+            assert not [key for key in found if key[0] == "hw.gpu.io"]
+            assert found["hw.temperature", "memory"] == 43
+
     def test_unsupported_is_asked_once(self) -> None:
         """What a card does not support is asked for once, and never again; nor is a field left in the batch."""
         library = FakeNvml(hopper_card())

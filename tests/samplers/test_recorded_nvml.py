@@ -46,14 +46,19 @@ def test_a_loaded_h200_reads_as_recorded() -> None:
 
 
 def test_counters_go_on_when_the_recording_starts_again() -> None:
-    """Energy never falls, over three turns of the recording."""
+    """Energy and traffic are always there and never fall, over three turns of the recording."""
     clock = Clock()
     sampler = NvmlSampler(library=RecordedNvml(clock=clock), cuda_devices=lambda: {FIRST_UUID: "cuda:0"}, clock=clock)
-    read = []
+    energy, received = [], []
     for _ in range(3 * len(rounds())):
-        read += [sample.value for sample in sampler.collect() if sample.metric == s.M_ENERGY]
+        for sample in sampler.collect():
+            if sample.metric == s.M_ENERGY:
+                energy.append(sample.value)
+            elif sample.metric == s.M_GPU_IO and sample.attributes[s.NETWORK_IO_DIRECTION] == "receive":
+                received.append(sample.value)
         clock.now += 1.0
-    assert len(read) == 3 * len(rounds()) and read == sorted(read) and read[-1] > 20_000
+    for read in (energy, received):
+        assert len(read) == 3 * len(rounds()) and read == sorted(read) and read[-1] > 20_000
 
 
 def test_the_recorded_allocator() -> None:

@@ -50,6 +50,29 @@ _HOST_CPU = {
 }
 
 
+_COUNTERS = frozenset(
+    name for name in s.DEVICE_METRICS if s.METRICS[name].instrument == s.OBSERVABLE_COUNTER and not name.startswith(("hw.", "inferspan."))
+)
+
+
+class _Risen:
+    """Counters as risen since their first reading.
+
+    A counter is exported with the time since when it counts, which is that of its instrument: what the process or the host had used
+    before would all seem to fall into the first interval.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, frozenset[tuple[str, Any]]], float] = {}
+
+    def __call__(self, sample: Sample) -> Sample:
+        """The sample with its rise, if it is one of a counter."""
+        if sample.metric not in _COUNTERS:
+            return sample
+        first = self._first.setdefault((sample.metric, frozenset(sample.attributes.items())), sample.value)
+        return sample._replace(value=max(0, sample.value - first))
+
+
 class _Shares:
     """CPU time by mode as share of what could have been used, over windows of a second or more."""
 
@@ -109,6 +132,8 @@ class HostSampler:
         self._cpus = cpus or _affinity
         self._process: Any = None
         self._process_pid: int | None = None
+        self._counted_pid: int | None = None
+        self._risen = _Risen()
         self._process_shares = _Shares()
         self._host_shares = _Shares()
 
@@ -116,7 +141,11 @@ class HostSampler:
         """Readings of one round; utilisations from the second round on."""
         if self._off():
             return ()
-        return [*_collector(), *_faults(), *self._own(), *(self._host() if self._local_rank == 0 else ())]
+        if self._pid() != self._counted_pid:
+            # A fork inherits the garbage collector's counts and none of the system's.
+            self._counted_pid, self._risen = self._pid(), _Risen()
+        readings = [*_collector(), *_faults(), *self._own(), *(self._host() if self._local_rank == 0 else ())]
+        return [self._risen(sample) for sample in readings]
 
     def close(self) -> None:
         """Let go of the process handle."""

@@ -17,6 +17,7 @@ __all__ = ["FAILED", "ROWS", "Query", "Row", "Unavailable", "clean", "is_unsuppo
 
 _UNSUPPORTED = frozenset({2, 3, 4, 13, 25, 26})
 """Invalid argument, not supported, no permission, function not found, version mismatch, deprecated: these stay as they are."""
+_NOT_SUPPORTED = 3
 _ABSENT = frozenset({2**64 - 1, 2**63 - 1, 2**32 - 1})
 _VALUE_NAMES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 _ALL_LINKS = 2**32 - 1
@@ -111,8 +112,11 @@ class Query:
                 raise
         return self.call("nvmlDeviceGetTemperatureV", 0)
 
-    def field(self, number: int) -> Any:
-        """Value of a batched field; all fields of a round are asked for in one call."""
+    def field(self, number: int, *, wide: bool = False) -> Any:
+        """Value of a batched field; all fields of a round are asked for in one call.
+
+        ``wide``: a value of 32 bits counts as not supported.
+        """
 
         def ask() -> dict[int, Any]:
             wanted = [(item, _ALL_LINKS) if item in (138, 139) else item for item in self._fields]
@@ -123,6 +127,8 @@ class Query:
             return None
         if item.nvmlReturn != 0:
             raise Unavailable(int(item.nvmlReturn))
+        if wide and _VALUE_NAMES[item.valueType] == "uiVal":
+            raise Unavailable(_NOT_SUPPORTED)
         return getattr(item.value, _VALUE_NAMES[item.valueType])
 
     def processes(self) -> Sequence[Any]:
@@ -191,9 +197,9 @@ def _reason(bit: int) -> Callable[[Query], Any]:
     return read
 
 
-def _fields(metric: str, key: str, numbers: Mapping[str, int], *, times: int = 1, per: int = 1) -> list[Row]:
+def _fields(metric: str, key: str, numbers: Mapping[str, int], *, times: int = 1, per: int = 1, wide: bool = False) -> list[Row]:
     def reader(number: int) -> Callable[[Query], Any]:
-        return lambda query: query.field(number)
+        return lambda query: query.field(number, wide=wide)
 
     return [Row(metric, reader(number), times, per, {key: word}, True, CARD, number) for word, number in numbers.items()]
 
@@ -231,7 +237,8 @@ ROWS: tuple[Row, ...] = (
     Row(s.M_GPU_MEMORY_UTILIZATION, _memory_ratio, where=ANYWHERE),
     Row(s.M_GPU_PROCESS_MEMORY, _process_memory, where=ANYWHERE),
     # The PCIe throughput function is a sample that blocks for 20 ms; these are totals.
-    *_fields(s.M_GPU_IO, s.PCIE_DIRECTION, {"transmit": 197, "receive": 198}),
+    # Driver 580 gives 32 bits on an H200, in which a busy link wraps 15 times a second: no reading of ours could tell how often.
+    *_fields(s.M_GPU_IO, s.PCIE_DIRECTION, {"transmit": 197, "receive": 198}, wide=True),
     *_fields(s.M_NVLINK_IO, s.NETWORK_IO_DIRECTION, {"transmit": 138, "receive": 139}, times=1024),
     *_fields(s.M_THROTTLE_TIME, s.THROTTLE_REASON, _THROTTLE_FIELDS, per=10**9),
     Row(s.M_POWER, _call("nvmlDeviceGetPowerUsage"), per=1000, attributes=_GPU),

@@ -140,3 +140,32 @@ def test_a_flush_tells_the_one_at_work() -> None:
     go.set()
     assert buffer.flush(30)
     assert (seen, buffer.awaited) == ([False, True], False)
+
+
+def test_at_once_only_if_nothing_comes_before() -> None:
+    """An item is consumed on the calling thread unless another one waits or is being consumed, also one that is consumed right now."""
+    consumed: list[str] = []
+
+    def consume(item: str, until: float | None) -> None:
+        consumed.append(f"{item} {threading.current_thread().name}")
+        if item == "first":
+            assert not buffer.consume_now("inside")
+
+    buffer: Buffer[str] = Buffer(consume)
+    here = threading.current_thread().name
+    assert buffer.consume_now("first")
+    assert buffer.consume_now("second")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def consume_slowly(item: str, until: float | None) -> None:
+        begun.set()
+        go_on.wait(10)
+
+    waiting: Buffer[str] = Buffer(consume_slowly)
+    assert waiting.put("slow", 1)
+    assert begun.wait(10)
+    assert not waiting.consume_now("later")
+    go_on.set()
+    assert waiting.flush(10)
+    assert waiting.consume_now("now")
+    assert consumed == [f"first {here}", f"second {here}"]

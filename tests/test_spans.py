@@ -224,6 +224,17 @@ def test_suppression(key: str, exporter: InMemorySpanExporter) -> None:
         otel_context.detach(token)
 
 
+def test_a_small_forward_is_whole_when_it_returns(exporter: InMemorySpanExporter) -> None:
+    """Few module spans of a plain forward are there without a flush, before their parent."""
+    provider = _provider(SimpleSpanProcessor(exporter))
+    recorder = _recorder(lambda: provider.get_tracer("inferspan"))
+    scope: Any = recorder.start(_start("forward", operation=None), None)
+    scope.detail([_modules(None, "forward", 1100)._replace(statistics={})])
+    assert [span.name for span in exporter.get_finished_spans()] == ["layer 0", "layer 1"]
+    scope.end(RequestEnd(2000, None, {}))
+    assert [span.name for span in exporter.get_finished_spans()] == ["layer 0", "layer 1", "forward org/model"]
+
+
 def test_unsampled(exporter: InMemorySpanExporter) -> None:
     """An unsampled request wants no detail, and its context still reaches what is inside."""
     provider = _provider(SimpleSpanProcessor(exporter), sampler=ALWAYS_OFF)

@@ -70,6 +70,19 @@ class Buffer(Generic[T]):
         self._wake.set()
         return True
 
+    def consume_now(self, item: T) -> bool:
+        """Hand one item over on the calling thread; false, and nothing done, while another one waits or is being handed over."""
+        if not self._consuming.acquire(blocking=False):
+            return False
+        try:
+            if self._items:
+                return False
+            with contain("span hand-over"):
+                self._consume(item, time.monotonic())
+            return True
+        finally:
+            self._consuming.release()
+
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         # An interpreter that is exiting, and a process at its limit, start no thread: the next one who flushes takes the items.

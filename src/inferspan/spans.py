@@ -38,6 +38,8 @@ __all__ = ["SpanRecorder", "SpanWriter"]
 
 CHUNK = 32
 """Spans made at once before the thread lets others run."""
+AT_ONCE = 16
+"""Spans that are made on the model's thread: waking another one for so few costs as much, and a caller finds them in place."""
 PAUSE = 0.001
 ROOM = 256
 PATIENCE = 2.0
@@ -104,10 +106,12 @@ class SpanScope:
         self.step_ids: dict[int, int] = {}
 
     def detail(self, records: Sequence[Phase | Step | ModuleBatch]) -> None:
-        """Queue detail for the hand-over thread."""
+        """Queue detail for the hand-over thread; the little that a small plain forward has is handed over at once."""
         if not self.recording or not records:
             return
         weight = sum(len(record.calls) // CALL_FIELDS if isinstance(record, ModuleBatch) else 1 for record in records)
+        if self.request.kind == "forward" and weight <= AT_ONCE and self.recorder.writer.put_now(self, records):
+            return
         if not self.recorder.writer.put(self, records, weight):
             self.recorder.metrics.dropped(weight, "queue_full")
 
@@ -309,6 +313,12 @@ class SpanWriter:
     def put(self, scope: SpanScope, item: Any, weight: int) -> bool:
         """Queue detail of a request, or the end of one whose steps are to be measured."""
         return self._buffer.put((scope, item), weight)
+
+    def put_now(self, scope: SpanScope, records: Sequence[Phase | Step | ModuleBatch]) -> bool:
+        """Hand detail of a request over on the calling thread; false where others come first, or where it is to be measured as well."""
+        if any(isinstance(record, ModuleBatch) and scope.recorder.metrics.has_modules(record) for record in records):
+            return False
+        return self._buffer.consume_now((scope, records))
 
     def flush(self, timeout: float | None = None) -> bool:
         """Hand over everything that is queued, on the calling thread."""

@@ -100,7 +100,12 @@ def test_bundle_keeps_changed_files(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_bundle_where_it_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A folder that cannot be made is one line."""
+    """A file where the folder, or one in it, should be is one line that names it, and nothing is written."""
     (tmp_path / "file").touch()
-    assert main(["bundle", str(tmp_path / "file")]) == 2
-    assert capsys.readouterr().err == f"inferspan: cannot write to {tmp_path / 'file'}: Not a directory; name another folder\n"
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "grafana").touch()
+    for folder, file in (("file", "file"), ("half", "half/grafana")):
+        assert main(["bundle", str(tmp_path / folder)]) == 2
+        message = f"cannot write to {tmp_path / file}: a file is where a folder is wanted; name another folder"
+        assert capsys.readouterr().err == f"inferspan: {message}\n"
+    assert [path.name for path in (tmp_path / "half").iterdir()] == ["grafana"]

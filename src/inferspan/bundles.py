@@ -6,6 +6,7 @@ with ``FileExistsError`` that names the files of the user that would be overwrit
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,8 +64,12 @@ def write(folder: Path, *, force: bool = False) -> list[Path]:
         The files that were written; those that were there already, and the same, are not.
 
     Raises:
+        NotADirectoryError: a file is where a folder is wanted.
         FileExistsError: files differ, and ``force`` is off. Nothing is written then. ``args[0]`` is the list of them.
     """
+    for path in {above for name in bundled_files() for above in (folder / name).parents}:
+        if path.exists() and not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "a file is where a folder is wanted", str(path))
     wanted = {folder / name: source.read_bytes() for name, source in bundled_files().items()}
     to_write = [path for path, content in wanted.items() if not path.is_file() or path.read_bytes() != content]
     differing = [path for path in to_write if path.exists()]

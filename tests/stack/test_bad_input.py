@@ -197,3 +197,80 @@ def test_help_names_every_variable(capsys: pytest.CaptureFixture[str]) -> None:
     flat = " ".join(text.split())
     assert [name for name in names if name not in flat] == []
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_folder_of_somebody_else(stack: StackCommand) -> None:
+    """A folder with files that are not of a stack is refused, also by --fresh, and nothing in it is touched."""
+    for name in ("data", "grafana"):
+        (stack.folder / name).mkdir(parents=True)
+        (stack.folder / name / "mine.txt").write_text("mine")
+    code, out, err = stack.up("--fresh")
+    assert (code, out) == (2, "")
+    assert err == f"inferspan: {stack.folder} holds files that are not of a stack: choose an empty or a new folder with --dir\n"
+    assert sorted(path.name for path in stack.folder.rglob("*")) == ["data", "grafana", "mine.txt", "mine.txt"]
+
+
+def test_bundle_is_the_folder_of_the_stack(stack: StackCommand) -> None:
+    """The stack does not write over the configurations that it is to use."""
+    stack.up()
+    stack("down")
+    code, _, err = stack.up("--bundle", str(stack.folder))
+    assert (code, err.splitlines()[0].startswith(f"inferspan: --bundle and --dir are both {stack.folder}")) == (2, True), err
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("jaeger-ui.json", b"{oops", "is no JSON: "),
+        ("jaeger-ui.json", b"[]", "is no JSON object"),
+        ("dev.yaml", b"\xff", "is no text in UTF-8: "),
+    ],
+)
+def test_edited_file_that_cannot_be_read(stack: StackCommand, tmp_path: Path, file: str, content: bytes, message: str) -> None:
+    """A file of the user's own that is broken is named, with what is wrong."""
+    assert main(["bundle", str(tmp_path / "mine")]) == 0
+    path = tmp_path / "mine" / "collector-config" / file
+    path.write_bytes(content)
+    code, out, err = stack.up("--bundle", str(tmp_path / "mine"))
+    assert (code, out, err.startswith(f"inferspan: {path} {message}")) == (2, "", True), err
+
+
+@pytest.mark.parametrize("value", ["0", "http"])
+def test_port_that_a_server_would_take(stack: StackCommand, value: str) -> None:
+    """0 is any port to a server, and a name a port of the system's: neither can be printed as an address."""
+    code, _, err = stack.up(OTELCOL_HTTP_PORT=value)
+    assert (code, err) == (2, f"inferspan: OTELCOL_HTTP_PORT={value}: a port is a number from 1 to 65535\n")
+
+
+def test_folder_that_cannot_be_written(stack: StackCommand) -> None:
+    """What is in the way inside the folder is named in one line."""
+    stack.folder.mkdir()
+    (stack.folder / "stack.lock").touch()
+    (stack.folder / "logs").touch()
+    code, _, err = stack.up()
+    assert (code, err) == (2, f"inferspan: {stack.folder}/logs cannot be used: File exists; choose another folder with --dir\n")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("--timeout", "'soon' is not a number of seconds, more than 0 and less than a day"), ("--lines", "'soon' is not a number, 0 or more")],
+)
+def test_number_that_is_none(capsys: pytest.CaptureFixture[str], option: str, message: str) -> None:
+    """A wrong number is shown with what is wanted."""
+    with pytest.raises(SystemExit):
+        main(["stack", "up" if option == "--timeout" else "logs", option, "soon"])
+    assert capsys.readouterr().err.splitlines()[-1].endswith(message)
+
+
+def test_user_without_a_home(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A user whom the system does not know, as in a container, is told what to give."""
+
+    def unknown(*_: object) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    assert main(["stack", "status"]) == 2
+    assert capsys.readouterr().err == "inferspan: this user has no home folder: name a folder with --dir, or set HOME\n"
+    assert main(["stack", "status", "--dir", "/nowhere/at all"]) == 1
+    assert capsys.readouterr().out.endswith("stack up --dir '/nowhere/at all'\n")

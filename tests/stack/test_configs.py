@@ -97,6 +97,7 @@ def test_readings_name_line_and_key(tmp_path: Path) -> None:
     ("system", "environ", "expected"),
     [
         ("linux", {"XDG_STATE_HOME": "/s"}, Path("/s/inferspan/stack")),
+        ("linux", {"XDG_STATE_HOME": "relative"}, Path.home() / ".local/state/inferspan/stack"),
         ("linux", {}, Path.home() / ".local/state/inferspan/stack"),
         ("darwin", {"XDG_STATE_HOME": "/s"}, Path.home() / "Library/Application Support/inferspan/stack"),
         ("win32", {"LOCALAPPDATA": "/l"}, Path("/l/inferspan/stack")),
@@ -106,3 +107,26 @@ def test_readings_name_line_and_key(tmp_path: Path) -> None:
 def test_default_folder(system: str, environ: dict[str, str], expected: Path) -> None:
     """The state of programs goes where each system keeps it."""
     assert default_folder(environ, system) == expected
+
+
+def test_read_only_package(tmp_path: Path) -> None:
+    """The copies can be written to, again and again, where the package is installed without the right to write."""
+    bundles.write(source := tmp_path / "bundle")
+    folders = [source, *(path for path in source.rglob("*") if path.is_dir())]
+    for path in source.rglob("*"):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        for _ in range(2):
+            write_configs(source / "collector-config", tmp_path / "state", mode="dev", url=lambda _: "", grafana=False)
+    finally:
+        for path in folders:
+            path.chmod(0o755)
+    assert all(path.stat().st_mode & 0o200 for path in (tmp_path / "state").rglob("*"))
+
+
+def test_dollar_in_the_folder(tmp_path: Path) -> None:
+    """Grafana reads $NAME in provisioning as a variable; that of a folder is doubled."""
+    (tmp_path / "$x").mkdir()
+    state = _write(tmp_path / "$x")
+    provider = yaml.safe_load((state / "grafana" / "provisioning" / "dashboards" / "mine.yaml").read_text())
+    assert provider["providers"][0]["options"]["path"] == str(tmp_path / "$$x" / "state" / "grafana" / "dashboards")

@@ -147,7 +147,8 @@ def test_supervisor_killed_leaves_no_orphan(stack: StackCommand, behaviour: str)
     os.kill(supervisor["pid"], signal.SIGKILL)
     assert stack.left() == []
     code, out, _ = stack("status")
-    assert (code, out.splitlines()[0]) == (1, "The stack is not running: its supervisor was killed. `inferspan stack down` cleans up.")
+    way_out = f"`inferspan stack down --dir {stack.folder}` cleans up."
+    assert (code, out.splitlines()[0]) == (1, f"The stack is not running: its supervisor was killed. {way_out}")
     assert stack("down")[0] == 0
     assert stack.up()[0] == 0
 

@@ -138,14 +138,16 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < 86400:
-        raise argparse.ArgumentTypeError("must be more than 0 and less than a day")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, more than 0 and less than a day")
     return value
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError("must be 0 or more")
-    return value
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number, 0 or more")
+    return int(text)

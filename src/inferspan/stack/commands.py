@@ -6,8 +6,10 @@ In come parsed arguments; out come text and an exit code. What cannot work raise
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -25,8 +27,8 @@ from inferspan.stack.explain import log_end
 from inferspan.stack.plan import Plan, make_plan
 from inferspan.stack.ports import busy_ports
 from inferspan.stack.processes import Reference, end, is_alive, members
-from inferspan.stack.state import Lock, State, read_state, supervisor_of
-from inferspan.stack.supervisor import supervise
+from inferspan.stack.state import Lock, State, is_held, read_state, supervisor_of
+from inferspan.stack.supervisor import module_command, supervise
 from inferspan.stack.terminal import Progress, addresses, command, short, status_lines
 from inferspan.stack.views import follow_logs, look, print_logs
 
@@ -46,11 +48,20 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         StackError: it cannot work; the text says why.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a folder's name may have letters that the terminal has not
     if arguments.command == "bundle":
         return _bundle(arguments.folder, force=arguments.force)
-    folder: Path = (arguments.dir or states.default_folder(os.environ)).absolute()
     table: dict[str, Callable[[Path, argparse.Namespace], int]] = {"up": _up, "down": _down, "status": _status, "logs": _logs}
-    return table[arguments.command](folder, arguments)
+    folder: Path = arguments.dir or states.default_folder(os.environ)
+    try:
+        folder = folder.absolute()
+        return table[arguments.command](folder, arguments)
+    except BrokenPipeError:
+        raise  # the reader of our output has seen enough
+    except OSError as error:
+        reason = error.strerror or error
+        raise StackError(f"{error.filename or folder} cannot be used: {reason}; choose another folder with --dir") from None
 
 
 def _up(folder: Path, arguments: argparse.Namespace) -> int:
@@ -74,8 +85,8 @@ def _up(folder: Path, arguments: argparse.Namespace) -> int:
             grace=arguments.stop_timeout,
         )
         (folder / "state.json").unlink(missing_ok=True)
-        if arguments.fresh:
-            shutil.rmtree(folder / "data", ignore_errors=True)
+        if arguments.fresh and (folder / "data").exists():
+            shutil.rmtree(folder / "data")
         for each in plan.commands:
             # A server does not make the folders above its own.
             for path in (Path(each.log).parent, folder / "data" / each.name):
@@ -113,7 +124,7 @@ def _background(plan: Plan, timeout: float, lock: Lock) -> int:
     log = folder / "logs" / "supervisor.log"
     with log.open("wb") as output:
         supervisor = subprocess.Popen(
-            [sys.executable, "-m", "inferspan.stack", "supervise"],
+            module_command("supervise"),
             cwd=folder,
             stdin=subprocess.PIPE,
             stdout=output,
@@ -121,11 +132,11 @@ def _background(plan: Plan, timeout: float, lock: Lock) -> int:
             **_detached(lock),
         )
     _started.append(supervisor)
-    assert supervisor.stdin is not None
-    with supervisor.stdin as order:
-        order.write(json.dumps({"plan": plan.to_json(), "timeout": timeout}).encode())
     progress = Progress(stop=command(f"stack down{_dir_option(folder)}"))
     try:
+        assert supervisor.stdin is not None
+        with supervisor.stdin as order:
+            order.write(json.dumps({"plan": plan.to_json(), "timeout": timeout}).encode())
         while True:
             over = supervisor.poll() is not None
             state = read_state(folder)
@@ -140,7 +151,10 @@ def _background(plan: Plan, timeout: float, lock: Lock) -> int:
         supervisor.terminate()
         supervisor.wait(_longest(plan.grace, len(plan.commands)))
         raise
-    raise StackError(progress.problem or "\n".join([f"the supervisor ended (code {supervisor.returncode}):", *log_end(log, 8)]))
+    if state is not None and state.phase == states.STOPPED:
+        raise StackError("the stack was stopped while it was starting")
+    said = log_end(log, 8) or [f"it wrote nothing to {log}"]
+    raise StackError(progress.problem or "\n".join([f"the supervisor ended (code {supervisor.returncode}):", *said]))
 
 
 def _detached(lock: Lock) -> dict[str, Any]:
@@ -152,7 +166,7 @@ def _detached(lock: Lock) -> dict[str, Any]:
 
 
 def _down(folder: Path, arguments: argparse.Namespace) -> int:
-    state = read_state(folder)
+    state = _settled(folder)
     supervisor = supervisor_of(state)
     if state is None or state.ended:
         print(f"No stack runs in {short(folder)}.")
@@ -175,6 +189,14 @@ def _down(folder: Path, arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _settled(folder: Path) -> State | None:
+    """The state, once nobody is about to write it: an `up` that has just begun must not be overlooked."""
+    until = time.monotonic() + 10
+    while supervisor_of(state := read_state(folder)) is None and is_held(folder) and time.monotonic() < until:
+        time.sleep(_POLL)
+    return state
+
+
 def _longest(grace: float, programs: int) -> float:
     """Seconds after which a supervisor must have ended: one program after the other, each killed in the end, and some air."""
     return (grace + 5) * programs + 10
@@ -183,6 +205,8 @@ def _longest(grace: float, programs: int) -> float:
 def _ask(supervisor: Reference) -> None:
     try:
         os.kill(supervisor.pid, signal.SIGTERM)
+        if os.name == "posix":
+            os.kill(supervisor.pid, signal.SIGCONT)  # one that is suspended hears nothing
     except PermissionError:
         raise StackError(f"the supervisor (pid {supervisor.pid}) belongs to another user") from None
     except OSError:
@@ -259,14 +283,18 @@ def _bundle(folder: Path, *, force: bool) -> int:
             f"these files are there and differ, nothing was written:\n{files}\nOverwrite them with --force, or name another folder."
         ) from None
     except OSError as error:
-        raise StackError(f"cannot write to {folder}: {error.strerror or error}; name another folder") from None
+        raise StackError(f"cannot write to {error.filename or folder}: {error.strerror or error}; name another folder") from None
     for path in written:
         print(path)
     total = len(bundles.bundled_files())
     print(f"{len(written)} files written{f', {total - len(written)} were there already' if total > len(written) else ''}.")
-    print(f"Run the stack with them: {command(f'stack up --bundle {folder}')}")
+    print(f"Run the stack with them: {command(f'stack up --bundle {shlex.quote(str(folder))}')}")
     return 0
 
 
 def _dir_option(folder: Path) -> str:
-    return "" if folder == states.default_folder(os.environ).absolute() else f" --dir {folder}"
+    try:
+        default = folder == states.default_folder(os.environ).absolute()
+    except StackError:  # there is none
+        default = False
+    return "" if default else f" --dir {shlex.quote(str(folder))}"

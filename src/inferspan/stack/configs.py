@@ -47,7 +47,7 @@ def config_folder(bundle: Path | None, needed: Iterable[str]) -> Path:
 def readings(file: Path) -> list[Reading]:
     """Every variable that a file reads, with the place."""
     found = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(_text(file).splitlines(), 1):
         code = "" if line.lstrip().startswith("#") else line
         key = code.strip().removeprefix("- ").partition(":")[0]
         found += [Reading(name, default, file, number, key) for name, default in _VARIABLE.findall(code)]
@@ -81,7 +81,7 @@ def write_configs(source: Path, folder: Path, *, mode: str, url: Callable[[str],
     target = folder / "collector-config"
     target.mkdir(parents=True, exist_ok=True)
     own_metrics = [url(name) for name in ("OTELCOL_METRICS_PORT", "INFERSPAN_STACK_GATEWAY_METRICS_PORT") if url(name)]
-    text = (source / "prometheus.yml").read_text(encoding="utf-8")
+    text = _text(source / "prometheus.yml")
     (target / "prometheus.yml").write_text(
         text.replace('"127.0.0.1:8888"', ", ".join(f'"{each}"' for each in own_metrics)), encoding="utf-8"
     )
@@ -93,10 +93,32 @@ def write_configs(source: Path, folder: Path, *, mode: str, url: Callable[[str],
     _write_grafana(source.parent / "grafana", folder / "grafana")
 
 
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise StackError(f"{file} is no text in UTF-8: {error}") from None
+
+
+def _copy(source: Path, target: Path) -> None:
+    """A folder's files without their permissions: an installed package may be read-only, and the copies are written to."""
+    target.mkdir(parents=True, exist_ok=True)
+    for each in source.iterdir():
+        if each.is_dir():
+            _copy(each, target / each.name)
+        else:
+            shutil.copyfile(each, target / each.name)
+
+
 def _write_jaeger_ui(source: Path, target: Path, grafana: str) -> None:
     """Jaeger's pages link to Grafana; without Grafana those links would lead nowhere."""
     file = source / "jaeger-ui.json"
-    page = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    try:
+        page = json.loads(_text(file)) if file.is_file() else {}
+    except json.JSONDecodeError as error:
+        raise StackError(f"{file} is no JSON: {error}") from None
+    if not isinstance(page, dict):
+        raise StackError(f"{file} is no JSON object")
     if not grafana:
         page.pop("linkPatterns", None)
     text = re.sub(r"http://(?:localhost|127\.0\.0\.1):3000\b", f"http://{grafana}", json.dumps(page, indent=2))
@@ -108,11 +130,11 @@ def _write_grafana(source: Path, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     for part in ("dashboards", "provisioning"):
         if (source / part).is_dir():
-            shutil.copytree(source / part, target / part)
+            _copy(source / part, target / part)
     target.mkdir(exist_ok=True)
     if (source / "rules.yml").is_file():
         shutil.copyfile(source / "rules.yml", target / "rules.yml")
-    dashboards = json.dumps(str(target / "dashboards"))
+    dashboards = json.dumps(str(target / "dashboards")).replace("$", "$$")  # Grafana reads $NAME there as a variable
     for file in (target / "provisioning" / "dashboards").glob("*.y*ml"):
         text = file.read_text(encoding="utf-8")
         file.write_text(_DASHBOARDS.sub(lambda found: found[1] + dashboards, text), encoding="utf-8")

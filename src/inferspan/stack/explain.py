@@ -31,6 +31,7 @@ _HINTS = (
         "This program does not know our arguments: `inferspan stack up --help` says which version is needed.",
     ),
     ("lock DB directory|resource temporarily unavailable", "Another process uses the same data folder: choose another one with --dir."),
+    ("too many colons in address", "An IPv6 address has brackets here: [::1]."),
     ("no space left on device", "The disk is full: choose a folder on another one with --dir."),
 )
 

@@ -124,6 +124,8 @@ def make_plan(
         StackError: something is missing, taken or wrong; nothing was started.
     """
     _refuse_misspelt(environ)
+    if bundle and bundle.resolve() == folder.resolve():
+        raise StackError(f"--bundle and --dir are both {bundle}, and the stack would write over your files: choose another --dir")
     files = MODES[mode]
     source = config_folder(bundle, {name for names in files.values() for name in names})
     binaries = programs.find_programs(dict.fromkeys(_PROGRAMS[name] for name in files), environ)
@@ -189,7 +191,8 @@ class _Layout:
         if name == "prometheus":
             argv = [
                 binary,
-                f"--config.file={self._folder / 'collector-config' / 'prometheus.yml'}",
+                # Relative to its folder: the files named in it are patterns, and a bracket in the path would be part of them.
+                "--config.file=collector-config/prometheus.yml",
                 f"--storage.tsdb.path={self._folder / 'data' / 'prometheus'}",
                 f"--web.listen-address={self.url('INFERSPAN_STACK_PROMETHEUS_PORT')}",
                 *PROMETHEUS_FLAGS,

@@ -73,6 +73,16 @@ def number_of(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and 0 < int(text) < 65536 else None
 
 
+def _means_a_port(text: str) -> bool:
+    """Whether a server would take it, and listen nobody knows where: 0 is any port, and `http` is 80 or what the system says."""
+    if text.strip("0") == "":
+        return True
+    try:
+        return socket.getservbyname(text) > 0
+    except (OSError, ValueError):
+        return False
+
+
 def assign_ports(ports: Sequence[Port], environ: Mapping[str, str], *, free: bool) -> dict[str, Assigned]:
     """A number for each port, by the user's variable.
 
@@ -82,7 +92,11 @@ def assign_ports(ports: Sequence[Port], environ: Mapping[str, str], *, free: boo
         free: take ports that the system gives, in place of the defaults.
     """
     given = {port.variable: environ.get(port.variable, "").strip() for port in ports}
-    wrong = [f"{name}={text}" for name, text in given.items() if text and name.startswith("INFERSPAN_") and number_of(text) is None]
+    wrong = [
+        f"{name}={text}"
+        for name, text in given.items()
+        if text and number_of(text) is None and (name.startswith("INFERSPAN_") or _means_a_port(text))
+    ]
     if wrong:
         raise StackError(f"{', '.join(wrong)}: a port is a number from 1 to 65535")
     unnamed = [port for port in ports if not given[port.variable]]
@@ -149,6 +163,7 @@ def port_owner(number: int) -> str:
 
 def _unusable(host: str, number: int) -> str:
     """Why a port cannot be listened on; empty if it can, or if the host itself is wrong, which the program will say."""
+    host = host.removeprefix("[").removesuffix("]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family) as probe:

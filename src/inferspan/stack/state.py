@@ -29,13 +29,14 @@ __all__ = [
     "Running",
     "State",
     "default_folder",
+    "is_held",
     "read_state",
     "supervisor_of",
     "write_state",
 ]
 
 STARTING, READY, STOPPING, STOPPED, FAILED = "starting", "ready", "stopping", "stopped", "failed"
-_FILE = "state.json"
+_FILE, _LOCK = "state.json", "stack.lock"
 
 
 @dataclass
@@ -80,12 +81,24 @@ class State:
 
 
 def default_folder(environ: Mapping[str, str], system: str = sys.platform) -> Path:
-    """The folder of this user's stack: where the system keeps state of programs."""
+    """The folder of this user's stack: where the system keeps state of programs.
+
+    Raises:
+        StackError: nothing says where that is.
+    """
+    given = environ.get("XDG_STATE_HOME", "")
+    try:
+        return _default_folder(environ, system, given if os.path.isabs(given) else "")
+    except RuntimeError:
+        raise StackError("this user has no home folder: name a folder with --dir, or set HOME") from None
+
+
+def _default_folder(environ: Mapping[str, str], system: str, given: str) -> Path:
     if system == "win32":
         return Path(environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "inferspan" / "stack"
     if system == "darwin":
         return Path.home() / "Library" / "Application Support" / "inferspan" / "stack"
-    return Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "inferspan" / "stack"
+    return Path(given or Path.home() / ".local" / "state") / "inferspan" / "stack"
 
 
 def write_state(state: State) -> None:
@@ -113,6 +126,8 @@ def read_state(folder: Path) -> State | None:
         return State(**{each.name: values[each.name] for each in fields(State) if each.name in values})
     except FileNotFoundError:
         return None
+    except PermissionError:
+        raise StackError(f"{file} cannot be read, it may be that of another user: choose another folder with --dir") from None
     except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
         raise StackError(f"{file} cannot be read ({type(error).__name__}): delete it, and end programs that still run by hand") from None
 
@@ -135,17 +150,38 @@ def supervisor_of(state: State | None) -> Reference | None:
     return None
 
 
+def is_held(folder: Path) -> bool:
+    """Whether an `up` or a supervisor has the folder. Never on Windows, and where there are no locks."""
+    try:
+        import fcntl
+
+        with (folder / _LOCK).open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        pass
+    return False
+
+
 class Lock:
-    """Held by who starts a stack in a folder, and then by its supervisor, which inherits it. Without effect on Windows."""
+    """Held by who starts a stack in a folder, and then by its supervisor, which inherits it. Without effect on Windows.
+
+    Raises:
+        StackError: the folder cannot be used, or it holds somebody's files.
+    """
 
     def __init__(self, folder: Path) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            # What the stack writes there it also deletes: `--dir .` must not cost anybody a folder called data or grafana.
+            if any(folder.iterdir()) and not ((folder / _LOCK).exists() or (folder / _FILE).exists()):
+                raise StackError(f"{folder} holds files that are not of a stack: choose an empty or a new folder with --dir")
+            self.descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise StackError(f"the folder {folder} cannot be used: {error.strerror}; choose another one with --dir") from None
 
-    def take(self) -> bool:
+    def take(self, tries: int = 5) -> bool:
         """Take it, if nobody has it."""
         try:
             import fcntl
@@ -154,6 +190,9 @@ class Lock:
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if tries > 1:  # `is_held` has it for a moment
+                time.sleep(0.02)
+                return self.take(tries - 1)
             return False
         except OSError:
             pass  # some network file systems have no locks: the state file alone must do

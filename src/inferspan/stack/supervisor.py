@@ -6,6 +6,7 @@ supervisor itself is killed, the kernel (on Linux) and the keeper end everything
 
 from __future__ import annotations
 
+import ctypes
 import http.client
 import os
 import signal
@@ -14,16 +15,20 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from inferspan.stack import explain
 from inferspan.stack.plan import Command, Plan, child_environment
 from inferspan.stack.processes import Reference, end, listening_ports, members, reference
 from inferspan.stack.state import FAILED, READY, STARTING, STOPPED, STOPPING, Running, State, write_state
 
-__all__ = ["answers", "supervise"]
+__all__ = ["answers", "module_command", "supervise"]
 
+_PR_SET_CHILD_SUBREAPER = 36
 _LAUNCH = Path(__file__).with_name("launch.py")
 # A proxy of the environment is for the world outside, not for the programs beside us.
 _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
@@ -57,11 +62,22 @@ def answers(url: str) -> bool:
         return False
 
 
+def module_command(what: str) -> list[str]:
+    """Command line of a process of ours that finds the package wherever this one has it from.
+
+    Not ``python -m``: that looks into the folder it is started in first, and finds nothing that this process has by a relative path.
+    """
+    root = str(Path(__file__).resolve().parents[2])
+    code = f"import sys; sys.path[:1] = []; sys.path.append({root!r}); from inferspan.stack.__main__ import main; sys.exit(main())"
+    return [sys.executable, "-c", code, what]
+
+
 class _Supervisor:
     def __init__(self, plan: Plan, timeout: float, observe: Callable[[State], None], environ: Mapping[str, str]) -> None:
         self._plan, self._timeout, self._observe, self._environ = plan, timeout, observe, environ
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._signals = 0
+        self._unwritten = ""
         self._state = State(
             plan.folder, plan.mode, STARTING, reference(os.getpid()), plan.addresses, plan.endpoint, plan.notes, plan.grace
         )  # fmt: skip
@@ -69,12 +85,16 @@ class _Supervisor:
     def run(self) -> int:
         before = self._take_signals()
         self._tell()
-        keeper = _start_keeper()
+        if self._unwritten:
+            return 2
+        _adopt_orphans()
+        keeper = _start_keeper(self._plan.folder)
         problem = "the supervisor failed: see logs/supervisor.log"
         try:
             problem = self._start(keeper) or self._watch()
         finally:
             self._stop(problem)
+            _end_strays(keeper, self._plan.grace)
             _tell_keeper(keeper, "done")
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -104,6 +124,8 @@ class _Supervisor:
         """Until a signal comes (no problem) or a program ends (its explanation)."""
         begin = time.monotonic()
         while not self._signals:
+            if self._unwritten:
+                return self._unwritten
             for command, running in zip(self._plan.commands, self._state.programs, strict=True):
                 code = self._children[command.name].poll()
                 if code is not None:
@@ -139,8 +161,12 @@ class _Supervisor:
         try:
             write_state(self._state)
         except OSError as error:  # a full disk must not keep the programs from being stopped
-            print(f"the state cannot be written: {error}", file=sys.stderr)
-        self._observe(self._state)
+            self._unwritten = f"the state cannot be written: {error}"
+            print(self._unwritten, file=sys.stderr)
+        try:
+            self._observe(self._state)
+        except (OSError, ValueError):  # the terminal or the reader of our output is gone; the programs are not to suffer
+            self._observe = lambda _: None
 
 
 def _exit_code(child: subprocess.Popen[bytes]) -> int | None:
@@ -177,9 +203,31 @@ def _is_ready(command: Command, process: Reference) -> bool:
     return any(port in listening_ports(pid) for pid in members(process))
 
 
-def _start_keeper() -> subprocess.Popen[bytes]:
+def _adopt_orphans() -> None:
+    """Linux: what a program leaves in a session of its own becomes our child and not that of the system, so that it can be ended."""
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    except (OSError, AttributeError, TypeError):
+        pass  # not Linux
+
+
+def _end_strays(keeper: subprocess.Popen[bytes], grace: float) -> None:
+    """End what has left its session: a program that went into the background."""
+    try:
+        strays = [each for each in psutil.Process().children(recursive=True) if each.pid != keeper.pid]
+        for ask in (psutil.Process.terminate, psutil.Process.kill):
+            for each in strays:
+                with suppress(psutil.Error):
+                    ask(each)
+            _, strays = psutil.wait_procs(strays, timeout=grace)
+    except psutil.Error:
+        pass  # it cannot be looked at
+
+
+def _start_keeper(folder: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "inferspan.stack", "keep"],
+        module_command("keep"),
+        cwd=folder,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -195,5 +243,8 @@ def _tell_keeper(keeper: subprocess.Popen[bytes], line: str) -> None:
         if line == "done":
             keeper.stdin.close()
             keeper.wait(5)
-    except (OSError, subprocess.TimeoutExpired):
+    except subprocess.TimeoutExpired:
+        keeper.kill()  # it is suspended
+        keeper.wait()
+    except OSError:
         pass  # it was killed; the kernel still does its part

@@ -6,10 +6,13 @@ In: states and what was seen. Out: lines. Nothing here fails.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import textwrap
+import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from inferspan.stack import state as states
 from inferspan.stack.state import State
@@ -76,9 +79,19 @@ def addresses(state: State, dir_option: str, stop: str = "") -> list[str]:
         "Send the telemetry of a program there:",
         f"export OTEL_EXPORTER_OTLP_ENDPOINT={state.endpoint}",
         "export OTEL_SERVICE_NAME=my-service",
+        *_past_the_proxy(state.endpoint),
         "",
         f"Stop it: {stop or command(f'stack down{dir_option}')}",
     ]
+
+
+def _past_the_proxy(endpoint: str) -> list[str]:
+    """Exporters in Python send everything to a proxy of the environment, also what is for this machine."""
+    proxies = urllib.request.getproxies_environment()
+    host = urlsplit(endpoint).hostname or ""
+    if not {"http", "all"} & set(proxies) or urllib.request.proxy_bypass(host):
+        return []
+    return [f"export no_proxy={shlex.quote(','.join(filter(None, (proxies.get('no'), host))))}  # else it goes to your proxy"]
 
 
 def status_lines(seen: Seen, dir_option: str) -> list[str]:
@@ -86,7 +99,7 @@ def status_lines(seen: Seen, dir_option: str) -> list[str]:
     state = seen.state
     if not seen.running:
         if not state.ended:
-            head = [f"The stack is not running: its supervisor was killed. `{command('stack down')}` cleans up."]
+            head = [f"The stack is not running: its supervisor was killed. `{command(f'stack down{dir_option}')}` cleans up."]
         elif state.problem:
             head = ["The stack is not running. It ended because of this:", textwrap.indent(state.problem, "  ")]
         else:
@@ -114,7 +127,10 @@ def command(rest: str) -> str:
 
 def short(path: Path) -> str:
     """A path as a person writes it."""
-    home = Path.home()
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user without one
+        return str(path)
     return f"~{os.sep}{path.relative_to(home)}" if path != home and path.is_relative_to(home) else str(path)
 
 

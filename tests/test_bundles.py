@@ -102,9 +102,10 @@ def test_bundle_keeps_changed_files(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_bundle_where_it_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file where the folder, or one in it, should be is one line that names it, and nothing is written."""
     (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "grafana").touch()
-    for folder, file in (("file", "file"), ("half", "half/grafana")):
+    for folder, file in (("file", "file"), ("link", "link"), ("half", "half/grafana")):
         assert main(["bundle", str(tmp_path / folder)]) == 2
         message = f"cannot write to {tmp_path / file}: a file is where a folder is wanted; name another folder"
         assert capsys.readouterr().err == f"inferspan: {message}\n"

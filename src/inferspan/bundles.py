@@ -7,6 +7,7 @@ with ``FileExistsError`` that names the files of the user that would be overwrit
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def write(folder: Path, *, force: bool = False) -> list[Path]:
         FileExistsError: files differ, and ``force`` is off. Nothing is written then. ``args[0]`` is the list of them.
     """
     for path in {above for name in bundled_files() for above in (folder / name).parents}:
-        if path.exists() and not path.is_dir():
+        if os.path.lexists(path) and not path.is_dir():  # a link that leads nowhere as well
             raise NotADirectoryError(errno.ENOTDIR, "a file is where a folder is wanted", str(path))
     wanted = {folder / name: source.read_bytes() for name, source in bundled_files().items()}
     to_write = [path for path, content in wanted.items() if not path.is_file() or path.read_bytes() != content]

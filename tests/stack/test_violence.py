@@ -48,6 +48,17 @@ def test_suspended_supervisor(stack: StackCommand) -> None:
     assert stack.left() == []
 
 
+def test_suspended_program(stack: StackCommand) -> None:
+    """A program that was suspended is unhealthy in the table, and woken to stop by itself."""
+    stack.up()
+    programs = json.loads(stack("status", "--json")[1])["programs"]
+    os.kill(programs[1]["pid"], signal.SIGSTOP)
+    seen = json.loads(stack("status", "--json")[1])
+    assert [each["health"] for each in seen["programs"]] == ["healthy", "unhealthy", "healthy"]
+    code, out, _ = stack("down")
+    assert (code, [line.split()[-1] for line in out.splitlines()[:3]], stack.left()) == (0, ["stopped"] * 3, [])
+
+
 def test_suspended_keeper(stack: StackCommand) -> None:
     """A keeper that was suspended is not left behind."""
     stack.up()

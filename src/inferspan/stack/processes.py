@@ -71,6 +71,8 @@ def end(
         for leader in leaders:
             for pid in members(leader):
                 _signal(pid, signal.SIGTERM)
+                if _POSIX:
+                    _signal(pid, signal.SIGCONT)  # one that is suspended hears nothing
         _wait(leaders, grace, reap, hurry)
     killed: list[int] = []
     deadline = time.monotonic() + _AFTER_KILL

@@ -66,7 +66,9 @@ def test_format() -> None:
 def test_images_are_pinned() -> None:
     """Every image has the tag of one release, and the collector's is the one that the manifest names too."""
     tags = {name: service["image"].rpartition(":")[2] for name, service in SERVICES.items()}
-    assert {name for name, tag in tags.items() if not re.fullmatch(r"v?\d+\.\d+\.\d+", tag)} == set()
+    assert {name for name, tag in tags.items() if not re.fullmatch(r"v?\d+\.\d+\.\d+(-busybox)?", tag)} == set()
+    # Prometheus has images with and without the program that its health check calls.
+    assert "wget" in SERVICES["prometheus"]["healthcheck"]["test"] and tags["prometheus"].endswith("-busybox")
     assert tags["collector"] == load("builder-config.yaml")["dist"]["version"]
 
 
@@ -113,7 +115,7 @@ def test_every_variable_is_read() -> None:
     """A variable given to a service is read by its configuration, and those whose default is loopback are given."""
     for name, file in CONFIGURATION.items():
         given, read = SERVICES[name]["environment"], defaults(file)
-        assert set(given) <= set(read)
+        assert set(given) <= {*read, "GOMEMLIMIT"}  # that one is the Go runtime's
         assert {variable for variable, default in read.items() if default.startswith(("127.0.0.1", "http://127.0.0.1"))} <= set(given)
     provisioned = {
         variable
@@ -122,6 +124,16 @@ def test_every_variable_is_read() -> None:
     }
     given = SERVICES["grafana"]["environment"]
     assert provisioned == {variable for variable in given if not variable.startswith("GF_")}
+
+
+def test_limits_of_memory() -> None:
+    """The Go runtime gives memory back before a container is killed, and the traces in Jaeger's memory are half of its limit."""
+    for name in ("collector", "jaeger"):
+        limit = int(SERVICES[name]["mem_limit"].removesuffix("g")) * 1024
+        assert 0.8 * limit < int(SERVICES[name]["environment"]["GOMEMLIMIT"].removesuffix("MiB")) < 0.9 * limit
+    assert (
+        int(SERVICES["jaeger"]["environment"]["JAEGER_MAX_TRACES"]) * 2 <= 1024 * int(SERVICES["jaeger"]["mem_limit"].removesuffix("g")) / 2
+    )
 
 
 def test_addresses_lead_to_services() -> None:

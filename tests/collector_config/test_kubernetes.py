@@ -205,6 +205,14 @@ def test_limits_hold() -> None:
     assert bytes_of(claim["spec"]["resources"]["requests"]["storage"]) >= 2 * queues
 
 
+def test_agents_go_last() -> None:
+    """The agents' priority is one of the cluster's users: the system's own are refused outside kube-system by some clusters."""
+    (priority,) = of_kind("PriorityClass")
+    assert pod("otelcol-agent")["priorityClassName"] == priority["metadata"]["name"]
+    assert (0 < priority["value"] <= 1_000_000_000, priority.get("globalDefault", False)) == (True, False)
+    assert not priority["metadata"]["name"].startswith("system-")
+
+
 def test_pods_have_few_rights() -> None:
     """Images have the tag of one release, the same everywhere; no container can gain rights or write outside its queue."""
     version = load("builder-config.yaml")["dist"]["version"]
@@ -235,5 +243,5 @@ def test_kustomize(run_tool: Run) -> None:
         (workload,) = [each for each in made if each["metadata"]["name"] == name and "template" in each.get("spec", {})]
         (mounted,) = [each["configMap"]["name"] for each in workload["spec"]["template"]["spec"]["volumes"] if "configMap" in each]
         assert maps[mounted] == {Path(file).name: text(file) for file in configurations(name)}
-    cluster_wide = {"Namespace", "ClusterRole", "ClusterRoleBinding"}
+    cluster_wide = {"Namespace", "ClusterRole", "ClusterRoleBinding", "PriorityClass"}
     assert {each["metadata"].get("namespace") for each in made if each["kind"] not in cluster_wide} == {KUSTOMIZATION["namespace"]}

@@ -21,6 +21,7 @@ stack: $(VENV)/demo.stamp ## run collector, Jaeger and Prometheus here, no conta
 	$(BIN)/inferspan stack up
 	@said="$$($(BIN)/inferspan stack up)"; \
 	find() { printf '%s\n' "$$said" | sed -n "s|^$$1||p"; }; \
+	no_proxy="$${no_proxy:-$$NO_PROXY},127.0.0.1,localhost" \
 	OTEL_SERVICE_NAME=inferspan-demo OTEL_EXPORTER_OTLP_ENDPOINT="$$(find 'export OTEL_EXPORTER_OTLP_ENDPOINT=')" \
 		OTEL_METRIC_EXPORT_INTERVAL=5000 $(BIN)/inferspan demo && \
 	echo && echo "The traces of the demo, newest first:" && \

@@ -146,7 +146,8 @@ def test_failure(exporter: InMemorySpanExporter) -> None:
     (span,) = (span for span in exporter.get_finished_spans() if span.parent is None)
     assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "went wrong")
     attributes = dict(span.attributes or {})
-    assert (attributes["error.type"], attributes["good"]) == ("mine.Error", 1) and not attributes.keys() & {"bad", "big", "mixed"}
+    assert [attributes[key] for key in ("error.type", "inferspan.failed", "good")] == ["mine.Error", True, 1]
+    assert not attributes.keys() & {"bad", "big", "mixed"}
     (event,) = span.events
     assert (event.name, dict(event.attributes or {})) == (
         "exception", {"exception.type": "mine.Error", "exception.message": "went wrong", "exception.stacktrace": "trace"},

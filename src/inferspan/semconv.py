@@ -101,6 +101,7 @@ TOKEN_IDS = "inferspan.tokens.ids"
 UNOBSERVED = "inferspan.unobserved"
 WARMUP = "inferspan.warmup"
 NONFINITE = "inferspan.nonfinite"
+FAILED = "inferspan.failed"
 KEEP = "inferspan.keep"
 LATENCY_TTFT = "gen_ai.latency.time_to_first_token"
 LATENCY_E2E = "gen_ai.latency.e2e"
@@ -521,6 +522,7 @@ ATTRIBUTES = (
     Attribute(UNOBSERVED, "string", _R, "what could not be seen and why, e.g. `modules: compiled`"),
     Attribute(WARMUP, "boolean", _R, "true on the first call, or if a compilation happened inside"),
     Attribute(NONFINITE, "boolean", _R, "true if NaN or Inf was seen, else absent"),
+    Attribute(FAILED, "boolean", _R, "true if the call ended with an exception, else absent; to search for, whichever the exception"),
     Attribute(KEEP, "boolean", _R, "for tail sampling: set by the setting of that name or by the caller"),
     Attribute(MODEL_NAME, "string", _R, "as gen_ai.request.model, on plain forwards too"),
     Attribute(MODEL_REVISION, "string", _R, "commit of the hub repository"),

@@ -253,7 +253,8 @@ class SpanRecorder:
             attributes = {key: value for key, value in attributes.items() if not key.startswith("gen_ai.")}
         scope.span.set_attributes(exportable_attributes(attributes))
         if end.failure is not None:
-            scope.span.set_attribute(semconv.ERROR_TYPE, end.failure.type)
+            # Not every store of traces can be asked for a status, but each for the value of an attribute.
+            scope.span.set_attributes({semconv.ERROR_TYPE: end.failure.type, semconv.FAILED: True})
             scope.span.add_event(
                 semconv.EXCEPTION_EVENT,
                 {

@@ -19,7 +19,7 @@ from grafana_foundation_sdk.models import heatmap as heatmap_model
 from grafana_foundation_sdk.models import prometheus as prometheus_model
 
 from .links import Link, to_trace
-from .panels import Limits, Query, Says, Sized, data_links, finish, heading, override, short_ids, thresholds, tooltip
+from .panels import Limits, Query, Says, Sized, data_links, finish, heading, override, rename, short_ids, thresholds, tooltip
 from .variables import JAEGER, PROMETHEUS
 
 __all__ = ["JaegerSearch", "alerts", "bars", "grid", "heat", "states", "table", "traces"]
@@ -67,10 +67,15 @@ def grid(
     height: int = 8,
     minimum: float | None = None,
     maximum: float | None = None,
-    color: model.FieldColorModeId = model.FieldColorModeId.CONTINUOUS_BL_YL_RD,
+    color: model.FieldColorModeId,
     links: Sequence[Link] = (),
+    renamed: tuple[str, str] | None = None,
 ) -> Sized:
-    """One line of coloured cells for each series (status history): many series at one glance."""
+    """One line of coloured cells for each series (status history): many series at one glance.
+
+    No legend says what the colours mean: the title has to. ``renamed``: a regular expression and what becomes of names that match it,
+    after they have been put in order.
+    """
     panel = heading(statushistory.Panel(), title, says, unit, links).color_scheme(build.FieldColor().mode(color))
     panel = (
         panel.thresholds(thresholds("green")).show_value(common.VisibilityMode.AUTO).row_height(0.9).legend(SHORT_LEGEND).tooltip(tooltip())
@@ -78,7 +83,8 @@ def grid(
     panel = panel.min(minimum) if minimum is not None else panel
     panel = panel.max(maximum) if maximum is not None else panel
     # A cell for each step is unreadable on a long range.
-    return finish(panel.max_data_points(120).with_transformation(short_ids()), [query], width, height)
+    panel = panel.max_data_points(120).with_transformation(short_ids())
+    return finish(panel.with_transformation(rename(*renamed)) if renamed else panel, [query], width, height)
 
 
 def states(
@@ -114,6 +120,8 @@ def bars(
     panel = panel.min(minimum) if minimum is not None else panel
     panel = panel.max(maximum) if maximum is not None else panel
     panel = panel.decimals(decimals) if decimals is not None else panel
+    # Without values there would be an empty bar beside the text that says why.
+    panel = panel.show_unfilled(False)
     # Left to itself Grafana writes as large as there is room.
     panel = panel.text(common_build.VizTextDisplayOptions().title_size(14).value_size(16))
     return finish(panel.with_transformation(short_ids()), queries, width, height)

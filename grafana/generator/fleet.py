@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from grafana_foundation_sdk.models.dashboard import FieldColorModeId
+
 from inferspan import semconv as s
 
 from . import fleet_detail, fleet_table
@@ -16,7 +18,7 @@ from .charts import bars, grid
 from .fleet_queries import NAMES, NO_RANKS, NO_REQUESTS, RANK, WHOLE, Q, of, step_of_rank, straggler
 from .frame import Row, frame
 from .links import FLEET, GPU, MODEL, OVERVIEW, to_dashboard
-from .panels import Query, Says, Sized, stats, trend
+from .panels import TIMES, Query, Says, Sized, stats, trend
 
 __all__ = ["dashboard"]
 
@@ -63,7 +65,7 @@ def _at_a_glance() -> list[Sized]:
         stats(
             "Slowest rank",
             Query(f"max ({straggler()})", "times the median"),
-            unit="short",
+            unit=TIMES,
             decimals=2,
             base="green",
             limits=STRAGGLER,
@@ -153,7 +155,8 @@ def _ranks() -> Row:
             trend(
                 "Rank against the median",
                 Query(straggler(), f"{legend} {of(REQUEST_MODEL)}"),
-                unit="short",
+                unit=TIMES,
+                decimals=2,
                 width=6,
                 says=ratio,
                 limits=STRAGGLER,
@@ -179,14 +182,15 @@ def _tokens_of_ranks() -> str:
 
 def _instances() -> Sized:
     return grid(
-        "Duration p95 by process",
+        "Duration p95 by process (blue: short, purple: long)",
         Query(Q.quantile(0.95, s.M_SERVER_DURATION, by=["service_name", "instance"]), of("service_name", "instance")),
         unit="s",
         height=7,
         minimum=0,
+        color=FieldColorModeId.CONTINUOUS_BL_PU,
         links=[to_dashboard(OVERVIEW, instance="instance")],
         says=Says(
-            "A line for each process; the colour says how long 95 % of its requests took at most.",
+            "A line for each process: how long 95 % of its requests took at most. Purple is the longest in view, blue next to nothing.",
             "quantile of `gen_ai.server.request.duration` by process.",
             "One line that differs: that process or its host. A column: something that all of them share.",
             empty=NO_REQUESTS,

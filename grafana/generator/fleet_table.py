@@ -24,7 +24,7 @@ def _to(uid: str, **narrowed: str) -> Link:
     )
 
 
-def _column(name: str, unit: str, limits: Limits = (), *, width: int = 90, decimals: int | None = None) -> dict[str, object]:
+def _column(name: str, unit: str, limits: Limits = (), *, width: int = 80, decimals: int | None = None) -> dict[str, object]:
     """A column of numbers, its cells coloured where a limit says so."""
     found: dict[str, object] = {"displayName": name, "unit": unit, "noValue": "-", "custom__width": width}
     if decimals is not None:
@@ -35,8 +35,9 @@ def _column(name: str, unit: str, limits: Limits = (), *, width: int = 90, decim
     return found
 
 
-def _named(name: str, width: int, *links: Link) -> dict[str, object]:
-    found: dict[str, object] = {"displayName": name, "noValue": "-", "custom__width": width}
+def _named(name: str, width: int | None, *links: Link) -> dict[str, object]:
+    """A column of texts; those without a width share what is left."""
+    found: dict[str, object] = {"displayName": name, "noValue": "-", **({"custom__width": width} if width else {"custom__minWidth": 90})}
     return {**found, "links": [link.build().to_json() for link in data_links(links)]} if links else found
 
 
@@ -52,10 +53,10 @@ def processes() -> Sized:
     """The table."""
     count = Q.count(s.M_SERVER_DURATION, by=PROCESS)
     columns: dict[str, dict[str, object]] = {
-        "service_name": _named("Service", 100, _to(OVERVIEW, service="service_name")),
-        "job": _named("Job", 100),
-        "instance": _named("Process", 230, _to(OVERVIEW, instance="instance")),
-        "host_name": _named("Host", 110, _to(GPU, host="host_name")),
+        "service_name": _named("Service", None, _to(OVERVIEW, service="service_name")),
+        "job": _named("Job", None),
+        "instance": _named("Process", 310, _to(OVERVIEW, instance="instance")),
+        "host_name": _named("Host", None, _to(GPU, host="host_name")),
         RANK: _named("Rank", 60),
         "service_version": _named("Version", 80),
         "Value #A": _column("Requests/s", "reqps", width=100),

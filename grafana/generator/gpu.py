@@ -221,7 +221,7 @@ def _power_and_heat() -> list[Sized]:
             limits=((80, "orange"), (90, "red")),
         ),
         grid(
-            "Utilisation of all cards",
+            "Utilisation of all cards (blue: idle, purple: busy)",
             Query(f"{UTILISATION} or {POWER_INSTEAD}", LEGEND),
             unit="percentunit",
             says=CELLS,

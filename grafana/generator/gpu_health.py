@@ -54,7 +54,7 @@ def _health() -> Row:
         bars(
             "ECC errors",
             Query(counted, f"{LEGEND} {{{{error_type}}}}", instant=True),
-            Query(f"{located} > 0", f"{{{{inferspan_gpu_memory_location}}}} {{{{error_type}}}} {LEGEND}", instant=True),
+            Query(f"{located} > 0", f"{LEGEND} {{{{inferspan_gpu_memory_location}}}} {{{{error_type}}}}", instant=True),
             unit="short",
             decimals=0,
             says=ERRORS,
@@ -179,10 +179,10 @@ def _list() -> Row:
     by = ", ".join(labels)
     size, share = (f"max by ({by}) ({Q.series(key)})" for key in (semconv.M_GPU_MEMORY_LIMIT, semconv.M_GPU_MEMORY_UTILIZATION))
     columns: dict[str, dict[str, object]] = {
-        "host_name": {"displayName": "Host"},
-        "hw_name": {"displayName": "Name", "custom__width": 100},
+        "host_name": {"displayName": "Host", "custom__width": 180},
+        "hw_name": {"displayName": "Name", "custom__width": 90},
         "hw_model": {"displayName": "Model"},
-        "hw_id": {"displayName": "Id"},
+        "hw_id": {"displayName": "Id", "custom__width": 350},
         "hw_parent": {"displayName": "Slice of"},
         "hw_driver_version": {"displayName": "Driver", "custom__width": 120},
         "hw_firmware_version": {"displayName": "Firmware", "custom__width": 150},

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from inferspan import semconv
 
-from .charts import bars
 from .frame import Row
 from .links import OVERVIEW, to_dashboard
-from .panels import Query, Says, Sized, trend
+from .panels import CORES, Query, Says, Sized, trend
 from .queries import Queries
 
 __all__ = ["cpu_in_use", "rows"]
@@ -72,7 +71,7 @@ def _host_panels(q: Queries) -> list[Sized]:
     limit = Query(f"max by (host_name) ({q.series(semconv.M_SYSTEM_MEMORY_LIMIT)})", "{{host_name}} limit")
     return [
         trend("CPU of the host", Query(cpu_in_use(q), "{{host_name}}"), unit="percentunit", says=BUSY, width=6, maximum=1),
-        trend("CPUs by mode", cpu, unit="short", says=MODES, width=6),
+        trend("CPUs by mode", cpu, unit=CORES, says=MODES, width=6),
         trend(
             "Memory of the host",
             Query(_used(q), "{{host_name}}"),
@@ -128,13 +127,12 @@ def _agent_panels(q: Queries) -> list[Sized]:
         trend("Network", Query(by_direction("system.network.io", 'device!="lo"'), legend), unit="Bps", says=TRAFFIC),
         trend("Paging", Query(by_direction("system.paging.operations", 'type="major"'), legend), unit="ops", says=TROUBLE),
         trend("Network errors", Query(by_direction("system.network.errors"), legend), unit="ops", says=TROUBLE),
-        bars(
+        trend(
             "File systems",
             Query(share, "{{host_name}} {{mountpoint}}"),
             unit="percentunit",
             says=SPACE,
             maximum=1,
-            base="green",
             limits=((0.85, "orange"), (0.95, "red")),
         ),
     ]
@@ -204,7 +202,7 @@ def _process_panels(q: Queries) -> list[Sized]:
         trend(
             "CPU time by mode",
             rate(semconv.M_PROCESS_CPU_TIME, "cpu_mode"),
-            unit="short",
+            unit=CORES,
             says=CPU_TIME_BY_MODE,
             width=6,
         ),

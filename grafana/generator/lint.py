@@ -42,6 +42,8 @@ UNITS = frozenset(
         "s",
         "short",
         "string",
+        "suffix:cores",
+        "suffix:x",
         "watt",
     }
 )

@@ -73,6 +73,7 @@ def _memory() -> list[Sized]:
             unit="percentunit",
             width=12,
             maximum=1,
+            decimals=1,
             limits=((0.5, "orange"),),
             says=share,
             links=to_gpu,

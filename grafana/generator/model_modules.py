@@ -5,6 +5,8 @@ All of it needs the setting ``module_metric``. Modules contain each other, so on
 
 from __future__ import annotations
 
+from grafana_foundation_sdk.models.dashboard import FieldColorModeId
+
 from inferspan import semconv as s
 
 from .charts import grid, table
@@ -95,15 +97,17 @@ def _layers(phase: str, matcher: str) -> Sized:
     for zeros, digits in (("0", ".."), ("00", ".")):
         padded = f'label_replace({padded}, "{LAYER}", "{zeros}$1", "{LAYER}", "({digits})")'
     return grid(
-        f"Time per layer, {phase}",
+        f"Time per layer, {phase} (blue: short, purple: long)",
         Query(padded, f"layer {of(LAYER)}"),
         unit="s",
         width=12,
         height=10,
         minimum=0,
+        color=FieldColorModeId.CONTINUOUS_BL_PU,
+        renamed=("/^layer 0*(\\d+)$/", "layer $1"),
         links=(to_dashboard(OVERVIEW),),
         says=Says(
-            f"A line for each layer; the colour says how long a call of it takes in {phase}.",
+            f"A line for each layer: how long a call of it takes in {phase}. Purple is the longest in view, blue next to nothing.",
             f"mean of the slowest measured module of the layer, which is the layer itself unless `modules` leaves it out. {NEEDS}",
             "All lines should look alike. One that differs has other code, another device or a hook; a column is a slow moment.",
             empty=NO_MODULES,

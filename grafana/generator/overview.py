@@ -6,6 +6,7 @@ that ``semconv`` (the setting) chooses between.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from inferspan import semconv
@@ -15,7 +16,7 @@ from .charts import alerts
 from .frame import Row, frame
 from .links import FLEET, GPU, OVERVIEW, to_dashboard, to_traces
 from .overview_queries import FAILED, NAMES, Q
-from .panels import Query, Says, Sized, stats, trend
+from .panels import Query, Says, Sized, override, stats, trend
 from .queries import ratio
 
 __all__ = ["dashboard"]
@@ -23,8 +24,8 @@ __all__ = ["dashboard"]
 MODEL = "gen_ai_request_model"
 NO_REQUESTS = "no generate() ended in this time range"
 SLOW_TRACES = to_traces("Slow traces", minDuration="${slow}")
-FAILED_TRACES = to_traces("Failed traces", tags="error.type=${failure}")
-SUCH_TRACES = to_traces("Traces that failed so", tags="error.type=${__field.labels.error_type}")
+# Not `error=true`: what Jaeger keeps in memory is not found by it.
+FAILED_TRACES = to_traces("Failed traces", tags=f"{semconv.FAILED}=true")
 
 
 REQUESTS_S = Says(
@@ -36,7 +37,7 @@ REQUESTS_S = Says(
 ERROR_RATIO = Says(
     "Share of the calls of generate() that ended with an exception.",
     "calls with `error_type` / all calls.",
-    "Click for the traces of calls that failed with *Exception*; *Errors by type* says which exceptions there are.",
+    "Click for the traces of failed calls; *Errors by type* says which exceptions there are.",
     empty="no requests",
 )
 TTFT_P95 = Says(
@@ -136,7 +137,7 @@ def _state_now() -> list[Sized]:
             Query(Q.total(semconv.M_ACTIVE), "requests"),
             unit="short",
             says=IN_FLIGHT,
-            width=3,
+            width=2,
             links=[to_dashboard(FLEET)],
         ),
         stats(
@@ -153,7 +154,7 @@ def _state_now() -> list[Sized]:
             "Alerts",
             says=ALERTS,
             name="Inferspan",
-            width=3,
+            width=4,
         ),
     ]
 
@@ -171,9 +172,9 @@ DURATION = Says(
     empty=NO_REQUESTS,
 )
 ERRORS_BY_TYPE = Says(
-    "Share of all calls that ended with this exception.",
+    "Share of all calls that ended with this exception; dashed: with any.",
     "calls with this `error_type` / all calls.",
-    "torch.OutOfMemoryError: see the memory of the GPU. Others: click a line for its traces.",
+    "torch.OutOfMemoryError: see the memory of the GPU. Others: click a line for the traces of failed calls.",
     empty=NO_REQUESTS,
 )
 OUTPUT_TOKENS_S_BY_MODEL = Says(
@@ -186,8 +187,6 @@ OUTPUT_TOKENS_S_BY_MODEL = Says(
 
 def _requests() -> list[Sized]:
     duration = semconv.M_SERVER_DURATION
-    all_requests = Q.count(duration)
-    by_type = f"{Q.count(duration, FAILED, by=['error_type'])} / on () group_left () ({all_requests} > 0)"
     return [
         trend(
             "Requests/s by model",
@@ -209,16 +208,7 @@ def _requests() -> list[Sized]:
             height=7,
             links=[SLOW_TRACES],
         ),
-        trend(
-            "Errors by type",
-            Query(by_type, "{{error_type}}"),
-            Query(ratio(Q.count(duration, FAILED), all_requests), "all"),
-            unit="percentunit",
-            says=ERRORS_BY_TYPE,
-            width=12,
-            height=7,
-            links=[SUCH_TRACES],
-        ),
+        _errors(),
         trend(
             "Output tokens/s by model",
             Query(Q.tokens("output", by=[MODEL]), "{{gen_ai_request_model}}"),
@@ -230,6 +220,26 @@ def _requests() -> list[Sized]:
             links=[to_dashboard(GPU)],
         ),
     ]
+
+
+def _errors() -> Sized:
+    failed = partial(Q.count, semconv.M_SERVER_DURATION, FAILED)
+    whole = Q.count(semconv.M_SERVER_DURATION)
+    panel = trend(
+        "Errors by type",
+        Query(f"{failed(by=['error_type'])} / on () group_left () ({whole} > 0)", "{{error_type}}"),
+        Query(ratio(failed(), whole), "all"),
+        unit="percentunit",
+        says=ERRORS_BY_TYPE,
+        width=12,
+        height=7,
+        links=[FAILED_TRACES],
+        dashed="/^all$/",
+    )
+    # With one type only both lines are the same: that of the type is to be seen through the other's gaps.
+    lines: Any = panel.builder
+    lines.override_by_name("all", override(color={"mode": "fixed", "fixedColor": "#8e8e8e"}, custom__showPoints="never"))
+    return panel
 
 
 def dashboard() -> dict[str, Any]:

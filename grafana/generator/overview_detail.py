@@ -24,7 +24,7 @@ def _quantiles(key: str) -> list[Query]:
 def _pair(title: str, key: str, says: Says, unit: str = "s") -> list[Sized]:
     """Quantiles beside the heat map of the same histogram."""
     distribution = says._replace(
-        how=f"calls per bucket of `{key}`; the darker, the more.",
+        how=f"calls per bucket of `{key}`; the more, the stronger the colour.",
         do="Two bands are two kinds of requests: narrow the view by model or instance until one is left.",
     )
     return [
@@ -90,7 +90,11 @@ JOULE = Says(
     "Falls when batches are small: more rows at once cost hardly more energy.",
     empty="no GPU reported an energy counter",
 )
-HEAT_SAYS = LENGTHS._replace(what="Length of outputs.", how="calls per bucket of output tokens; the darker, the more.")
+HEAT_SAYS = LENGTHS._replace(
+    what="Length of outputs, up to 262144 tokens.", how="calls per bucket of output tokens; the more, the stronger the colour."
+)
+LIKELY = r'le=~"\\d{1,6}(\\.0)?"'
+"""Bounds up to 262144, however Prometheus writes them: those of the conventions go to 67 million, and would be empty rows."""
 
 
 def _tokens() -> Row:
@@ -110,7 +114,13 @@ def _tokens() -> Row:
         for share in (0.5, 0.95)
     ]
     output = Q.either(
-        semconv.M_OPERATION_OUTPUT, semconv.M_LEGACY_USAGE, "_bucket", ["le"], matcher='gen_ai_token_type="output"', function="increase"
+        semconv.M_OPERATION_OUTPUT,
+        semconv.M_LEGACY_USAGE,
+        "_bucket",
+        ["le"],
+        matcher='gen_ai_token_type="output"',
+        both=LIKELY,
+        function="increase",
     )
     panels = [
         trend("Tokens/s", *both, unit="short", says=RATES, width=12),
@@ -222,12 +232,12 @@ def _traces() -> Row:
         traces(
             "Failed traces",
             says=says(
-                "Traces of calls that raised the *Exception* chosen above.",
-                "`error.type` of it",
-                f"{open_one} The exception is an event of the request.",
-                "no call failed so",
+                "Traces of calls that ended with an exception.",
+                f"`{semconv.FAILED}=true`",
+                f"{open_one} `error.type` and the event of the request say what it was.",
+                "no call failed",
             ),
-            tags="error.type=${failure}",
+            tags=f"{semconv.FAILED}=true",
         ),
         traces(
             "Traces with NaN or Inf",

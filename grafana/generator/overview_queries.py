@@ -7,6 +7,6 @@ from .variables import COMMON
 
 __all__ = ["FAILED", "NAMES", "Q"]
 
-NAMES = (*COMMON, "trace_service", "slow", "failure")
+NAMES = (*COMMON, "trace_service", "slow")
 Q = Queries(NAMES)
 FAILED = 'error_type!=""'

@@ -23,6 +23,8 @@ from .links import Link
 from .variables import PROMETHEUS
 
 __all__ = [
+    "CORES",
+    "TIMES",
     "Limits",
     "Query",
     "Says",
@@ -31,6 +33,7 @@ __all__ = [
     "finish",
     "heading",
     "mapping",
+    "rename",
     "short_ids",
     "stats",
     "target",
@@ -41,6 +44,10 @@ __all__ = [
 
 Limits = Sequence[tuple[float, str]]
 """From which value on which colour."""
+CORES = "suffix:cores"
+"""Unit of CPUs that are busy."""
+TIMES = "suffix:x"
+"""Unit of multiples."""
 WIDE = 12
 CALC_TITLES = {"mean": "Mean", "max": "Max", "min": "Min", "sum": "Total", "lastNotNull": "Last *"}
 UUID = "/([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}/"
@@ -145,9 +152,14 @@ def trend_legend(width: int, calcs: Sequence[str] = ("mean", "max")) -> common_b
     return made.calcs(list(calcs)).sort_by(CALC_TITLES[calcs[-1]]).sort_desc(True)
 
 
+def rename(regex: str, pattern: str) -> model.DataTransformerConfig:
+    """Another name for each series whose name matches."""
+    return model.DataTransformerConfig(id_val="renameByRegex", options={"regex": regex, "renamePattern": pattern})
+
+
 def short_ids() -> model.DataTransformerConfig:
     """Of the UUIDs in names the first eight digits: a name with a whole one leaves no room for anything else."""
-    return model.DataTransformerConfig(id_val="renameByRegex", options={"regex": UUID, "renamePattern": "$1"})
+    return rename(UUID, "$1")
 
 
 def tooltip() -> common_build.VizTooltipOptions:
@@ -192,6 +204,7 @@ def trend(
     links: Sequence[Link] = (),
     calcs: Sequence[str] = ("mean", "max"),
     dashed: str = "",
+    decimals: int | None = None,
 ) -> Sized:
     """Lines over time.
 
@@ -207,6 +220,7 @@ def trend(
     )
     panel = panel.min(minimum) if minimum is not None and not logarithmic else panel
     panel = panel.axis_soft_max(maximum) if maximum is not None else panel
+    panel = panel.decimals(decimals) if decimals is not None else panel
     if stacked:
         panel = panel.stacking(common_build.StackingConfig().mode(common.StackingMode.NORMAL).group("A"))
     if logarithmic:

@@ -6,7 +6,7 @@ from inferspan import semconv
 
 from .charts import states
 from .frame import Row
-from .panels import Query, Says, Sized, mapping, trend
+from .panels import CORES, Query, Says, Sized, mapping, trend
 from .queries import Queries, or_zero
 
 __all__ = ["rows"]
@@ -191,7 +191,7 @@ def _sampling(q: Queries) -> list[Sized]:
         trend(
             "Collector: CPU",
             Query(q.rate("otelcol_process_cpu_seconds", by=["instance"]), "{{instance}}"),
-            unit="short",
+            unit=CORES,
             says=COLLECTOR_CPU,
         ),
     ]

@@ -147,7 +147,9 @@ class Queries:
         """Largest reading of a device in the whole time range."""
         return f"max{_by((*_labels(named), *by))} (max_over_time({self.series(key, *matchers)}[$__range]))"
 
-    def either(self, first: str, second: str, part: str, by: Iterable[str] = (), *, matcher: str = "", function: str = "rate") -> str:
+    def either(
+        self, first: str, second: str, part: str, by: Iterable[str] = (), *, matcher: str = "", both: str = "", function: str = "rate"
+    ) -> str:
         """Sum of the rates of a metric that the setting ``semconv`` gives one of two names; where a process has both, the first counts.
 
         Args:
@@ -156,13 +158,14 @@ class Queries:
             part: ``_bucket``, ``_count`` or ``_sum``; the first, if it is a counter, has none.
             by: labels to group by.
             matcher: for the second.
+            both: a matcher for both.
             function: ``rate``, or ``increase`` for heat maps.
         """
         inner = _by(("instance", *by))
-        newer = self.series(first, part=part if part in find(first).parts else "")
-        older = self.series(second, *([matcher] if matcher else []), part=part)
-        both = (f"sum{inner} ({function}({selector}[{WINDOW}]))" for selector in (newer, older))
-        return f"sum{_by(by)} ({' or '.join(both)})"
+        newer = self.series(first, *filter(None, [both]), part=part if part in find(first).parts else "")
+        older = self.series(second, *filter(None, [matcher, both]), part=part)
+        rates = (f"sum{inner} ({function}({selector}[{WINDOW}]))" for selector in (newer, older))
+        return f"sum{_by(by)} ({' or '.join(rates)})"
 
     def tokens(self, direction: str, by: Iterable[str] = ()) -> str:
         """Tokens a second, ``input`` or ``output``, whichever of the conventions a process follows."""

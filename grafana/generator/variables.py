@@ -44,7 +44,6 @@ _PROGRAMS = _any_of(_REQUESTS, _FORWARDS, _name(semconv.M_PROCESS_UPTIME), _name
 # Embedding calls have no other metric in common with generate() than the older names.
 _EMBEDDINGS = (_name(semconv.M_EMBEDDINGS_DURATION, "_count"), _name(semconv.M_LEGACY_DURATION, "_count"))
 _MODELS = _any_of(_REQUESTS, _name(semconv.M_ACTIVE), *_EMBEDDINGS)
-_FAILURES = _any_of(_REQUESTS, _name("traces_span_metrics_calls_total"))
 _ENV = 'deployment_environment_name=~"$env"'
 _SERVICE = f'{_ENV},service_name=~"$service"'
 _HOST = f'{_SERVICE},host_name=~"$host"'
@@ -83,10 +82,6 @@ _ASKED = {
         label(semconv.MODULE_LAYER_INDEX),
         numbers=True,
         about="number in the list of layers",
-    ),
-    # Jaeger finds exact values only, and its storage in memory does not know error=true: so failed traces are asked for by exception.
-    "failure": _Values(
-        "Exception", f'{_FAILURES},error_type!="",{_SERVICE}', "error_type", one=True, about="class of the exception of failed traces"
     ),
     "trace_service": _Values(
         "Traces of", f"{_PROGRAMS},{_SERVICE}", "service_name", one=True, about="the one service whose traces are listed"

@@ -48,6 +48,8 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "cps": (0, 1e7),
     "short": (0, HUGE),
     "none": (0, HUGE),
+    "suffix:cores": (0, 1e4),
+    "suffix:x": (0, 1e4),
     "locale": (0, HUGE),
     "bool_on_off": (0, 1),
 }

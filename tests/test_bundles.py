@@ -97,6 +97,10 @@ def test_bundle_keeps_changed_files(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["bundle", str(tmp_path), "--force"]) == 0
     assert capsys.readouterr().out.splitlines()[:2] == [str(changed), str(removed)]
     assert changed.read_text() == bundles.collector_config("dev.yaml").read_text()
+    changed.unlink()
+    assert main(["bundle", str(tmp_path)]) == 0
+    others = len(bundles.bundled_files()) - 1
+    assert capsys.readouterr().out.splitlines()[1] == f"1 file written, {others} were there already."
 
 
 def test_bundle_where_it_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

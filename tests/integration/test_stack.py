@@ -63,6 +63,7 @@ def test_telemetry_arrives_and_nothing_is_left(command: StackCommand, bundle: Pa
     """Up; a span and a metric sent by OTLP are in Jaeger and Prometheus; status is healthy; down ends all and frees every port."""
     code, out, err = command.up("--mode", mode, "--bundle", str(bundle), **QUICK)
     assert (code, err) == (0, ""), out
+    assert ("a share of the others, OTELCOL_BASELINE_PERCENT" in out) == (mode == "fleet")
     code, status, _ = command("status", "--json")
     seen = json.loads(status)
     addresses = seen["addresses"]

@@ -26,7 +26,8 @@ modes:
   scrape   Prometheus fetches them instead (dev.yaml and dev-scrape.yaml)
   fleet    agent and gateway with queues on disk (agent.yaml, gateway.yaml);
            of requests that are neither slow nor failed it keeps 5 % of the
-           traces, with OTELCOL_BASELINE_PERCENT=100 all
+           traces, with OTELCOL_BASELINE_PERCENT=100 all; a trace is shown
+           10 to 30 s after its request
 """
 _UP_END = """\
 ports, each with the variable for another one:
@@ -53,7 +54,8 @@ examples:
   inferspan stack up
   inferspan stack up --mode fleet --foreground     until Ctrl-C
   inferspan stack up --free-ports --dir /scratch/$USER/stack
-                                                   on a shared machine
+                                                   on a shared machine; the other
+                                                   commands need the same --dir
   inferspan bundle ./stack && inferspan stack up --bundle ./stack
                                                    configurations of your own
 """
@@ -65,6 +67,7 @@ examples:
   inferspan stack up          start, and print where to look
   inferspan stack status      what runs, is it healthy
   inferspan stack logs jaeger -f
+                              what one program says, until Ctrl-C
   inferspan stack down        stop everything
 """
 _BUNDLE_END = """\
@@ -126,7 +129,8 @@ def add_bundle(commands: Any) -> None:
 
 def _part(parts: Any, name: str, what: str, **texts: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = parts.add_parser(name, help=what, formatter_class=_RAW, **texts)
-    parser.add_argument("--dir", metavar="DIR", type=Path, help="folder of state, logs and data; default: one for each user")
+    where = "default: inferspan/stack in $XDG_STATE_HOME or ~/.local/state; on Windows in LOCALAPPDATA"
+    parser.add_argument("--dir", metavar="DIR", type=Path, help=f"folder of state, logs and data; {where}")
     parser.set_defaults(run=_run, command=name)
     return parser
 

@@ -287,7 +287,8 @@ def _bundle(folder: Path, *, force: bool) -> int:
     for path in written:
         print(path)
     total = len(bundles.bundled_files())
-    print(f"{len(written)} files written{f', {total - len(written)} were there already' if total > len(written) else ''}.")
+    files = "file" if len(written) == 1 else "files"
+    print(f"{len(written)} {files} written{f', {total - len(written)} were there already' if total > len(written) else ''}.")
     print(f"Run the stack with them: {command(f'stack up --bundle {shlex.quote(str(folder))}')}")
     return 0
 

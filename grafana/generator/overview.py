@@ -235,11 +235,11 @@ def _errors() -> Sized:
         width=12,
         height=7,
         links=[FAILED_TRACES],
-        dashed="/^all$/",
     )
     # With one type only both lines are the same: that of the type is to be seen through the other's gaps.
     lines: Any = panel.builder
-    lines.override_by_name("all", override(color={"mode": "fixed", "fixedColor": "#8e8e8e"}, custom__showPoints="never"))
+    grey, dash = {"mode": "fixed", "fixedColor": "#8e8e8e"}, {"fill": "dash", "dash": [4, 12]}
+    lines.override_by_name("all", override(color=grey, custom__lineStyle=dash, custom__fillOpacity=0, custom__showPoints="never"))
     return panel
 
 

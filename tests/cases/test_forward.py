@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from opentelemetry.sdk.trace import Span, SpanProcessor
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -187,6 +188,25 @@ class Recursive(nn.Module):
     def forward(self, hidden: Tensor, depth: int = 2) -> Tensor:
         hidden = self.linear(hidden)
         return self(hidden, depth=depth - 1) if depth else hidden
+
+
+def test_detached_at_the_very_start_of_a_forward(telemetry: Telemetry) -> None:
+    """Where uninstrument() comes between the start of a request and its registration, the span ends all the same, as interrupted."""
+    handle: Any = None
+
+    class Detaches(SpanProcessor):
+        def on_start(self, span: Span, parent_context: object = None) -> None:
+            handle.uninstrument()
+
+    telemetry.tracer_provider.add_span_processor(Detaches())
+    handle = telemetry.instrument(model := Net())
+    want = Net.forward(model, hidden=HIDDEN)
+    assert torch.equal(model(hidden=HIDDEN), want)
+    telemetry.check()
+    assert [(span.name, (span.attributes or {}).get(semconv.ERROR_TYPE)) for span in telemetry.spans()] == [("forward Net", "_OTHER")]
+    assert _hooks_on(model) == 0
+    model(hidden=HIDDEN)
+    assert len(telemetry.spans()) == 1
 
 
 def test_recursion(telemetry: Telemetry) -> None:

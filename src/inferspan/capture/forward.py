@@ -239,6 +239,10 @@ def start_forward(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any])
     call.push()
     call.overhead = perf_counter_ns() - start
     target.opened(call)
+    if not target.is_open:
+        # uninstrument() on another thread came in between: it has not ended this call, and took off what would.
+        call.finish(None, INTERRUPTED, perf_counter_ns())
+        return None
     return call
 
 

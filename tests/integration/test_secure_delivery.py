@@ -17,6 +17,7 @@ from pathlib import Path
 
 import grpc  # type: ignore[import-untyped, unused-ignore]
 import pytest
+import trustme
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 
 from tests.integration.conftest import plain_environment
@@ -28,7 +29,7 @@ from tests.otlp_receivers import Received, grpc_receiver
 pytestmark = pytest.mark.integration
 
 TOKENS = {"programs": "token-of-the-programs", "gateway": "token-of-the-agents"}
-NAMES = "DNS:localhost,DNS:otelcol-gateway,IP:127.0.0.1"
+NAMES = ("localhost", "otelcol-gateway", "127.0.0.1")
 PROGRAM = """
 import torch
 import inferspan
@@ -64,20 +65,17 @@ class Secured:
 
 def authority(folder: Path, name: str) -> None:
     """Make a certificate authority, and with it a certificate for this host."""
-    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
-    signed = ["-subj", "/CN=localhost", "-addext", f"subjectAltName={NAMES}", "-CA", f"{name}.pem", "-CAkey", f"{name}.key"]
-    for words in (
-        ["-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}"],
-        ["-keyout", f"{name}-host.key", "-out", f"{name}-host.pem", *signed],
-    ):
-        subprocess.run([*made, *words], cwd=folder, check=True, capture_output=True)
+    made = trustme.CA(organization_name=name)
+    host = made.issue_cert(*NAMES)
+    made.cert_pem.write_to_path(str(folder / f"{name}.pem"))
+    host.private_key_pem.write_to_path(str(folder / f"{name}-host.key"))
+    for pem in host.cert_chain_pems:
+        pem.write_to_path(str(folder / f"{name}-host.pem"), append=True)
 
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     """Agent and gateway with both overlays; the gateway asks for certificates of its agents, too."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not on PATH")
     folder = tmp_path_factory.mktemp("secure")
     for name in ("ca", "other"):
         authority(folder, name)

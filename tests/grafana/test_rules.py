@@ -124,16 +124,42 @@ def test_alerts_link_to_a_dashboard(alert: Mapping[str, Any]) -> None:
     assert dashboard["uid"] == uid
     known = {variable["name"] for variable in dashboard["templating"]["list"]}
     assert {key.removeprefix("var-") for key, _ in parse_qsl(parts.query)} <= known
+    assert len(re.findall(r"\$labels\.", url)) == len(re.findall(r"\$labels\.\w+ \| urlquery }}", url)), "names may hold anything"
 
 
 def test_objectives_are_bucket_boundaries() -> None:
     """Thresholds of the objectives stand once in the file, and each is a boundary of its histogram."""
     text = RULES.read_text(encoding="utf-8")
-    found = re.findall(r'expr: (\w+)_bucket\{le="([\d.]+)"\}', text)
-    assert found == re.findall(r'(\w+)_bucket\{[^}]*le="([\d.]+)"', text)
+    # A whole number matches both ways in which Prometheus may have been told it.
+    bound = r'le(?:="([\d.]*\.\d+)"|=~"(\d+)\(\[\.\]0\)\?")'
+    found = [(name, part or whole) for name, part, whole in re.findall(rf"expr: (\w+)_bucket\{{{bound}\}}", text)]
+    assert len(found) == len(re.findall(r'_bucket\{[^}]*le=~?"[\d.]', text))
     for metric, buckets in (("time_to_first_token", semconv.B_TTFT), ("time_per_output_token", semconv.B_TPOT)):
         (threshold,) = [float(le) for name, le in found if metric in name]
         assert threshold in buckets
+
+
+def test_an_objective_may_be_a_whole_number(tmp_path: Path) -> None:
+    """An objective of 5 s, written as the rules say, counts what was scraped (le="5.0") and what was pushed (le="5") alike."""
+    text = RULES.read_text(encoding="utf-8")
+    assert text.count('{le="2.5"}') == 1
+    (tmp_path / "rules.yml").write_text(text.replace('{le="2.5"}', '{le=~"5([.]0)?"}'), encoding="utf-8")
+    name = "gen_ai_server_time_to_first_token_seconds_bucket"
+    series = {
+        f'{name}{{job="{job}",gen_ai_request_model="m",le="{bound}"}}': f"0+{step}x30"
+        for job, five in (("scraped", "5.0"), ("pushed", "5"))
+        for bound, step in (("2.5", 1), (five, 9), ("+Inf", 10))
+    }
+    samples = [{"labels": f'{{job="{job}", gen_ai_request_model="m"}}', "value": 0.1} for job in ("pushed", "scraped")]
+    asked = {
+        "interval": "1m",
+        "input_series": [{"series": each, "values": values} for each, values in series.items()],
+        "promql_expr_test": [{"expr": "round(inferspan:ttft_slow:ratio_rate5m, 0.001)", "eval_time": "20m", "exp_samples": samples}],
+    }
+    order = [group["name"] for group in _groups()]
+    document = {"rule_files": ["rules.yml"], "evaluation_interval": "1m", "group_eval_order": order, "tests": [asked]}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(document), encoding="utf-8")
+    assert "SUCCESS" in _promtool("test", "rules", str(tmp_path / "test.yml"))
 
 
 @pytest.mark.parametrize("name", [name for name in ALERTS if "Burn" in name])

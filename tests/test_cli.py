@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import inferspan
 from inferspan import semconv
 from inferspan.cli import main
 from inferspan.settings import describe
@@ -75,6 +76,13 @@ def test_version_names_what_matters(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert {"inferspan", "torch", "transformers", "opentelemetry-sdk", "python", "platform"} <= set(names)
+
+
+def test_own_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """The usual option prints the version of this package alone."""
+    with pytest.raises(SystemExit) as done:
+        main(["--version"])
+    assert (done.value.code, capsys.readouterr().out) == (0, f"inferspan {inferspan.__version__}\n")
 
 
 def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:

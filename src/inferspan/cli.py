@@ -18,6 +18,7 @@ from pathlib import Path
 
 from inferspan.stack.arguments import add_bundle, add_stack
 from inferspan.stack.errors import StackError
+from inferspan.version import version as own_version
 
 __all__ = ["main"]
 
@@ -74,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"inferspan {own_version()}")
     commands = parser.add_subparsers(metavar="command", required=True)
 
     report = commands.add_parser(

@@ -146,6 +146,11 @@ def test_variables_of_a_program_that_died_are_listed(stack: StackCommand) -> Non
         ("PROMETHEUS_OTLP", "nonsense", "PROMETHEUS_OTLP=nonsense is no URL. dev.yaml reads it in line "),
         ("PROMETHEUS_URL", "localhost:9090", "PROMETHEUS_URL=localhost:9090 is no URL. jaeger.yaml reads it in line "),
         ("INFERSPAN_STACK_PROMETHEUS_PORT", "0", "INFERSPAN_STACK_PROMETHEUS_PORT=0: a port is a number from 1 to 65535"),
+        (
+            "GRAFANA_PORT",
+            "3001",
+            "GRAFANA_PORT is read by docker-compose.yaml only: set INFERSPAN_STACK_GRAFANA_PORT for this stack, or unset it",
+        ),
         ("INFERSPAN_STACK_JEAGER", "x", "INFERSPAN_STACK_JEAGER is no variable of the stack: did you mean INFERSPAN_STACK_JAEGER?"),
         ("INFERSPAN_STACK_GRAFANA", "/nowhere", "INFERSPAN_STACK_GRAFANA=/nowhere is no program that can be run"),
     ],

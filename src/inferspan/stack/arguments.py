@@ -54,8 +54,8 @@ examples:
   inferspan stack up
   inferspan stack up --mode fleet --foreground     until Ctrl-C
   inferspan stack up --free-ports --dir /scratch/$USER/stack
-                                                   on a shared machine; the other
-                                                   commands need the same --dir
+                                                   on a shared machine; the
+                                                   others need the same --dir
   inferspan bundle ./stack && inferspan stack up --bundle ./stack
                                                    configurations of your own
 """

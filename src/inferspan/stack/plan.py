@@ -17,7 +17,7 @@ from inferspan.stack import programs
 from inferspan.stack.configs import check_values, config_folder, write_configs
 from inferspan.stack.errors import StackError
 from inferspan.stack.grafana import grafana_command_line, grafana_environment
-from inferspan.stack.ports import PORTS, Assigned, assign_ports, check_ports
+from inferspan.stack.ports import PORTS, Assigned, assign_ports, check_ports, number_of
 
 __all__ = ["MODES", "PROMETHEUS_FLAGS", "Command", "Plan", "child_environment", "make_plan", "plan_from_json"]
 
@@ -46,6 +46,8 @@ PROMETHEUS_FLAGS = (
     "--enable-feature=exemplar-storage,created-timestamp-zero-ingestion",
 )
 """What ``prometheus.yml`` says that Prometheus must be started with."""
+_OF_CONTAINERS = {"PROMETHEUS_PORT": "INFERSPAN_STACK_PROMETHEUS_PORT", "GRAFANA_PORT": "INFERSPAN_STACK_GRAFANA_PORT"}
+"""Variables of docker-compose.yaml that a reader of its table may try here, and those that mean the same."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,9 @@ def _refuse_misspelt(environ: Mapping[str, str]) -> None:
         if name.startswith("INFERSPAN_STACK_") and name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             raise StackError(f"{name} is no variable of the stack{f': did you mean {close[0]}?' if close else ''}")
+        # Kubernetes sets such a name to a URL, for a service that is called so.
+        if name in _OF_CONTAINERS and number_of(environ[name]) and not environ.get(_OF_CONTAINERS[name], "").strip():
+            raise StackError(f"{name} is read by docker-compose.yaml only: set {_OF_CONTAINERS[name]} for this stack, or unset it")
 
 
 class _Layout:

@@ -72,7 +72,7 @@ def test_both_sides_are_tested(alert: Mapping[str, Any]) -> None:
     document = yaml.safe_load(TESTS.read_text(encoding="utf-8"))
     fires: set[tuple[bool, ...]] = set()
     for test in document["tests"]:
-        checks = [bool(check["exp_alerts"]) for check in test["alert_rule_test"] if check["alertname"] == alert["alert"]]
+        checks = [bool(check["exp_alerts"]) for check in test.get("alert_rule_test", ()) if check["alertname"] == alert["alert"]]
         if checks:
             fires.add((any(checks), all(checks)))
     assert {fired for fired, _ in fires} == {True, False}

@@ -236,7 +236,7 @@ def captured() -> dict[str, Any]:
         records.extend(log_message([SECRET], event=event).resource_logs[0].scope_logs[0].log_records)
     # Before log records had a name, events had it in an attribute.
     records.extend(log_message([SECRET], **{"event.name": EVENTS[1]}).resource_logs[0].scope_logs[0].log_records)
-    records.extend(log_message(["another record"], **content, **STAYS).resource_logs[0].scope_logs[0].log_records)
+    records.extend(log_message(["another record"], event="", **content, **STAYS).resource_logs[0].scope_logs[0].log_records)
     return {"traces": trace_message(spans), "logs": logs}
 
 

@@ -10,11 +10,12 @@ from collections import Counter
 
 import pytest
 
+from inferspan import semconv
 from tests.integration.conftest import plain_environment
 from tests.integration.fleet import Fleet, send
 from tests.integration.servers import LOOPBACK, Servers, eventually, free_ports, get_json, missing_programs
-from tests.integration.telemetry_made import log_message, metric_message, request_spans, trace_message
-from tests.otlp_receivers import grpc_receiver
+from tests.integration.telemetry_made import attributes, log_message, metric_message, request_spans, trace_message
+from tests.otlp_receivers import attributes_of, grpc_receiver
 
 pytestmark = pytest.mark.integration
 
@@ -49,6 +50,24 @@ def test_a_full_queue_refuses_and_loses_nothing(fleet: Fleet) -> None:
         print(
             f"full queue of 200 kB: {len(acknowledged)} requests of 4 kB acknowledged, all arrived; the next was answered {answer.status}"
         )
+
+
+def test_large_requests_pass(fleet: Fleet) -> None:
+    """A failed request of 5,000 spans, one with 6 MB of content, goes through both collectors whole; only the content is cut, to 64 KiB."""
+    with grpc_receiver() as last:
+        gateway = fleet.gateway(last.endpoint, OTELCOL_DECISION_WAIT_AFTER_ROOT="1s", OTELCOL_BASELINE_PERCENT="0").start()
+        agent = fleet.agent(gateway.grpc).start()
+        spans = request_spans(steps=1666, layers=2, error=True)
+        spans[-1].attributes.extend(attributes({semconv.INPUT_MESSAGES: "x" * 6_000_000}))
+        assert send(agent.http, "traces", trace_message(spans)).acknowledged
+
+        def look() -> None:
+            assert {span.span_id for span in last.spans()} == {span.span_id for span in spans}
+
+        eventually(look)
+        (content,) = [attributes_of(span).get(semconv.INPUT_MESSAGES) for span in last.spans() if span.span_id == spans[-1].span_id]
+        assert content == "x" * 65536
+        print(f"large: {len(spans)} spans with 6 MB of content in one request, all arrived")
 
 
 def test_a_full_memory_refuses(fleet: Fleet) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from .. import semconv as s
 from ..records import Sample
 from .cgroup import cpu_quota, memory_limit
+from .rise import Rises
 
 __all__ = ["HostSampler"]
 
@@ -53,24 +54,6 @@ _HOST_CPU = {
 _COUNTERS = frozenset(
     name for name in s.DEVICE_METRICS if s.METRICS[name].instrument == s.OBSERVABLE_COUNTER and not name.startswith(("hw.", "inferspan."))
 )
-
-
-class _Risen:
-    """Counters as risen since their first reading.
-
-    A counter is exported with the time since when it counts, which is that of its instrument: what the process or the host had used
-    before would all seem to fall into the first interval.
-    """
-
-    def __init__(self) -> None:
-        self._first: dict[tuple[str, frozenset[tuple[str, Any]]], float] = {}
-
-    def __call__(self, sample: Sample) -> Sample:
-        """The sample with its rise, if it is one of a counter."""
-        if sample.metric not in _COUNTERS:
-            return sample
-        first = self._first.setdefault((sample.metric, frozenset(sample.attributes.items())), sample.value)
-        return sample._replace(value=max(0, sample.value - first))
 
 
 class _Shares:
@@ -133,7 +116,7 @@ class HostSampler:
         self._process: Any = None
         self._process_pid: int | None = None
         self._counted_pid: int | None = None
-        self._risen = _Risen()
+        self._rises = Rises()
         self._process_shares = _Shares()
         self._host_shares = _Shares()
 
@@ -143,9 +126,12 @@ class HostSampler:
             return ()
         if self._pid() != self._counted_pid:
             # A fork inherits the garbage collector's counts and none of the system's.
-            self._counted_pid, self._risen = self._pid(), _Risen()
+            self._counted_pid, self._rises = self._pid(), Rises()
         readings = [*_collector(), *_faults(), *self._own(), *(self._host() if self._local_rank == 0 else ())]
-        return [self._risen(sample) for sample in readings]
+        return [self._counted(sample) if sample.metric in _COUNTERS else sample for sample in readings]
+
+    def _counted(self, sample: Sample) -> Sample:
+        return sample._replace(value=self._rises((sample.metric, *sample.attributes.values()), sample.value))
 
     def close(self) -> None:
         """Let go of the process handle."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from .. import semconv
 from ..records import AttributeValue
 from .nvml_rows import ANYWHERE, ROWS, UNSPLIT, Row
+from .rise import Rises
 
 __all__ = ["Device", "Entry", "Inventory", "is_mig", "visible_devices"]
 
@@ -177,7 +178,7 @@ class Device:
         self.shared = True
         self.rows: list[Row] = [row for row in ROWS if row.where == ANYWHERE or not is_mig(uuid)]
         self._base: dict[str, AttributeValue] = {semconv.HW_ID: uuid, semconv.HW_VENDOR: "NVIDIA"}
-        self._totals: dict[int, tuple[float, float]] = {}
+        self._rises = Rises()
 
     def attach(self, library: Any, entry: Entry, *, session: int) -> None:
         """Take a handle, which is good for one session, and the names that NVML has for the device."""
@@ -210,11 +211,7 @@ class Device:
 
     def risen(self, row: Row, value: float) -> float:
         """By how much a counter has risen since its first reading; a reset of the hardware's counter loses what came before it."""
-        key = ROWS.index(row)
-        last, total = self._totals.get(key, (value, 0.0))
-        total += max(0.0, value - last)
-        self._totals[key] = (value, total)
-        return total
+        return self._rises(ROWS.index(row), value)
 
     def _set(self, key: str, value: Any) -> None:
         if value is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +10,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-DEMANDED = ("otelcol", "jaeger", "prometheus", "promtool")
-"""What REQUIRE_INTEGRATION=1 asks for. kubectl is a second look at what the schema has checked already."""
+from tests.programs import need
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -44,13 +42,9 @@ def run_tool() -> Run:
     """Run a program to its end; its whole output is in ``stdout``."""
 
     def run(program: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        path = shutil.which(program)
-        if path is None:
-            if os.environ.get("REQUIRE_INTEGRATION") and program in DEMANDED:
-                pytest.fail(f"REQUIRE_INTEGRATION is set, but {program} is not on PATH")
-            pytest.skip(f"{program} is not on PATH")
+        need(program)
         return subprocess.run(
-            [path, *arguments],
+            [program, *arguments],
             env=clean_environment(**environment),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from tests.programs import need
 
 pytest.importorskip("grafana_foundation_sdk", reason="the SDK that the dashboards are generated with needs Python 3.11")
 
@@ -81,11 +81,7 @@ AGENT = {
 )
 def test_a_query_answers(expression: str, series: Mapping[str, str], expected: Mapping[str, float], tmp_path: Path) -> None:
     """The expression of a panel, with all variables at All, gives these values after five minutes."""
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        if os.environ.get("REQUIRE_INTEGRATION"):
-            pytest.fail("REQUIRE_INTEGRATION is set, but promtool is not on PATH")
-        pytest.skip("promtool (part of Prometheus) is not on PATH")
+    need("promtool")
     filled = re.sub(r"\$\w+", ".*", expression.replace("$__rate_interval", "1m").replace("$__range", "5m"))
     filled = f"round({filled}, 0.001)"
     asked: dict[str, Any] = {
@@ -97,7 +93,7 @@ def test_a_query_answers(expression: str, series: Mapping[str, str], expected: M
     }
     file = tmp_path / "test.yml"
     file.write_text(yaml.safe_dump({"fuzzy_compare": True, "tests": [asked]}), encoding="utf-8")
-    result = subprocess.run([promtool, "test", "rules", str(file)], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
 
 

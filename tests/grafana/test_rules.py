@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +17,7 @@ from grafana.generator.alerts import PATH, provisioning, read_alerts
 from grafana.generator.catalogue import SERIES, Entry
 from grafana.generator.promql import check
 from inferspan import semconv
+from tests.programs import need
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES, TESTS = ROOT / "grafana" / "rules.yml", ROOT / "grafana" / "rules_test.yml"
@@ -33,12 +32,8 @@ def _groups() -> list[dict[str, Any]]:
 
 
 def _promtool(*arguments: str) -> str:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        if os.environ.get("REQUIRE_INTEGRATION"):
-            pytest.fail("REQUIRE_INTEGRATION is set, but promtool is not on PATH")
-        pytest.skip("promtool (part of Prometheus) is not on PATH")
-    result = subprocess.run([promtool, *arguments], capture_output=True, text=True, timeout=300, check=False)
+    need("promtool")
+    result = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 

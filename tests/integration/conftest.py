@@ -15,7 +15,8 @@ import pytest
 from tests.integration.fleet import Fleet, running_fleet
 from tests.integration.paths import running_paths
 from tests.integration.served import Served, serve
-from tests.integration.servers import PROGRAMS, Stack, missing_programs, running_stack
+from tests.integration.servers import PROGRAMS, Stack, running_stack
+from tests.programs import need
 
 HERE = Path(__file__).resolve().parent
 PROGRAM_TIMEOUT = 600.0
@@ -29,19 +30,10 @@ def plain_environment() -> dict[str, str]:
     return {**kept, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def _need_programs() -> None:
-    missing = missing_programs()
-    if missing:
-        reason = f"not on PATH: {', '.join(missing)} (of {', '.join(PROGRAMS)})"
-        if os.environ.get("REQUIRE_INTEGRATION"):
-            pytest.fail(f"REQUIRE_INTEGRATION is set, but {reason}")
-        pytest.skip(reason)
-
-
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Collector, Jaeger and Prometheus; skipped where a program is not installed, unless it is required."""
-    _need_programs()
+    need(*PROGRAMS)
     with running_stack(tmp_path_factory.mktemp("stack"), plain_environment()) as running:
         yield running
 
@@ -49,7 +41,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Programs have served models, and their telemetry has arrived by OTLP, by scrape and through agent and gateway."""
-    _need_programs()
+    need(*PROGRAMS)
     with running_paths(tmp_path_factory.mktemp("paths"), plain_environment()) as paths:
         yield serve(paths, tmp_path_factory.mktemp("programs"), plain_environment())
 

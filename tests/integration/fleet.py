@@ -6,8 +6,6 @@ They run the project's own ``agent.yaml`` and ``gateway.yaml``, with shorter wai
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import ssl
 import subprocess
@@ -20,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
 from inferspan.bundles import collector_config
 from tests.integration.servers import READY_TIMEOUT, Collector
+from tests.programs import need
 
 __all__ = ["Answer", "Fleet", "Node", "running_fleet", "send"]
 
@@ -172,10 +170,7 @@ class Fleet:
 @contextmanager
 def running_fleet(folder: Path, environment: Mapping[str, str]) -> Iterator[Fleet]:
     """A fleet to which nodes can be added, all killed at the end; skipped where the collector is not installed, unless it is required."""
-    if shutil.which("otelcol") is None:
-        if os.environ.get("REQUIRE_INTEGRATION"):
-            pytest.fail("REQUIRE_INTEGRATION is set, but otelcol is not on PATH")
-        pytest.skip("otelcol is not on PATH")
+    need("otelcol")
     fleet = Fleet(folder, environment)
     try:
         yield fleet

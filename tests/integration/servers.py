@@ -34,7 +34,6 @@ __all__ = [
     "eventually",
     "free_ports",
     "get_json",
-    "missing_programs",
     "post_json",
     "running_stack",
 ]
@@ -61,11 +60,6 @@ service:
 
 class Missing(Exception):
     """A server program is not on PATH."""
-
-
-def missing_programs() -> list[str]:
-    """The programs that are not on PATH."""
-    return [name for name in PROGRAMS if shutil.which(name) is None]
 
 
 def free_ports(count: int) -> list[int]:

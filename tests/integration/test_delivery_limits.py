@@ -13,9 +13,10 @@ import pytest
 from inferspan import semconv
 from tests.integration.conftest import plain_environment
 from tests.integration.fleet import Fleet, send
-from tests.integration.servers import LOOPBACK, Servers, eventually, free_ports, get_json, missing_programs
+from tests.integration.servers import LOOPBACK, Servers, eventually, free_ports, get_json
 from tests.integration.telemetry_made import attributes, log_message, metric_message, request_spans, trace_message
 from tests.otlp_receivers import attributes_of, grpc_receiver
+from tests.programs import need
 
 pytestmark = pytest.mark.integration
 
@@ -167,8 +168,7 @@ def test_requests_that_run_while_a_gateway_restarts(fleet: Fleet) -> None:
 
 def test_metrics_wait_on_the_agent_until_prometheus_has_them(fleet: Fleet) -> None:
     """A gateway acknowledges metrics when Prometheus has taken them: neither its death nor Prometheus' absence loses any."""
-    if "prometheus" in missing_programs():
-        pytest.skip("prometheus is not on PATH")
+    need("prometheus")
     gateway = fleet.gateway(nowhere(), overlays=(), PROMETHEUS_REMOTE_WRITE=f"http://{nowhere()}/api/v1/write")
     agent = fleet.agent(gateway.grpc)
     gateway.start(wait=False)

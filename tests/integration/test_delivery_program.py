@@ -14,8 +14,9 @@ import pytest
 from inferspan import semconv
 from tests.integration.conftest import RunProgram, plain_environment
 from tests.integration.fleet import Fleet
-from tests.integration.servers import Servers, eventually, get_json, missing_programs
+from tests.integration.servers import Servers, eventually, get_json
 from tests.integration.spans_seen import from_jaeger, from_otlp
+from tests.programs import need
 
 pytestmark = pytest.mark.integration
 
@@ -33,8 +34,7 @@ SAMPLING = {
 
 def test_wanted_requests_of_a_program_arrive_whole(fleet: Fleet, run_program: RunProgram, tmp_path: Path) -> None:
     """Failed, slow, long, forced and non-finite requests are in Jaeger with the very spans of the session file, plain ones are not."""
-    if "jaeger" in missing_programs():
-        pytest.skip("jaeger is not on PATH")
+    need("jaeger")
     session = tmp_path / "session.jsonl"
     with Servers(fleet.folder, plain_environment()) as servers:
         otlp, query = servers.jaeger("jaeger", "http://127.0.0.1:9")

@@ -69,7 +69,7 @@ HARMLESS: dict[str, Any] = {
     "gen_ai.request.model": "hf-internal-testing/tiny-random-LlamaForCausalLM",
     "inferspan.model.name": "meta-llama/Llama-3.1-8B-Instruct@main",
     "inferspan.model.class": "hf_quantizer_config_llama_bf16_v2",
-    "path": "/home/jane/hf-cache-models-of-the-team/m",
+    "path": "models/hf-cache-models-of-the-team/m",
     "inferspan.module.name": "model.layers.0.self_attn.q_proj",
     "shape": "[1, 32, 4096]",
     "link": "https://example.org:8443/a?model=m&max_tokens=5",

@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.integration.servers import PROGRAMS, Stack, eventually, missing_programs, post_json
+from tests.integration.servers import PROGRAMS, Stack, eventually, post_json
+from tests.programs import need
 from tests.stack.conftest import StackCommand
 
 pytestmark = pytest.mark.integration
@@ -33,12 +34,7 @@ QUICK = {
 @pytest.fixture
 def command(tmp_path: Path) -> Iterator[StackCommand]:
     """The command with the programs on PATH and without Grafana; skipped where a program is missing, unless it is required."""
-    missing = missing_programs()
-    if missing:
-        reason = f"not on PATH: {', '.join(missing)} (of {', '.join(PROGRAMS)})"
-        if os.environ.get("REQUIRE_INTEGRATION"):
-            pytest.fail(f"REQUIRE_INTEGRATION is set, but {reason}")
-        pytest.skip(reason)
+    need(*PROGRAMS)
     stack = StackCommand(tmp_path, os.environ["PATH"])
     yield stack
     for process in stack.processes():

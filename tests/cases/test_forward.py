@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from inferspan import semconv
+from inferspan.capture.forward import ForwardCall
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
 
@@ -782,3 +783,34 @@ class TestThreads:
             stop.set()
             thread.join(30)
         telemetry.check()
+
+    def test_a_pass_goes_on_while_another_thread_ends_it(self, telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What a running pass calls in the very moment in which uninstrument() ends it moves no other call out of its place."""
+        model = Net()
+        handle = telemetry.instrument(model)
+        inside, go, further, done = (threading.Event() for _ in range(4))
+
+        def stop_at(reached: threading.Event, leave: threading.Event) -> Callable[[], None]:
+            def before() -> None:
+                reached.set()
+                assert leave.wait(30)
+
+            return before
+
+        model.layers[0].before, model.layers[1].before = stop_at(inside, go), stop_at(further, done)
+        close_modules = ForwardCall.close_modules
+
+        def late(call: ForwardCall, *args: Any) -> None:
+            go.set()
+            assert further.wait(30)
+            close_modules(call, *args)
+
+        monkeypatch.setattr(ForwardCall, "close_modules", late)
+        thread = threading.Thread(target=lambda: model(hidden=HIDDEN))
+        thread.start()
+        assert inside.wait(30)
+        handle.uninstrument()
+        done.set()
+        thread.join(30)
+        telemetry.check()
+        assert {span.name for span in telemetry.spans()} == {"forward Net", "layer 0"}

@@ -7,6 +7,7 @@ runs root hooks; its compiled call is wrapped from outside instead. The span of 
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 import weakref
@@ -59,6 +60,7 @@ class ForwardCall(Call):
         self.inputs = inputs
         self.depth = 0
         self._once = threading.Lock()
+        self._thread = threading.get_ident()
         self.warmup = target.first_call
         self.graphs = compiled_graphs()
         self.modules = False
@@ -98,16 +100,21 @@ class ForwardCall(Call):
         if not self._once.acquire(blocking=False):
             self.pop(now)
             return
+        seen = self
+        if threading.get_ident() != self._thread:
+            seen = self._so_far()
+            # What was seen so far must not stick out of the request.
+            now = perf_counter_ns()
         end = RequestEnd(self.epoch(now), failure, {})
         # An interrupt that arrives in here must not leave the span open or hooks attached.
         try:
             self.pop(now)
             with contain("end of a forward pass"):
-                self.close_modules(None, semconv.PHASE_FORWARD, now, failure.type if failure else None)
+                seen.close_modules(None, semconv.PHASE_FORWARD, now, failure.type if failure else None)
             with contain("end of a forward pass"):
-                end = self._describe_end(output, failure, now)
+                end = seen._describe_end(output, failure, now)
             with contain("hand-over of a forward pass"):
-                self.hand_over()
+                seen.hand_over()
         finally:
             if self.modules:
                 with contain("end of a forward pass"):
@@ -115,6 +122,15 @@ class ForwardCall(Call):
             self.output_stats = None
             self.target.closed(self)
             self.scope.end(end)
+
+    def _so_far(self) -> ForwardCall:
+        """A copy for a thread that ends this call from outside, while hooks on the call's own thread still write into the original."""
+        seen = copy.copy(self)
+        self.room = 0
+        # In this order no module call can be in both: one that ends in between is in neither, and its children move up.
+        seen.calls, seen.stack = [*self.calls], [*self.stack]
+        seen.pending, seen.output_stats = [], None
+        return seen
 
     @property
     def finished(self) -> bool:

@@ -84,7 +84,7 @@ class _Enter(CopiedAway):
         call = current.call
         if call is None:
             return
-        if not call.room:
+        if call.room <= 0:
             call.missed += 1
             return
         try:
@@ -132,7 +132,8 @@ class _Exit(CopiedAway):
                     outputs = self._last = describe(output)
             else:
                 outputs = describe(output)
-            statistics = call.output_stats.append(output) if call.output_stats is not None else None
+            collector = call.output_stats
+            statistics = collector.append(output) if collector is not None else None
             call.calls.extend((number, stack[-1][0] if stack else -1, info, start, now, inputs, outputs, None, statistics))
         except Exception as error:
             report("module hook", error)

@@ -22,7 +22,8 @@ from inferspan.caller import context as caller_context
 from inferspan.records import Failure, ModelInfo, ModuleBatch, ModuleInfo, Phase, RequestEnd, RequestStart, Step
 from inferspan.request_metrics import RequestMetrics
 from inferspan.settings import Settings
-from inferspan.spans import SpanRecorder, SpanWriter
+from inferspan.span_writer import SpanWriter
+from inferspan.spans import SpanRecorder
 
 INFO = {name: ModuleInfo(name, "Linear", number, f"layer {number}") for number, name in enumerate(("layers.0", "layers.1"))}
 SHAPES = (((1, 4), "torch.float32"),)

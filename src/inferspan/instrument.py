@@ -22,7 +22,8 @@ from .guard import contain
 from .ids import adopt_ids
 from .request_metrics import RequestMetrics
 from .settings import Settings, SettingsError
-from .spans import SpanRecorder, SpanWriter
+from .span_writer import SpanWriter
+from .spans import SpanRecorder
 from .summary import Totals
 from .version import version
 

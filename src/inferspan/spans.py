@@ -1,50 +1,36 @@
-"""Requests and their detail as OpenTelemetry spans.
+"""Requests as OpenTelemetry spans.
 
-A request's span goes through the API, live, and is the current one while ``generate()`` runs. Phases, steps and modules become
-finished spans afterwards, off the model's path, in small paced chunks, with ids of our own generator. On a tracer that is not the
-SDK's they are started and ended through the API with their times. A tracer that fails costs its span and nothing else.
+A request's span goes through the API, live, and is the current one while ``generate()`` runs; its detail is left to ``span_writer``.
+A tracer that fails costs its span and nothing else.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import islice
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from . import semconv
 from .attribute_values import exportable_attributes
-from .buffer import Buffer
 from .caller import caller_attributes
 from .genai_interop import ForeignCall, announce
-from .guard import contain, guarded
-from .ids import ids
+from .guard import contain
 from .otlp import span_parts
-from .packed_modules import ModulePacker
 from .ranks import ranks
-from .records import Attributes, AttributeValue, ModuleBatch, ModuleCall, Phase, RequestEnd, RequestScope, RequestStart, Step, module_calls
+from .records import Attributes, AttributeValue, ModuleBatch, ModuleCall, Phase, RequestEnd, RequestScope, RequestStart, Step
 from .request_metrics import RequestMetrics
 from .settings import Settings
-from .span_parts import SpanParts, next_chunk
+from .span_parts import SpanParts
+from .span_writer import RequestSpan, SpanWriter, inside_a_provider, our_call
 
-__all__ = ["SpanRecorder", "SpanWriter"]
+__all__ = ["SpanRecorder"]
 
-CHUNK = 32
-"""Spans made at once before the thread lets others run."""
 AT_ONCE = 16
 """Spans that are made on the model's thread: waking another one for so few costs as much, and a caller finds them in place."""
-PAUSE = 0.001
-ROOM = 256
-PATIENCE = 2.0
-"""Longest time in seconds that a chunk waits for a batch processor to empty its queue."""
-_SHAPES_KEPT = 4096
 CALL_FIELDS = len(ModuleCall._fields)
 _KINDS = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT, "server": SpanKind.SERVER}
 
@@ -61,23 +47,6 @@ def raw_sink(provider: Any, *, scope: Any) -> Any:
     return open_sink(provider, scope=scope)
 
 
-class _Own(threading.local):
-    busy = False
-
-
-_own = _Own()
-"""Whether this thread is inside a call of ours into a provider. A model that a processor runs there is no request: it would never end."""
-
-
-@contextmanager
-def _our_call() -> Iterator[None]:
-    before, _own.busy = _own.busy, True
-    try:
-        yield
-    finally:
-        _own.busy = before
-
-
 def request_name(start: RequestStart, foreign: ForeignCall | None) -> str:
     """Name of a request's span: operation and model, or ``forward`` and model."""
     if start.operation is None or (foreign is not None and start.kind == "forward"):
@@ -87,23 +56,15 @@ def request_name(start: RequestStart, foreign: ForeignCall | None) -> str:
     return f"{start.operation} {start.model.name}" if start.model.name else start.operation
 
 
-class SpanScope:
+class SpanScope(RequestSpan):
     """One request that is running."""
 
     def __init__(self, recorder: SpanRecorder, start: RequestStart, span: Span, foreign: ForeignCall | None) -> None:
+        super().__init__(start, span, recorder.metrics)
         self.recorder = recorder
-        self.request = start
-        self.span = span
         self.foreign = foreign
-        self.context: SpanContext = span.get_span_context()
         self.recording = bool(span.is_recording() and self.context.trace_flags.sampled)
         self.token: Any = None
-        self.parts: SpanParts | None = None
-        self.tracer: Any = None
-        self.sink: Any = None
-        self.end_ns: int | None = None
-        self.phase_ids: dict[str, int] = {}
-        self.step_ids: dict[int, int] = {}
 
     def detail(self, records: Sequence[Phase | Step | ModuleBatch]) -> None:
         """Queue detail for the hand-over thread; the little that a small plain forward has is handed over at once."""
@@ -113,7 +74,7 @@ class SpanScope:
         if self.request.kind == "forward" and weight <= AT_ONCE and self.recorder.writer.put_now(self, records):
             return
         if not self.recorder.writer.put(self, records, weight):
-            self.recorder.metrics.dropped(weight, "queue_full")
+            self.metrics.dropped(weight, "queue_full")
 
     def end(self, end: RequestEnd) -> None:
         """End the span, whatever else fails, and record the metrics."""
@@ -125,15 +86,15 @@ class SpanScope:
         with contain("request span"):
             if self.span.is_recording():
                 self.recorder.finish_span(self, end)
-        with contain("request span"), _our_call():
+        with contain("request span"), our_call():
             self.span.end(end_time=end.end_ns)
-        with contain("content event"), _our_call():
+        with contain("content event"), our_call():
             self.recorder.emit_content(self, end)
         if self.foreign is not None:
             with contain("foreign gen_ai span"):
                 self.foreign.publish(end)
-        self.recorder.metrics.ended(self.request, end, self.span, foreign=self.foreign is not None)
-        if self.recorder.metrics.has_steps(end):
+        self.metrics.ended(self.request, end, self.span, foreign=self.foreign is not None)
+        if self.metrics.has_steps(end):
             self.recorder.writer.put(self, end, 1)
 
 
@@ -167,14 +128,14 @@ class SpanRecorder:
     def start(self, start: RequestStart, parent: RequestScope | None) -> RequestScope | None:
         """Begin a request; see :class:`~inferspan.records.Recorder`."""
         current = otel_context.get_current()
-        if _own.busy or current.get(otel_context._SUPPRESS_INSTRUMENTATION_KEY) or current.get("suppress_instrumentation"):
+        if inside_a_provider() or current.get(otel_context._SUPPRESS_INSTRUMENTATION_KEY) or current.get("suppress_instrumentation"):
             return None
         if isinstance(parent, SpanScope) and start.nested and not self._is_inside(current, parent):
             current = trace.set_span_in_context(parent.span, current)
         foreign = ForeignCall.around(current, start) if start.operation is not None and not start.nested else None
         span: Span = trace.INVALID_SPAN
         tracer: Any = None
-        with contain("request span"), _our_call():
+        with contain("request span"), our_call():
             tracer = self._tracer()
             span = tracer.start_span(
                 request_name(start, foreign),
@@ -301,187 +262,3 @@ def content_attributes(end: RequestEnd) -> dict[str, AttributeValue]:
     if end.output_messages:
         found[semconv.OUTPUT_MESSAGES] = to_json(end.output_messages)
     return found
-
-
-class SpanWriter:
-    """Turns queued detail into finished spans and hands them to the processors."""
-
-    def __init__(self) -> None:
-        self._buffer: Buffer[tuple[SpanScope, Any]] = Buffer(self._write)
-        self._shapes: dict[Any, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-        self._packer = ModulePacker(self._described)
-
-    def put(self, scope: SpanScope, item: Any, weight: int) -> bool:
-        """Queue detail of a request, or the end of one whose steps are to be measured."""
-        return self._buffer.put((scope, item), weight)
-
-    def put_now(self, scope: SpanScope, records: Sequence[Phase | Step | ModuleBatch]) -> bool:
-        """Hand detail of a request over on the calling thread; false where others come first, or where it is to be measured as well."""
-        if any(isinstance(record, ModuleBatch) and scope.recorder.metrics.has_modules(record) for record in records):
-            return False
-        return self._buffer.consume_now((scope, records))
-
-    def flush(self, timeout: float | None = None) -> bool:
-        """Hand over everything that is queued, on the calling thread."""
-        return self._buffer.flush(timeout)
-
-    def _write(self, queued: tuple[SpanScope, Any], until: float | None) -> None:
-        with _our_call():
-            self._hand_over(queued, until)
-
-    def _hand_over(self, queued: tuple[SpanScope, Any], until: float | None) -> None:
-        scope, item = queued
-        if isinstance(item, RequestEnd):
-            scope.recorder.metrics.steps(scope.request, item, scope.span)
-            return
-        left, patience = CHUNK, PATIENCE
-        for record in item:
-            if isinstance(record, ModuleBatch) and scope.recorder.metrics.has_modules(record):
-                self._measure(scope, record, until)
-            if scope.sink is not None and isinstance(record, ModuleBatch):
-                self._offer(scope, record, until)
-                continue
-            for span in self._spans(scope, record):
-                if not left:
-                    left = self._pace(scope, until, patience)
-                if not left:
-                    # A processor that has taken nothing for so long has lost its receiver: no more waiting for it.
-                    left, patience = CHUNK, 0.0
-                self._hand_in(scope, span)
-                left -= 1
-
-    @guarded("span hand-over")
-    def _offer(self, scope: SpanScope, batch: ModuleBatch, until: float | None) -> None:
-        """Send module calls the raw way, in slices that leave the interpreter to others in between."""
-        above = self._above(scope, batch)
-        for packed in self._packer.pack(scope.context, batch, scope.context.span_id if above is None else above):
-            scope.recorder.metrics.dropped(len(packed) - scope.sink.offer(packed), "queue_full")
-            self._pause(until)
-
-    def _measure(self, scope: SpanScope, batch: ModuleBatch, until: float | None) -> None:
-        calls = module_calls(batch)
-        while some := list(islice(calls, CHUNK)):
-            scope.recorder.metrics.modules(scope.request, batch, some, scope.span)
-            self._pause(until)
-
-    def _pause(self, until: float | None) -> None:
-        """Let the model's thread have the interpreter, unless somebody waits for the hand-over."""
-        if until is None and not self._buffer.awaited:
-            time.sleep(PAUSE)
-
-    def _pace(self, scope: SpanScope, until: float | None, patience: float) -> int:
-        """Let the model's thread have the interpreter, and a batch processor empty its queue; returns how many spans may follow."""
-        self._pause(until)
-        end = time.monotonic() + patience
-        while not (chunk := next_chunk(scope.tracer, CHUNK, ROOM)):
-            now = time.monotonic()
-            if now >= end or (until is not None and now >= until):
-                return 0
-            time.sleep(10 * PAUSE)
-        return chunk
-
-    # ------------------------------------------------------------------------------------------------------- one span
-    @guarded("span hand-over")
-    def _hand_in(self, scope: SpanScope, span: tuple[Any, ...]) -> None:
-        name, span_id, parent_id, start, end, attributes, failure = span
-        if scope.end_ns is not None:
-            # Times of a request come from one clock, but the span of a nested request may have been cut short by its end.
-            end = min(end, scope.end_ns)
-            start = min(start, end)
-        end = max(end, start)
-        if failure is not None:
-            attributes[semconv.ERROR_TYPE] = failure
-        context = scope.context
-        if scope.parts is None:
-            self._through_api(scope, name, start, end, attributes, failure)
-            return
-        from opentelemetry.sdk.trace import ReadableSpan
-
-        scope.parts.hand_in(
-            ReadableSpan(
-                name=name,
-                context=SpanContext(context.trace_id, span_id, False, context.trace_flags, context.trace_state),
-                parent=SpanContext(context.trace_id, parent_id or context.span_id, False, context.trace_flags, context.trace_state),
-                resource=scope.parts.resource,
-                attributes=attributes,
-                kind=SpanKind.INTERNAL,
-                status=Status(StatusCode.ERROR, failure) if failure is not None else Status(),
-                start_time=start,
-                end_time=end,
-                instrumentation_scope=scope.parts.scope,
-            )
-        )
-
-    @staticmethod
-    def _through_api(
-        scope: SpanScope, name: str, start: int, end: int, attributes: Mapping[str, AttributeValue], failure: str | None
-    ) -> None:
-        """For tracers of another implementation: flat under the request, which is all that can be done after the fact."""
-        span = scope.tracer.start_span(name, context=trace.set_span_in_context(scope.span), start_time=start, attributes=attributes)
-        if failure is not None:
-            span.set_status(Status(StatusCode.ERROR, failure))
-        span.end(end_time=end)
-
-    def _spans(self, scope: SpanScope, record: Phase | Step | ModuleBatch) -> Iterator[tuple[Any, ...]]:
-        if isinstance(record, ModuleBatch):
-            yield from self._modules(scope, record)
-        elif isinstance(record, Step):
-            attributes = dict(record.attributes() if callable(record.attributes) else record.attributes)
-            attributes |= {semconv.PHASE: record.phase, semconv.STEP_INDEX: record.number}
-            device = scope.request.model.attributes.get(semconv.DEVICE)
-            if device is not None:
-                attributes[semconv.DEVICE] = device
-            name = semconv.SPAN_PREFILL_STEP if record.phase == semconv.SPAN_PREFILL else semconv.SPAN_DECODE_STEP
-            own = self._step_id(scope, record.number)
-            yield name, own, self._phase_id(scope, record.phase), record.start_ns, record.end_ns, attributes, record.failure
-        else:
-            attributes = {semconv.PHASE: record.name, **record.attributes}
-            yield record.name, self._phase_id(scope, record.name), None, record.start_ns, record.end_ns, attributes, record.failure
-
-    @staticmethod
-    def _phase_id(scope: SpanScope, phase: str) -> int:
-        return scope.phase_ids.get(phase) or scope.phase_ids.setdefault(phase, ids().generate_span_id())
-
-    @staticmethod
-    def _step_id(scope: SpanScope, index: int) -> int:
-        return scope.step_ids.get(index) or scope.step_ids.setdefault(index, ids().generate_span_id())
-
-    def _above(self, scope: SpanScope, batch: ModuleBatch) -> int | None:
-        """Span id that the outermost calls of a batch hang under; ``None`` for the request's own."""
-        if batch.step is not None:
-            return self._step_id(scope, batch.step)
-        return self._phase_id(scope, batch.phase) if batch.phase in (semconv.SPAN_PREFILL, semconv.SPAN_DECODE) else None
-
-    def _modules(self, scope: SpanScope, batch: ModuleBatch) -> Iterator[tuple[Any, ...]]:
-        above = self._above(scope, batch)
-        calls = list(module_calls(batch))
-        own = {call[0]: ids().generate_span_id() for call in calls}
-        for number, parent, info, start, end, inputs, outputs, failure, statistics in calls:
-            attributes: dict[str, AttributeValue] = {
-                semconv.PHASE: batch.phase,
-                semconv.MODULE_NAME: info.name,
-                semconv.MODULE_TYPE: info.type,
-            }
-            if batch.step is not None:
-                attributes[semconv.STEP_INDEX] = batch.step
-            if info.layer_index is not None:
-                attributes[semconv.MODULE_LAYER_INDEX] = info.layer_index
-            if inputs:
-                attributes[semconv.INPUT_SHAPES], attributes[semconv.INPUT_DTYPES] = self._described(inputs)
-            if outputs:
-                attributes[semconv.OUTPUT_SHAPES], attributes[semconv.OUTPUT_DTYPES] = self._described(outputs)
-            if statistics is not None:
-                attributes.update(batch.statistics.get(statistics, {}))
-            yield info.span_name, own[number], own.get(parent, above), start + batch.offset, end + batch.offset, attributes, failure
-
-    def _described(self, described: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        known = self._shapes.get(described)
-        if known is None:
-            if len(self._shapes) >= _SHAPES_KEPT:
-                self._shapes.clear()
-            known = (
-                tuple("x".join(map(str, shape)) or "scalar" for shape, _ in described),
-                tuple(str(dtype).removeprefix("torch.") for _, dtype in described),
-            )
-            self._shapes[described] = known
-        return known

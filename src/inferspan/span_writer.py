@@ -1,0 +1,259 @@
+"""The detail of requests as finished spans, made off the model's path.
+
+Phases, steps and module calls are queued while a request runs and become spans afterwards, in small paced chunks, with ids of our own
+generator. On a tracer that is not the SDK's they are started and ended through the API with their times. A span that cannot be made
+costs itself and nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode
+
+from . import semconv
+from .buffer import Buffer
+from .guard import guarded
+from .ids import ids
+from .packed_modules import ModulePacker
+from .records import AttributeValue, ModuleBatch, Phase, RequestEnd, RequestStart, Step, module_calls
+from .request_metrics import RequestMetrics
+from .span_parts import SpanParts, next_chunk
+
+__all__ = ["RequestSpan", "SpanWriter", "inside_a_provider", "our_call"]
+
+CHUNK = 32
+"""Spans made at once before the thread lets others run."""
+PAUSE = 0.001
+ROOM = 256
+PATIENCE = 2.0
+"""Longest time in seconds that a chunk waits for a batch processor to empty its queue."""
+_SHAPES_KEPT = 4096
+
+
+class _Own(threading.local):
+    busy = False
+
+
+_own = _Own()
+
+
+def inside_a_provider() -> bool:
+    """Whether a call of ours into a provider runs on this thread. A model that runs inside it is no request: it would never end."""
+    return _own.busy
+
+
+@contextmanager
+def our_call() -> Iterator[None]:
+    """Mark a call of ours into a provider; see :func:`inside_a_provider`."""
+    before, _own.busy = _own.busy, True
+    try:
+        yield
+    finally:
+        _own.busy = before
+
+
+class RequestSpan:
+    """The span of a request, as the detail under it needs it."""
+
+    def __init__(self, request: RequestStart, span: Span, metrics: RequestMetrics) -> None:
+        self.request = request
+        self.span = span
+        self.metrics = metrics
+        self.context: SpanContext = span.get_span_context()
+        self.parts: SpanParts | None = None
+        self.tracer: Any = None
+        self.sink: Any = None
+        self.end_ns: int | None = None
+        self.phase_ids: dict[str, int] = {}
+        self.step_ids: dict[int, int] = {}
+
+
+class SpanWriter:
+    """Turns queued detail into finished spans and hands them to the processors."""
+
+    def __init__(self) -> None:
+        self._buffer: Buffer[tuple[RequestSpan, Any]] = Buffer(self._write)
+        self._shapes: dict[Any, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self._packer = ModulePacker(self._described)
+
+    def put(self, scope: RequestSpan, item: Any, weight: int) -> bool:
+        """Queue detail of a request, or the end of one whose steps are to be measured."""
+        return self._buffer.put((scope, item), weight)
+
+    def put_now(self, scope: RequestSpan, records: Sequence[Phase | Step | ModuleBatch]) -> bool:
+        """Hand detail of a request over on the calling thread; false where others come first, or where it is to be measured as well."""
+        if any(isinstance(record, ModuleBatch) and scope.metrics.has_modules(record) for record in records):
+            return False
+        return self._buffer.consume_now((scope, records))
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Hand over everything that is queued, on the calling thread."""
+        return self._buffer.flush(timeout)
+
+    def _write(self, queued: tuple[RequestSpan, Any], until: float | None) -> None:
+        with our_call():
+            self._hand_over(queued, until)
+
+    def _hand_over(self, queued: tuple[RequestSpan, Any], until: float | None) -> None:
+        scope, item = queued
+        if isinstance(item, RequestEnd):
+            scope.metrics.steps(scope.request, item, scope.span)
+            return
+        left, patience = CHUNK, PATIENCE
+        for record in item:
+            if isinstance(record, ModuleBatch) and scope.metrics.has_modules(record):
+                self._measure(scope, record, until)
+            if scope.sink is not None and isinstance(record, ModuleBatch):
+                self._offer(scope, record, until)
+                continue
+            for span in self._spans(scope, record):
+                if not left:
+                    left = self._pace(scope, until, patience)
+                if not left:
+                    # A processor that has taken nothing for so long has lost its receiver: no more waiting for it.
+                    left, patience = CHUNK, 0.0
+                self._hand_in(scope, span)
+                left -= 1
+
+    @guarded("span hand-over")
+    def _offer(self, scope: RequestSpan, batch: ModuleBatch, until: float | None) -> None:
+        """Send module calls the raw way, in slices that leave the interpreter to others in between."""
+        above = self._above(scope, batch)
+        for packed in self._packer.pack(scope.context, batch, scope.context.span_id if above is None else above):
+            scope.metrics.dropped(len(packed) - scope.sink.offer(packed), "queue_full")
+            self._pause(until)
+
+    def _measure(self, scope: RequestSpan, batch: ModuleBatch, until: float | None) -> None:
+        calls = module_calls(batch)
+        while some := list(islice(calls, CHUNK)):
+            scope.metrics.modules(scope.request, batch, some, scope.span)
+            self._pause(until)
+
+    def _pause(self, until: float | None) -> None:
+        """Let the model's thread have the interpreter, unless somebody waits for the hand-over."""
+        if until is None and not self._buffer.awaited:
+            time.sleep(PAUSE)
+
+    def _pace(self, scope: RequestSpan, until: float | None, patience: float) -> int:
+        """Let the model's thread have the interpreter, and a batch processor empty its queue; returns how many spans may follow."""
+        self._pause(until)
+        end = time.monotonic() + patience
+        while not (chunk := next_chunk(scope.tracer, CHUNK, ROOM)):
+            now = time.monotonic()
+            if now >= end or (until is not None and now >= until):
+                return 0
+            time.sleep(10 * PAUSE)
+        return chunk
+
+    # ------------------------------------------------------------------------------------------------------- one span
+    @guarded("span hand-over")
+    def _hand_in(self, scope: RequestSpan, span: tuple[Any, ...]) -> None:
+        name, span_id, parent_id, start, end, attributes, failure = span
+        if scope.end_ns is not None:
+            # Times of a request come from one clock, but the span of a nested request may have been cut short by its end.
+            end = min(end, scope.end_ns)
+            start = min(start, end)
+        end = max(end, start)
+        if failure is not None:
+            attributes[semconv.ERROR_TYPE] = failure
+        context = scope.context
+        if scope.parts is None:
+            self._through_api(scope, name, start, end, attributes, failure)
+            return
+        from opentelemetry.sdk.trace import ReadableSpan
+
+        scope.parts.hand_in(
+            ReadableSpan(
+                name=name,
+                context=SpanContext(context.trace_id, span_id, False, context.trace_flags, context.trace_state),
+                parent=SpanContext(context.trace_id, parent_id or context.span_id, False, context.trace_flags, context.trace_state),
+                resource=scope.parts.resource,
+                attributes=attributes,
+                kind=SpanKind.INTERNAL,
+                status=Status(StatusCode.ERROR, failure) if failure is not None else Status(),
+                start_time=start,
+                end_time=end,
+                instrumentation_scope=scope.parts.scope,
+            )
+        )
+
+    @staticmethod
+    def _through_api(
+        scope: RequestSpan, name: str, start: int, end: int, attributes: Mapping[str, AttributeValue], failure: str | None
+    ) -> None:
+        """For tracers of another implementation: flat under the request, which is all that can be done after the fact."""
+        span = scope.tracer.start_span(name, context=trace.set_span_in_context(scope.span), start_time=start, attributes=attributes)
+        if failure is not None:
+            span.set_status(Status(StatusCode.ERROR, failure))
+        span.end(end_time=end)
+
+    def _spans(self, scope: RequestSpan, record: Phase | Step | ModuleBatch) -> Iterator[tuple[Any, ...]]:
+        if isinstance(record, ModuleBatch):
+            yield from self._modules(scope, record)
+        elif isinstance(record, Step):
+            attributes = dict(record.attributes() if callable(record.attributes) else record.attributes)
+            attributes |= {semconv.PHASE: record.phase, semconv.STEP_INDEX: record.number}
+            device = scope.request.model.attributes.get(semconv.DEVICE)
+            if device is not None:
+                attributes[semconv.DEVICE] = device
+            name = semconv.SPAN_PREFILL_STEP if record.phase == semconv.SPAN_PREFILL else semconv.SPAN_DECODE_STEP
+            own = self._step_id(scope, record.number)
+            yield name, own, self._phase_id(scope, record.phase), record.start_ns, record.end_ns, attributes, record.failure
+        else:
+            attributes = {semconv.PHASE: record.name, **record.attributes}
+            yield record.name, self._phase_id(scope, record.name), None, record.start_ns, record.end_ns, attributes, record.failure
+
+    @staticmethod
+    def _phase_id(scope: RequestSpan, phase: str) -> int:
+        return scope.phase_ids.get(phase) or scope.phase_ids.setdefault(phase, ids().generate_span_id())
+
+    @staticmethod
+    def _step_id(scope: RequestSpan, index: int) -> int:
+        return scope.step_ids.get(index) or scope.step_ids.setdefault(index, ids().generate_span_id())
+
+    def _above(self, scope: RequestSpan, batch: ModuleBatch) -> int | None:
+        """Span id that the outermost calls of a batch hang under; ``None`` for the request's own."""
+        if batch.step is not None:
+            return self._step_id(scope, batch.step)
+        return self._phase_id(scope, batch.phase) if batch.phase in (semconv.SPAN_PREFILL, semconv.SPAN_DECODE) else None
+
+    def _modules(self, scope: RequestSpan, batch: ModuleBatch) -> Iterator[tuple[Any, ...]]:
+        above = self._above(scope, batch)
+        calls = list(module_calls(batch))
+        own = {call[0]: ids().generate_span_id() for call in calls}
+        for number, parent, info, start, end, inputs, outputs, failure, statistics in calls:
+            attributes: dict[str, AttributeValue] = {
+                semconv.PHASE: batch.phase,
+                semconv.MODULE_NAME: info.name,
+                semconv.MODULE_TYPE: info.type,
+            }
+            if batch.step is not None:
+                attributes[semconv.STEP_INDEX] = batch.step
+            if info.layer_index is not None:
+                attributes[semconv.MODULE_LAYER_INDEX] = info.layer_index
+            if inputs:
+                attributes[semconv.INPUT_SHAPES], attributes[semconv.INPUT_DTYPES] = self._described(inputs)
+            if outputs:
+                attributes[semconv.OUTPUT_SHAPES], attributes[semconv.OUTPUT_DTYPES] = self._described(outputs)
+            if statistics is not None:
+                attributes.update(batch.statistics.get(statistics, {}))
+            yield info.span_name, own[number], own.get(parent, above), start + batch.offset, end + batch.offset, attributes, failure
+
+    def _described(self, described: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        known = self._shapes.get(described)
+        if known is None:
+            if len(self._shapes) >= _SHAPES_KEPT:
+                self._shapes.clear()
+            known = (
+                tuple("x".join(map(str, shape)) or "scalar" for shape, _ in described),
+                tuple(str(dtype).removeprefix("torch.") for _, dtype in described),
+            )
+            self._shapes[described] = known
+        return known

@@ -7,6 +7,7 @@ that are kept per module it is about 2 us in all. What comes out is what the SDK
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,8 @@ INTERNAL = 1
 LOCAL_PARENT = 0x100
 KEPT = 8192
 SLICE = 64
+DEVICE_HEAD = wire.attribute(semconv.DEVICE_TIME, 0.0)[:-8]
+"""The attribute without its value, which is the last eight bytes."""
 Described = Callable[[Any], tuple[tuple[str, ...], tuple[str, ...]]]
 
 
@@ -48,6 +51,7 @@ class ModulePacker:
         trace_id = context.trace_id.to_bytes(16, "big")
         state = context.trace_state.to_header() if context.trace_state else ""
         calls, phase, offset, statistics = list(module_calls(batch)), batch.phase, batch.offset, batch.statistics
+        device, double = batch.device, struct.Struct("<d").pack
         # One draw for all; an id of eight zero bytes would be invalid, and is as likely as any other.
         drawn = os.urandom(8 * len(calls))
         own = {call[0]: drawn[8 * place : 8 * place + 8] for place, call in enumerate(calls)}
@@ -62,6 +66,8 @@ class ModulePacker:
                 dynamic += inputs.get(taken) or self._keep_shapes(inputs, taken, semconv.INPUT_SHAPES, semconv.INPUT_DTYPES)
             if given:
                 dynamic += outputs.get(given) or self._keep_shapes(outputs, given, semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES)
+            if device and (seconds := device.get(number)) is not None:
+                dynamic += DEVICE_HEAD + double(seconds)
             if slot is not None:
                 for key, value in statistics.get(slot, {}).items():
                     dynamic += wire.attribute(key, value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
 
 AttributeValue = bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str]
 Attributes = Mapping[str, AttributeValue]
+_NOT_MEASURED: Mapping[int, float] = MappingProxyType({})
 
 
 class Failure(NamedTuple):
@@ -89,6 +91,8 @@ class ModuleBatch(NamedTuple):
     offset: int
     calls: Sequence[Any]
     statistics: Mapping[int, Attributes]
+    device: Mapping[int, float] = _NOT_MEASURED
+    """Seconds on the device by the ``number`` of a call; one that is missing was not measured."""
 
 
 def module_calls(batch: ModuleBatch) -> Iterator[tuple[int, int, ModuleInfo, int, int, Any, Any, str | None, int | None]]:

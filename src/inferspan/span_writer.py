@@ -242,6 +242,8 @@ class SpanWriter:
                 attributes[semconv.INPUT_SHAPES], attributes[semconv.INPUT_DTYPES] = self._described(inputs)
             if outputs:
                 attributes[semconv.OUTPUT_SHAPES], attributes[semconv.OUTPUT_DTYPES] = self._described(outputs)
+            if (seconds := batch.device.get(number)) is not None:
+                attributes[semconv.DEVICE_TIME] = seconds
             if statistics is not None:
                 attributes.update(batch.statistics.get(statistics, {}))
             yield info.span_name, own[number], own.get(parent, above), start + batch.offset, end + batch.offset, attributes, failure

@@ -82,6 +82,8 @@ class Call:
         self.calls: list[Any] = []
         """Flat, in the layout of ``ModuleCall``."""
         self.output_stats: OutputStats | None = None
+        self.clock: Any = None
+        """Device times, where they are measured; the hooks tell it the boundaries of recorded module calls."""
         self.pending: list[Phase | Step | ModuleBatch] = []
         self.overhead = 0
         self._granted = 0
@@ -161,7 +163,7 @@ class Call:
         return moment + self.offset
 
     @staticmethod
-    def clock(outer: Call | None) -> tuple[int, int]:
+    def host_clock(outer: Call | None) -> tuple[int, int]:
         """A monotonic reading and the offset that makes it epoch time; inside another call its offset, so that children fit."""
         if outer is not None:
             return perf_counter_ns(), outer.offset

@@ -234,7 +234,7 @@ def start_forward(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any])
     if is_transforming() or _PACKED <= kwargs.keys():
         return None
     outer = current.call
-    start, offset = Call.clock(outer)
+    start, offset = Call.host_clock(outer)
     operation = semconv.OPERATION_EMBEDDINGS if target.settings.operation == semconv.OPERATION_EMBEDDINGS else None
     scope = target.recorder.start(
         RequestStart("forward", operation, target.info, start + offset, outer is not None, {}), outer.scope if outer is not None else None

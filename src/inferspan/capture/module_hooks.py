@@ -100,6 +100,8 @@ class _Enter(CopiedAway):
             else:
                 inputs = describe(args)
             call.stack.append((number, self.info, perf_counter_ns(), inputs))
+            if call.clock is not None:
+                call.clock.enter(number)
         except Exception as error:
             report("module hook", error)
 
@@ -126,6 +128,8 @@ class _Exit(CopiedAway):
             if stack[-1][1] is not self.info and not call.unwind_to(self.info, now):
                 return
             number, info, start, inputs = stack.pop()
+            if call.clock is not None:
+                call.clock.leave(number)
             if type(output) is Tensor and not output.is_nested:
                 outputs = self._last
                 if not outputs or outputs[0][0] != output.shape or outputs[0][1] is not output.dtype:

@@ -216,7 +216,7 @@ class Target:
         began = perf_counter_ns()
         close_stale(None)
         outer = current.call
-        start, offset = Call.clock(outer)
+        start, offset = Call.host_clock(outer)
         nested = outer is not None
         operation = self.settings.operation or self._operation(kwargs)
         scope = self.recorder.start(

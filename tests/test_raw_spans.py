@@ -54,12 +54,17 @@ def sink_to(wire_: Wire, **limits: float) -> RawSpanSink:
     return RawSpanSink(lambda: wire_.send, lambda: head, **{"delay": 60.0, **limits})  # type: ignore[arg-type]
 
 
+def offer(sink: RawSpanSink, *spans: bytes) -> int:
+    """Queue some packed spans."""
+    return sink.offer(b"".join(spans), len(spans))
+
+
 def test_requests_are_cut_and_keep_their_order() -> None:
     """All spans arrive in order, in requests below the limit; one over the limit travels alone."""
     wire_ = Wire()
     sink = sink_to(wire_, limit=5_000)
-    assert sink.offer([packed(number, size=400) for number in range(1, 101)]) == 100
-    assert sink.offer([packed(101, size=20_000), packed(102)]) == 2
+    assert offer(sink, *(packed(number, size=400) for number in range(1, 101))) == 100
+    assert offer(sink, packed(101, size=20_000), packed(102)) == 2
     assert sink.flush(10)
     assert wire_.ids() == list(range(1, 103))
     assert sorted(map(len, wire_.requests))[-2] < 5_100
@@ -72,26 +77,26 @@ def test_full_queue_refuses_and_counts() -> None:
     wire_ = Wire()
     one = len(packed(1))
     sink = sink_to(wire_, room=10 * one)
-    assert sink.offer([packed(number) for number in range(1, 9)]) == 8
-    assert sink.offer([packed(number) for number in range(9, 14)]) == 2
-    assert sink.offer([packed(14)]) == 0
+    assert offer(sink, *map(packed, range(1, 9))) == 8
+    assert offer(sink, *map(packed, range(9, 14))) == 2
+    assert offer(sink, packed(14)) == 0
     assert sink.dropped == 4
     assert sink.flush(10)
     assert wire_.ids() == list(range(1, 11))
-    assert sink.offer([packed(15)]) == 1
+    assert offer(sink, packed(15)) == 1
     sink.close(5)
     assert wire_.ids()[-1] == 15
-    assert sink.offer([packed(16)]) == 0
+    assert offer(sink, packed(16)) == 0
 
 
 def test_spans_leave_without_being_asked() -> None:
     """The thread sends after the delay, or at once when much is waiting."""
     wire_ = Wire()
     sink = sink_to(wire_, delay=0.05)
-    sink.offer([packed(1)])
+    offer(sink, packed(1))
     busy_wire = Wire()
     busy = sink_to(busy_wire)
-    busy.offer([packed(1, size=2_000_000)])
+    offer(busy, packed(1, size=2_000_000))
     deadline = time.monotonic() + 5
     while not (wire_.requests and busy_wire.requests) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -103,7 +108,7 @@ def test_spans_leave_without_being_asked() -> None:
 def test_request_that_is_lost_is_counted() -> None:
     """Spans that the receiver did not take are counted as dropped, and the flush says so."""
     sink = sink_to(Wire(success=False))
-    sink.offer([packed(1), packed(2)])
+    offer(sink, packed(1), packed(2))
     assert not sink.flush(10)
     assert sink.dropped == 2
     sink.close(5)
@@ -116,7 +121,7 @@ def test_error_while_sending_is_contained(contained: list[guard.Swallowed]) -> N
         raise AttributeError("gone")
 
     sink = RawSpanSink(lambda: send, lambda: (b"", b"", "", ""), delay=60)
-    sink.offer([packed(1)])
+    offer(sink, packed(1))
     assert not sink.flush(10)
     assert sink.dropped == 1
     assert [(error.place, error.kind) for error in contained] == [("raw span export", "AttributeError")]
@@ -129,7 +134,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from inferspan import wire
 STATIC = wire.static_part("layer 1", 1, {"inferspan.module.name": "model.layers.1"})
 def pack(first, count):
-    return [wire.span(b"t" * 16, n.to_bytes(8, "big"), b"p" * 8, 0x100, "", STATIC, n, n + 1) for n in range(first, first + count)]
+    return b"".join(wire.span(b"t" * 16, n.to_bytes(8, "big"), b"p" * 8, 0x100, "", STATIC, n, n + 1) for n in range(first, first + count)), count
 """
 
 
@@ -140,14 +145,14 @@ def test_spans_arrive_beside_the_others(program: Program, receiver: Received) ->
     record()
     sink = otlp.raw_sink(trace.get_tracer_provider(), scope=InstrumentationScope("inferspan", "9"))
     assert otlp.raw_sink(trace.get_tracer_provider(), scope=InstrumentationScope("inferspan", "9")) is sink
-    taken = sink.offer(pack(1, 50_000))
+    taken = sink.offer(*pack(1, 50_000))
     flushed = otlp.force_flush(20)
     child = os.fork()
     if child == 0:
-        sink.offer(pack(100_001, 10))
+        sink.offer(*pack(100_001, 10))
         os._exit(0 if otlp.force_flush(10) else 1)
     status = os.waitpid(child, 0)[1]
-    sink.offer(pack(200_001, 10))
+    sink.offer(*pack(200_001, 10))
     print(json.dumps([taken, flushed, status, sink.dropped]))
     """
     environ = {"OTEL_EXPORTER_OTLP_HEADERS": "team=ml", "OTEL_SERVICE_NAME": "chat"}

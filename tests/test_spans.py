@@ -93,9 +93,7 @@ def test_structure(exporter: InMemorySpanExporter) -> None:
     scope = _run(_recorder(lambda: provider.get_tracer("inferspan", "1")))
     spans = {span.name: span for span in exporter.get_finished_spans()}
     names = {span.context.span_id: span.name for span in spans.values() if span.context}
-    tree = {
-        span.name: (names.get(span.parent.span_id) if span.parent else None, span.start_time, span.end_time) for span in spans.values()
-    }
+    tree = {span.name: (names.get(span.parent.span_id) if span.parent else None, span.start_time, span.end_time) for span in spans.values()}
     root = "text_completion org/model"
     assert tree == {
         root: (None, 1000, 2000),
@@ -410,8 +408,8 @@ def test_raw_module_calls_are_measured(exporter: InMemorySpanExporter) -> None:
     """Module calls that leave the raw way have their durations recorded like those that go through the provider."""
 
     class Sink:
-        def offer(self, packed: Sequence[bytes]) -> int:
-            return len(packed)
+        def offer(self, spans: bytes, count: int) -> int:
+            return count
 
     provider, reader = _provider(SimpleSpanProcessor(exporter)), InMemoryMetricReader()
     meters = MeterProvider([reader], shutdown_on_exit=False)

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, detach, set_value
@@ -57,7 +57,7 @@ class RawSpanSink:
 
     def _start(self) -> None:
         self._pid = os.getpid()
-        self._queue: deque[bytes] = deque()
+        self._queue: deque[tuple[bytes, int]] = deque()
         self._queued = 0
         self._lock, self._sending, self._wake = threading.Lock(), threading.Lock(), threading.Event()
         self._send = self._connect()
@@ -68,25 +68,29 @@ class RawSpanSink:
         """Spans that were refused because the queue was full, or that could not be sent."""
         return self._dropped
 
-    def offer(self, spans: Sequence[bytes]) -> int:
-        """Queue results of ``wire.span``; returns how many were taken, from the first on."""
+    def offer(self, spans: bytes, count: int) -> int:
+        """Queue results of ``wire.span``, joined.
+
+        Args:
+            spans: packed spans, one after the other.
+            count: their number.
+
+        Returns:
+            How many were taken, from the first on.
+        """
         if self._pid != os.getpid():
             self._start()
-        size = sum(map(len, spans))
+        taken = count
         with self._lock:
-            taken = len(spans)
-            if self._closed:
-                taken = size = 0
-            elif self._queued + size > self._room:
-                taken = size = 0
-                while taken < len(spans) and self._queued + size + len(spans[taken]) <= self._room:
-                    size += len(spans[taken])
-                    taken += 1
-            self._queue.extend(spans if taken == len(spans) else spans[:taken])
-            self._queued += size
-            self._dropped += len(spans) - taken
+            room = 0 if self._closed else self._room - self._queued
+            if len(spans) > room:
+                spans, taken = wire.cut(spans, room)
+            if taken:
+                self._queue.append((spans, taken))
+                self._queued += len(spans)
+            self._dropped += count - taken
             wake = self._queued >= WAKE_BYTES
-        if wake:
+        if wake and not self._wake.is_set():
             self._wake.set()
         return taken
 
@@ -102,10 +106,10 @@ class RawSpanSink:
         sent = True
         with self._sending:
             while time.monotonic() < deadline:
-                spans = self._take()
-                if not spans:
+                slabs, count = self._take()
+                if not slabs:
                     return sent
-                sent = self._export(spans) and sent
+                sent = self._export(slabs, count) and sent
         return False
 
     def close(self, timeout: float) -> None:
@@ -119,28 +123,41 @@ class RawSpanSink:
         self.flush(timeout)
         self._wake.set()
 
-    def _take(self) -> list[bytes]:
-        spans: list[bytes] = []
-        size = 0
+    def _take(self) -> tuple[list[bytes], int]:
+        """Spans for one request, and their number: up to the limit, or the one span that is larger by itself."""
+        slabs: list[bytes] = []
+        size = number = 0
         with self._lock:
-            while self._queue and (not spans or size + len(self._queue[0]) <= self._limit):
-                spans.append(self._queue.popleft())
-                size += len(spans[-1])
+            while self._queue:
+                spans, count = self._queue[0]
+                if size + len(spans) > self._limit:
+                    if slabs:
+                        break
+                    whole, (spans, taken) = spans, wire.cut(spans, self._limit, least=True)
+                    self._queue[0] = whole[len(spans) :], count - taken
+                    slabs, size, number = [spans], len(spans), taken
+                    if taken == count:
+                        self._queue.popleft()
+                    break
+                self._queue.popleft()
+                slabs.append(spans)
+                size += len(spans)
+                number += count
             self._queued -= size
-        return spans
+        return slabs, number
 
-    def _export(self, spans: list[bytes]) -> bool:
+    def _export(self, slabs: list[bytes], count: int) -> bool:
         sent = False
         token = attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
         try:
             with guard.contain("raw span export"):
                 resource, scope, schema, resource_schema = self._head()
-                sent = self._send(wire.request(resource, scope, schema, spans, resource_schema_url=resource_schema))
+                sent = self._send(wire.request(resource, scope, schema, slabs, resource_schema_url=resource_schema))
         finally:
             detach(token)
         if not sent:
             with self._lock:
-                self._dropped += len(spans)
+                self._dropped += count
         return sent
 
     def _run(self) -> None:

@@ -124,10 +124,10 @@ class SpanWriter:
 
     @guarded("span hand-over")
     def _offer(self, scope: RequestSpan, batch: ModuleBatch, until: float | None) -> None:
-        """Send module calls the raw way, in slices that leave the interpreter to others in between."""
+        """Send module calls the raw way, in pieces that leave the interpreter to others in between."""
         above = self._above(scope, batch)
-        for packed in self._packer.pack(scope.context, batch, scope.context.span_id if above is None else above):
-            scope.metrics.dropped(len(packed) - scope.sink.offer(packed), "queue_full")
+        for packed, count in self._packer.pack(scope.context, batch, scope.context.span_id if above is None else above):
+            scope.metrics.dropped(count - scope.sink.offer(packed, count), "queue_full")
             self._pause(until)
 
     def _measure(self, scope: RequestSpan, batch: ModuleBatch, until: float | None) -> None:

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["attribute", "request", "resource", "scope", "span", "static_part"]
+__all__ = ["attribute", "cut", "error_status", "request", "resource", "scope", "span", "static_part", "text", "varint"]
 
 # Lengths of ids are fixed, so their tags and lengths are constants: trace_id (1), span_id (2), parent_span_id (4), then the fixed64
 # start (7) and end (8) and the fixed32 flags (16, a two-byte tag).
@@ -23,7 +23,8 @@ _DOUBLE = struct.Struct("<Bd").pack
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """Pack a number that is not negative, seven bits a byte."""
     if number < 0x80:
         return bytes((number,))
     if number < 0x4000:
@@ -37,10 +38,11 @@ def _varint(number: int) -> bytes:
 
 
 def _framed(tag: bytes, body: bytes) -> bytes:
-    return tag + _varint(len(body)) + body
+    return tag + varint(len(body)) + body
 
 
-def _text(tag: bytes, value: str) -> bytes:
+def text(tag: bytes, value: str) -> bytes:
+    """Pack a text field after its tag."""
     # A lone surrogate has no UTF-8 form, and one such character must not cost the span.
     return _framed(tag, value.encode("utf-8", "replace"))
 
@@ -51,11 +53,11 @@ def _any_value(value: Any) -> bytes:
     if isinstance(value, bool):
         return b"\x10\x01" if value else b"\x10\x00"
     if isinstance(value, str):
-        return _text(b"\x0a", value)
+        return text(b"\x0a", value)
     if isinstance(value, int):
         if not _INT64_MIN <= value <= _INT64_MAX:
             raise OverflowError(f"{value} does not fit into 64 bits")
-        return b"\x18" + _varint(value & 0xFFFFFFFFFFFFFFFF)
+        return b"\x18" + varint(value & 0xFFFFFFFFFFFFFFFF)
     if isinstance(value, float):
         return _DOUBLE(0x21, value)
     if isinstance(value, bytes):
@@ -69,7 +71,7 @@ def _any_value(value: Any) -> bytes:
 
 @functools.lru_cache(maxsize=1024)
 def _key(key: str) -> bytes:
-    return _text(b"\x0a", key)
+    return text(b"\x0a", key)
 
 
 def _key_value(key: str, value: Any) -> bytes:
@@ -98,8 +100,13 @@ def static_part(name: str, kind: int, attributes: Mapping[str, Any]) -> bytes:
         kind: ``SpanKind`` of the protocol, 1 for internal (the API's value plus one).
         attributes: see ``attribute``.
     """
-    head = _text(b"\x2a", name) + b"\x30" + _varint(kind)
+    head = text(b"\x2a", name) + b"\x30" + varint(kind)
     return head + b"".join(attribute(key, value) for key, value in attributes.items())
+
+
+def error_status(description: str) -> bytes:
+    """Pack the status of a span that failed, for the end of its body."""
+    return _framed(b"\x7a", (text(b"\x12", description) if description else b"") + b"\x18\x02")
 
 
 def span(
@@ -134,13 +141,13 @@ def span(
         body = _ROOT(b"\x0a\x10", trace_id, b"\x12\x08", span_id, 0x39, start_ns, 0x41, end_ns, 0x0185, flags)
     body = body + static + dynamic
     if trace_state:
-        body += _text(b"\x1a", trace_state)
+        body += text(b"\x1a", trace_state)
     if status_error is not None:
-        body += _framed(b"\x7a", (_text(b"\x12", status_error) if status_error else b"") + b"\x18\x02")
+        body += error_status(status_error)
     size = len(body)
     if 0x80 <= size < 0x4000:  # nearly every span; saves the call
         return bytes((0x12, size & 0x7F | 0x80, size >> 7)) + body
-    return b"\x12" + _varint(size) + body
+    return b"\x12" + varint(size) + body
 
 
 def resource(attributes: Mapping[str, Any]) -> bytes:
@@ -150,24 +157,49 @@ def resource(attributes: Mapping[str, Any]) -> bytes:
 
 def scope(name: str, version: str | None = None, attributes: Mapping[str, Any] | None = None) -> bytes:
     """Pack an ``InstrumentationScope``, for ``request``; raises as ``attribute``."""
-    head = _text(b"\x0a", name) + (_text(b"\x12", version) if version else b"")
+    head = text(b"\x0a", name) + (text(b"\x12", version) if version else b"")
     return head + b"".join(_framed(b"\x1a", _key_value(key, value)) for key, value in (attributes or {}).items())
 
 
+def cut(spans: bytes, room: int, *, least: bool = False) -> tuple[bytes, int]:
+    """The first of some packed spans, as many as fit.
+
+    Args:
+        spans: results of ``span``, joined.
+        room: bytes that they may take.
+        least: whether the first one is taken though it does not fit.
+
+    Returns:
+        Those that fit, joined, and their number.
+    """
+    end = number = 0
+    while end < len(spans):
+        at, size, shift = end + 1, 0, 0
+        while True:
+            size |= (spans[at] & 0x7F) << shift
+            shift += 7
+            at += 1
+            if spans[at - 1] < 0x80:
+                break
+        if at + size > room and not (least and not number):
+            break
+        end = at + size
+        number += 1
+    return spans[:end], number
+
+
 def request(resource: bytes, scope: bytes, schema_url: str, spans: Sequence[bytes], *, resource_schema_url: str = "") -> bytes:
-    """Pack an ``ExportTraceServiceRequest`` of one resource and one scope.
+    """Pack an ``ExportTraceServiceRequest`` of one resource and one scope, copying the spans once.
 
     Args:
         resource: result of ``resource``, or any serialised ``Resource``.
         scope: result of ``scope``, or any serialised ``InstrumentationScope``.
         schema_url: schema of the spans, or an empty text.
-        spans: results of ``span``.
+        spans: results of ``span``, single or joined.
         resource_schema_url: schema of the resource, or an empty text.
     """
-    scope_spans = _framed(b"\x0a", scope) + b"".join(spans)
-    if schema_url:
-        scope_spans += _text(b"\x1a", schema_url)
-    resource_spans = _framed(b"\x0a", resource) + _framed(b"\x12", scope_spans)
-    if resource_schema_url:
-        resource_spans += _text(b"\x1a", resource_schema_url)
-    return _framed(b"\x0a", resource_spans)
+    head, last = _framed(b"\x0a", scope), text(b"\x1a", schema_url) if schema_url else b""
+    size = len(head) + sum(map(len, spans)) + len(last)
+    around = _framed(b"\x0a", resource) + b"\x12" + varint(size)
+    end = text(b"\x1a", resource_schema_url) if resource_schema_url else b""
+    return b"".join((b"\x0a", varint(len(around) + size + len(end)), around, head, *spans, last, end))

@@ -395,7 +395,9 @@ _REQUEST_METRICS = (
     Metric(M_KV_CACHE, GAUGE, "By", "key/value cache of the last request", (REQUEST_MODEL,)),
     Metric(M_ENTROPY, HISTOGRAM, "1", "entropy of the next-token distribution, nats", (REQUEST_MODEL,), B_ENTROPY, "entropy_metric"),
     Metric(M_TOP1, HISTOGRAM, "1", "probability of the most likely next token", (REQUEST_MODEL,), B_PROBABILITY, "entropy_metric"),
-    Metric(M_NONFINITE, COUNTER, "{element}", "NaN and Inf values: logits, and module outputs with `output_stats`", (*_MODULE, NONFINITE_KIND)),
+    Metric(
+        M_NONFINITE, COUNTER, "{element}", "NaN and Inf values: logits, and module outputs with `output_stats`", (*_MODULE, NONFINITE_KIND)
+    ),
     Metric(M_MODULE_DURATION, HISTOGRAM, "s", "one module call, host clock", (*_MODULE, PHASE), B_STEP, "module_metric"),
     Metric(M_SPANS_DROPPED, COUNTER, "{span}", "spans of ours that were left out", (DROP_REASON,)),
     Metric(M_OVERHEAD, COUNTER, "s", "our own time on the model's threads"),
@@ -407,7 +409,15 @@ _GPU_METRICS = (
     Metric(M_GPU_MEMORY_USAGE, OBSERVABLE_UP_DOWN_COUNTER, "By", "memory in use, all processes", _GPU, None, _NVML),
     Metric(M_GPU_MEMORY_LIMIT, OBSERVABLE_UP_DOWN_COUNTER, "By", "memory of the device", _GPU, None, _NVML),
     Metric(M_GPU_MEMORY_UTILIZATION, OBSERVABLE_GAUGE, "1", "memory in use / memory of the device", _GPU, None, _NVML),
-    Metric(M_GPU_IO, OBSERVABLE_COUNTER, "By", "PCIe traffic; absent where the driver counts in 32 bits, which wrap", (*_GPU, NETWORK_IO_DIRECTION), None, _NVML),
+    Metric(
+        M_GPU_IO,
+        OBSERVABLE_COUNTER,
+        "By",
+        "PCIe traffic; absent where the driver counts in 32 bits, which wrap",
+        (*_GPU, NETWORK_IO_DIRECTION),
+        None,
+        _NVML,
+    ),
     Metric(M_ENERGY, OBSERVABLE_COUNTER, "J", "energy since the first reading", (*_GPU, HW_TYPE), None, _NVML),
     Metric(M_POWER, OBSERVABLE_GAUGE, "W", "power draw", (*_GPU, HW_TYPE), None, _NVML),
     Metric(M_TEMPERATURE, OBSERVABLE_GAUGE, "Cel", "temperature", (*_GPU, HW_SENSOR_LOCATION), None, _NVML),
@@ -415,7 +425,9 @@ _GPU_METRICS = (
     Metric(M_FAN_RATIO, OBSERVABLE_GAUGE, "1", "fan speed as share of the maximum", _GPU, None, _NVML),
     Metric(M_FAN_SPEED, OBSERVABLE_GAUGE, "rpm", "fan speed", _GPU, None, _NVML),
     Metric(M_HW_ERRORS, OBSERVABLE_COUNTER, "{error}", "ECC errors since the first reading", (*_GPU, HW_TYPE, ERROR_TYPE), None, _NVML),
-    Metric(M_HW_STATUS, OBSERVABLE_UP_DOWN_COUNTER, "1", "1 for the state the device is in, else 0", (*_GPU, HW_TYPE, HW_STATE), None, _NVML),
+    Metric(
+        M_HW_STATUS, OBSERVABLE_UP_DOWN_COUNTER, "1", "1 for the state the device is in, else 0", (*_GPU, HW_TYPE, HW_STATE), None, _NVML
+    ),
     Metric(M_CLOCK, OBSERVABLE_GAUGE, "Hz", "clock", (*_GPU, CLOCK_DOMAIN), None, _NVML),
     Metric(M_CLOCK_LIMIT, OBSERVABLE_GAUGE, "Hz", "highest clock", (*_GPU, CLOCK_DOMAIN), None, _NVML),
     Metric(M_POWER_LIMIT, OBSERVABLE_GAUGE, "W", "enforced power limit", _GPU, None, _NVML),
@@ -450,13 +462,21 @@ _HOST_METRICS = (
     Metric(M_PROCESS_FAULTS, OBSERVABLE_COUNTER, "{fault}", "page faults since the first reading", (PAGING_FAULT_TYPE,)),
     Metric(M_PROCESS_IO, OBSERVABLE_COUNTER, "By", "disk traffic of the process since the first reading", (DISK_IO_DIRECTION,)),
     Metric(M_PROCESS_UPTIME, OBSERVABLE_GAUGE, "s", "time since the process started"),
-    Metric(M_GC_COLLECTIONS, OBSERVABLE_COUNTER, "{collection}", "collections of the garbage collector since the first reading", (GC_GENERATION,)),
+    Metric(
+        M_GC_COLLECTIONS,
+        OBSERVABLE_COUNTER,
+        "{collection}",
+        "collections of the garbage collector since the first reading",
+        (GC_GENERATION,),
+    ),
     Metric(M_GC_COLLECTED, OBSERVABLE_COUNTER, "{object}", "objects collected since the first reading", (GC_GENERATION,)),
     Metric(M_GC_UNCOLLECTABLE, OBSERVABLE_COUNTER, "{object}", "objects found uncollectable since the first reading", (GC_GENERATION,)),
     Metric(M_SYSTEM_CPU_UTILIZATION, OBSERVABLE_GAUGE, "1", "CPU time of the whole host / (wall time * CPUs)", (CPU_MODE,), None, _HOST),
     Metric(M_SYSTEM_CPU_TIME, OBSERVABLE_COUNTER, "s", "CPU time of the whole host since the first reading", (CPU_MODE,), None, _HOST),
     Metric(M_SYSTEM_MEMORY_USAGE, OBSERVABLE_UP_DOWN_COUNTER, "By", "memory of the whole host by state", (MEMORY_STATE,), None, _HOST),
-    Metric(M_SYSTEM_MEMORY_LIMIT, OBSERVABLE_UP_DOWN_COUNTER, "By", "memory available to us: cgroup limit, else the host's", (), None, _HOST),
+    Metric(
+        M_SYSTEM_MEMORY_LIMIT, OBSERVABLE_UP_DOWN_COUNTER, "By", "memory available to us: cgroup limit, else the host's", (), None, _HOST
+    ),
     Metric(M_SYSTEM_MEMORY_UTILIZATION, OBSERVABLE_GAUGE, "1", "usage / limit", (MEMORY_STATE,), None, _HOST),
 )
 
@@ -545,25 +565,34 @@ ATTRIBUTES = (
     Attribute(MODULE_NAME, "string", _M, "path in the model"),
     Attribute(MODULE_TYPE, "string", _M, "class"),
     Attribute(MODULE_LAYER_INDEX, "int", _M, "number in the list of layers"),
-    Attribute(INPUT_SHAPES, "string[]", f"{_R} (forward), {_S}, {_M}", "`[\"1x12x4096\"]`"),
+    Attribute(INPUT_SHAPES, "string[]", f"{_R} (forward), {_S}, {_M}", '`["1x12x4096"]`'),
     Attribute(OUTPUT_SHAPES, "string[]", f"{_R} (forward), {_S}, {_M}", "the same for outputs"),
-    Attribute(INPUT_DTYPES, "string[]", f"{_R} (forward), {_S}, {_M}", "`[\"bfloat16\"]`"),
+    Attribute(INPUT_DTYPES, "string[]", f"{_R} (forward), {_S}, {_M}", '`["bfloat16"]`'),
     Attribute(OUTPUT_DTYPES, "string[]", f"{_R} (forward), {_S}, {_M}", "the same for outputs"),
     Attribute(DEVICE_TIME, "double", _PSM, "s, device clock; read by the report, not measured by this version yet"),
     *(
         Attribute(key, "double" if "count" not in key else "int", _M, f"{what} of the output, with `output_stats`")
         for key, what in (
-            (OUTPUT_STAT_MEAN, "mean"), (OUTPUT_STAT_STD, "standard deviation"), (OUTPUT_STAT_MIN, "minimum"),
-            (OUTPUT_STAT_MAX, "maximum"), (OUTPUT_STAT_ABS_MAX, "largest magnitude"), (OUTPUT_STAT_NAN_COUNT, "NaN values"),
-            (OUTPUT_STAT_INF_COUNT, "infinite values"), (OUTPUT_STAT_ELEMENT_COUNT, "elements"),
+            (OUTPUT_STAT_MEAN, "mean"),
+            (OUTPUT_STAT_STD, "standard deviation"),
+            (OUTPUT_STAT_MIN, "minimum"),
+            (OUTPUT_STAT_MAX, "maximum"),
+            (OUTPUT_STAT_ABS_MAX, "largest magnitude"),
+            (OUTPUT_STAT_NAN_COUNT, "NaN values"),
+            (OUTPUT_STAT_INF_COUNT, "infinite values"),
+            (OUTPUT_STAT_ELEMENT_COUNT, "elements"),
         )
     ),
     *(
         Attribute(key, "double", f"{_S}, {_R} (forward)", f"{what}; raw logits of the last position, mean over the batch")
         for key, what in (
-            (LOGITS_ENTROPY, "entropy of the softmax, nats"), (LOGITS_MAX, "largest finite logit"), (LOGITS_MIN, "smallest finite logit"),
-            (LOGITS_MEAN, "mean of the finite logits"), (LOGITS_STD, "population standard deviation of the finite logits"),
-            (LOGITS_MARGIN, "largest minus second largest finite logit"), (LOGITS_TOP1, "largest probability"),
+            (LOGITS_ENTROPY, "entropy of the softmax, nats"),
+            (LOGITS_MAX, "largest finite logit"),
+            (LOGITS_MIN, "smallest finite logit"),
+            (LOGITS_MEAN, "mean of the finite logits"),
+            (LOGITS_STD, "population standard deviation of the finite logits"),
+            (LOGITS_MARGIN, "largest minus second largest finite logit"),
+            (LOGITS_TOP1, "largest probability"),
             (LOGITS_CHOSEN_LOGPROB, "log-probability of the chosen token"),
         )
     ),

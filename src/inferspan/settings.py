@@ -132,20 +132,38 @@ class Settings:
     """
 
     # what is recorded
-    modules: str | tuple[str, ...] = _setting("layers", _modules, 'modules that get spans on sampled steps: "layers" (layers, attention, MLP), "all", "none", or name patterns')
-    steps: str = _setting("all", _choice("all", "sampled", "none"), "forward passes of generate() that get spans: all up to the budget, those with module spans, or none")
+    modules: str | tuple[str, ...] = _setting(
+        "layers", _modules, 'modules that get spans on sampled steps: "layers" (layers, attention, MLP), "all", "none", or name patterns'
+    )
+    steps: str = _setting(
+        "all",
+        _choice("all", "sampled", "none"),
+        "forward passes of generate() that get spans: all up to the budget, those with module spans, or none",
+    )
     every_step: bool = _setting(False, _boolean, "module spans on every step, with the budget raised to its hard cap; for debugging")
     max_spans_per_trace: int = _setting(2000, _integer(1, 100_000_000), "span budget of one request")
-    span_hard_cap: int = _setting(5000, _integer(1, 100_000_000), "what `max_spans_per_trace` may not exceed; raise both by name to lift the budget")
-    module_span_name: str = _setting("layer", _choice("layer", "path", "type"), 'name of a module span: "layer 12 mlp", the path, or the class')
+    span_hard_cap: int = _setting(
+        5000, _integer(1, 100_000_000), "what `max_spans_per_trace` may not exceed; raise both by name to lift the budget"
+    )
+    module_span_name: str = _setting(
+        "layer", _choice("layer", "path", "type"), 'name of a module span: "layer 12 mlp", the path, or the class'
+    )
     logits: bool = _setting(True, _boolean, "statistics of the raw logits of every recorded step")
     top_k: int = _setting(5, _integer(0, 100), "most likely tokens kept per step, only with content capture")
     token_arrays: bool = _setting(True, _boolean, "log-probabilities, entropies and intervals per token on the request span")
     output_stats: bool = _setting(False, _boolean, "mean, deviation, extremes and NaN counts of every recorded module's output")
     entropy_metric: bool = _setting(False, _boolean, "histograms of the entropy and of the largest probability of each recorded step")
-    module_metric: bool = _setting(False, _boolean, "histogram of the duration of each recorded module call: a series for each module and phase, of which the SDK keeps 2,000")
+    module_metric: bool = _setting(
+        False,
+        _boolean,
+        "histogram of the duration of each recorded module call: a series for each module and phase, of which the SDK keeps 2,000",
+    )
     # how it is named
-    operation: str | None = _setting(None, _choice("chat", "text_completion", "generate_content", "embeddings"), "gen_ai.operation.name instead of the one inferred from the call")
+    operation: str | None = _setting(
+        None,
+        _choice("chat", "text_completion", "generate_content", "embeddings"),
+        "gen_ai.operation.name instead of the one inferred from the call",
+    )
     model_name: str | None = _setting(None, _text, "gen_ai.request.model instead of the model's own name")
     provider_name: str | None = _setting(None, _text, "gen_ai.provider.name instead of huggingface / pytorch")
     span_kind: str = _setting("internal", _choice("internal", "client", "server"), "kind of the request span")
@@ -153,7 +171,12 @@ class Settings:
     keep: bool = _setting(False, _boolean, "mark request spans with inferspan.keep, by which a tail sampler keeps their traces")
     compat_vllm_latency: bool = _setting(False, _boolean, "gen_ai.latency.* attributes as vLLM and SGLang write them")
     # content
-    capture_content: str = _setting("NO_CONTENT", _choice(*CAPTURE_MODES, upper=True), "prompts, outputs and token ids: NO_CONTENT, SPAN_ONLY, EVENT_ONLY, SPAN_AND_EVENT", env=CAPTURE_VARIABLE)
+    capture_content: str = _setting(
+        "NO_CONTENT",
+        _choice(*CAPTURE_MODES, upper=True),
+        "prompts, outputs and token ids: NO_CONTENT, SPAN_ONLY, EVENT_ONLY, SPAN_AND_EVENT",
+        env=CAPTURE_VARIABLE,
+    )
     emit_event: bool | None = _setting(None, _boolean, "send the content event; default: only in the two EVENT modes", env=EVENT_VARIABLE)
     max_content_chars: int = _setting(8192, _integer(1, 30_000), "longest text of one captured message")
     # samplers

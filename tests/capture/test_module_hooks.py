@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from inferspan.capture.module_hooks import HookEngine, no_hook, select
+from inferspan.capture.module_hooks import HookEngine, no_hook
+from inferspan.capture.module_selection import select
 from inferspan.settings import SettingsError
+from tests.attached import attached
 from tests.cases import models
 
 
@@ -79,7 +81,7 @@ def test_patterns() -> None:
 
 
 def _attached(model: nn.Module) -> int:
-    return sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in model.modules())
+    return sum(attached(model).values())
 
 
 def test_attached_while_needed() -> None:
@@ -88,9 +90,9 @@ def test_attached_while_needed() -> None:
     engine = HookEngine(model, "layers", "layer")
     engine.acquire()
     engine.acquire()
-    attached = _attached(model)
+    before = _attached(model)
     engine.release()
-    assert attached == 2 * engine.expected == _attached(model)
+    assert before == engine.expected == _attached(model)
     engine.release()
     engine.release()
     assert _attached(model) == 0
@@ -100,16 +102,29 @@ def test_attached_while_needed() -> None:
     assert _attached(model) == 0
 
 
-def test_copies_carry_no_hook() -> None:
-    """A copy or pickle taken while hooks are attached holds importable no-ops."""
+def test_copies_carry_nothing() -> None:
+    """A copy or pickle taken while modules are observed computes by its own weights, and holds at most importable no-ops."""
     model = Tower()
+    hooked: Any = model.layers[1]  # type: ignore[index]
+    hooked.register_forward_hook(_unchanged)
     engine = HookEngine(model, "all", "layer")
     engine.acquire()
+    assert attached(model) == {"forward": 3, "hooks": 2, "left": 0}
+    twin: Any
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert attached(twin)["forward"] == 0
         hooks = [hook for one in twin.modules() for hook in (*one._forward_hooks.values(), *one._forward_pre_hooks.values())]
-        assert hooks and all(hook is no_hook for hook in hooks)
+        assert [hook for hook in hooks if hook is no_hook] == [no_hook] * 2 and len(hooks) == 3
         assert torch.equal(twin.layers[0](torch.ones(1, 2)), model.layers[0](torch.ones(1, 2)))  # type: ignore[index,operator]
+        with torch.no_grad():
+            twin.layers[0][0].weight.zero_()
+            twin.layers[0][0].bias.zero_()
+        assert torch.equal(twin.layers[0](torch.ones(1, 2)), torch.zeros(1, 2))
     engine.close()
+
+
+def _unchanged(*_: Any) -> None:
+    """A hook of the user's."""
 
 
 def test_structure_is_followed() -> None:
@@ -125,7 +140,7 @@ def test_structure_is_followed() -> None:
     engine.prepare()
     assert engine.expected == 2
     engine.acquire()
-    assert _attached(old) == 0 and _attached(model) == 4  # type: ignore[arg-type]
+    assert _attached(old) == 0 and _attached(model) == 2  # type: ignore[arg-type]
     engine.close()
 
 

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from inferspan import semconv
 from inferspan.settings import SettingsError
+from tests import attached as on
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
 
@@ -268,17 +269,15 @@ def test_unsampled_requests_cost_no_operation() -> None:
 
 
 def test_hooks_are_attached_in_recorded_steps_only(telemetry: Telemetry) -> None:
-    """Steps without module spans run without any hook of ours on a module below the root."""
+    """Steps without module spans run with nothing of ours on a module below the root."""
     model = models.llama()
     telemetry.instrument(model)
     attached: list[int] = []
-    probe = model.model.layers[0].register_forward_hook(
-        lambda *_: attached.append(sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in model.model.modules()) - 1)
-    )
+    probe = model.model.layers[0].register_forward_hook(lambda *_: attached.append(sum(on.attached(model.model).values())))
     _generate(model, models.prompt(), **_exactly(9))
     probe.remove()
     assert [step for step, count in enumerate(attached) if count] == _sampled(9)
-    assert sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in model.model.modules()) == 0
+    assert set(on.attached(model.model).values()) == {0}
     telemetry.check()
 
 

@@ -27,9 +27,7 @@ MAX_STACKTRACE = 16_384
 LOOKED_AT = 65_536
 """Characters of an exception's text that are searched for values; a message of megabytes would take a second."""
 _NUMBER = r"-?\d+(?:\.\d*)?(?:e[+-]?\d+)?"
-_LISTED = re.compile(
-    rf"(?:tensor|array)\([^)]*(?:\)|$)|(?:[\[(]\s*)?(?<!\d){_NUMBER}(?:[\s,\[\]()]+{_NUMBER}){{3,}}(?:[\s,.]*[\])])*"
-)
+_LISTED = re.compile(rf"(?:tensor|array)\([^)]*(?:\)|$)|(?:[\[(]\s*)?(?<!\d){_NUMBER}(?:[\s,\[\]()]+{_NUMBER}){{3,}}(?:[\s,.]*[\])])*")
 """Printed tensors, and four numbers or more in a row, in brackets of any kind or none."""
 
 
@@ -125,17 +123,18 @@ class Call:
         if not any(frame[1] is info for frame in self.stack):
             return False
         while self.stack[-1][1] is not info:
-            self._close_frame(now, failure)
+            self.close_frame(now, failure)
         return True
 
-    def _close_frame(self, now: int, failure: str | None) -> None:
+    def close_frame(self, now: int, failure: str | None) -> None:
+        """Record the innermost open module call as ended without an output."""
         number, info, start, inputs = self.stack.pop()
         self.calls.extend((number, self.stack[-1][0] if self.stack else -1, info, start, now, inputs, (), failure, None))
 
     def close_modules(self, step: int | None, phase: str, now: int, failure: str | None) -> None:
         """Turn what the hooks have appended into a batch under ``step`` (or under the phase or request)."""
         while self.stack:
-            self._close_frame(now, failure or "_OTHER")
+            self.close_frame(now, failure or "_OTHER")
         self.budget.spend(self._granted - self.room)
         if self._watched:
             self.budget.leave_out(self.missed)

@@ -1,38 +1,32 @@
-"""Forward hooks on submodules, attached only while a recorded forward pass runs; each call appends one tuple.
+"""What observes the submodules of a model, attached only while a recorded forward pass runs; each call appends one record.
 
-A hook pair sits on each selected module and writes into the :class:`~inferspan.capture.call.Call` that runs on its thread; without one
-it does nothing. Hooks return ``None``, take any arguments (torch calls a hook removed after its snapshot without kwargs), carry no state of
-a call, and turn into importable no-ops when the model is copied or pickled. Attaching is counted over the recorded calls: while one
-of them is inside the model, nothing is detached.
+The ordinary way stands in the place of a module's ``forward`` (``observed_forward``); where that would not be called, or not safely, a
+pair of registered hooks does the same. Both write into the :class:`~inferspan.capture.call.Call` that runs on their thread and do nothing
+without one. Hooks return ``None``, take any arguments (torch calls a hook removed after its snapshot without kwargs), carry no state of a
+call, and turn into importable no-ops when the model is copied or pickled. Attaching is counted over the recorded calls.
 """
 
 from __future__ import annotations
 
-import fnmatch
-import re
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
 from time import perf_counter_ns
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from ..guard import contain, report
 from ..records import ModuleInfo
-from ..settings import SettingsError
 from .call import current
 from .compilation import is_compiled, is_optimized
+from .module_selection import select
+from .observed_forward import ObservedForward, can_observe
 from .shapes import describe
 
-__all__ = ["CopiedAway", "HookEngine", "iterates_hooks", "no_hook", "select"]
-
-_SMALL = 64
-"""A model without numbered layers and of at most this many modules is shown whole under ``modules="layers"``."""
+__all__ = ["CopiedAway", "HookEngine", "iterates_hooks", "no_hook"]
 
 
 def no_hook(*_: Any, **__: Any) -> None:
@@ -143,107 +137,6 @@ class _Exit(CopiedAway):
             report("module hook", error)
 
 
-def _walk(root: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
-    """Name, module and parent of each submodule that a hook can see, each object once."""
-    seen: set[int] = {id(root)}
-    pending: list[tuple[str, nn.Module]] = [("", root)]
-    while pending:
-        prefix, parent = pending.pop(0)
-        if is_compiled(parent) or isinstance(parent, torch.jit.ScriptModule):
-            continue
-        # Inside an OptimizedModule everything is one compiled region; the module itself may be hooked.
-        if is_optimized(parent) and parent is not root:
-            continue
-        for name, child in parent._modules.items():
-            if child is None or id(child) in seen:
-                continue
-            seen.add(id(child))
-            path = f"{prefix}.{name}" if prefix else name
-            if not isinstance(child, torch.jit.ScriptModule) and not is_compiled(child):
-                yield path, child, parent
-            pending.append((path, child))
-
-
-def _outer_layer(path: str) -> tuple[str, int, str] | None:
-    """Prefix, index and rest at the outermost numbered part of a path."""
-    match = re.match(r"^(?:(.*?)\.)??(\d+)(?:\.(.*))?$", path)
-    return (match[1] or "", int(match[2]), match[3] or "") if match else None
-
-
-def _stacks(paths: Sequence[str]) -> dict[str, str]:
-    """A short word for each list of layers, empty where the model has only one: it tells encoder from decoder layers."""
-    prefixes = sorted({layer[0] for path in paths if (layer := _outer_layer(path)) is not None})
-    if len(prefixes) < 2:
-        return dict.fromkeys(prefixes, "")
-    parts = [prefix.split(".") for prefix in prefixes]
-    common = 0
-    while all(len(one) > common + 1 for one in parts) and len({one[common] for one in parts}) == 1:
-        common += 1
-    words = [".".join(one[common:-1] or one[common:]) for one in parts]
-    if len(set(words)) < len(words):
-        words = prefixes
-    return {prefix: f"{word} " if word else "" for prefix, word in zip(prefixes, words, strict=True)}
-
-
-def _info(path: str, module: nn.Module, style: str, stacks: dict[str, str]) -> ModuleInfo:
-    kind = type(module).__name__
-    layer = _outer_layer(path)
-    if style == "type":
-        name = kind
-    elif style == "path" or layer is None:
-        name = path
-    else:
-        name = f"{stacks.get(layer[0], '')}layer {layer[1]}" + (f" {layer[2]}" if layer[2] else "")
-    return ModuleInfo(path, kind, layer[1] if layer else None, name)
-
-
-def _layers_and_blocks(found: list[tuple[str, nn.Module, nn.Module]]) -> list[tuple[str, nn.Module, nn.Module]]:
-    """Layers, and in a layer its blocks (attention, MLP); leaves only of a layer that has no block."""
-    placed = [(entry, _outer_layer(entry[0])) for entry in found]
-    blocks = {layer[:2] for (_, module, _), layer in placed if layer and layer[2] and module._modules}
-    chosen = []
-    for entry, layer in placed:
-        if layer is None:
-            continue
-        rest = layer[2]
-        if not rest or (re.fullmatch(r"[^.]+(?:\.\d+)?", rest) and (entry[1]._modules or layer[:2] not in blocks)):
-            chosen.append(entry)
-    return chosen
-
-
-def select(root: nn.Module, modules: str | tuple[str, ...], style: str) -> list[tuple[nn.Module, ModuleInfo, nn.Module]]:
-    """Modules that get spans, as (module, static facts, parent).
-
-    Args:
-        root: the instrumented model; it is not part of the result.
-        modules: ``"layers"``, ``"all"``, ``"none"`` or name patterns (``fnmatch``).
-        style: ``Settings.module_span_name``.
-
-    Raises:
-        SettingsError: a pattern matches no module.
-    """
-    if modules == "none":
-        return []
-    found = [entry for entry in _walk(root) if not isinstance(entry[1], nn.ModuleList | nn.ModuleDict)]
-    if isinstance(modules, tuple):
-        chosen = []
-        for pattern in modules:
-            matched = [entry for entry in found if fnmatch.fnmatchcase(entry[0], pattern)]
-            if not matched:
-                names = ", ".join(path for path, _, _ in found[:6]) or "none: the model has no submodule that can be observed"
-                raise SettingsError(f"inferspan setting 'modules': pattern {pattern!r} matches no module; names look like {names}")
-            chosen.extend(matched)
-        kept = {id(module): (path, module, parent) for path, module, parent in chosen}
-        found = [entry for entry in found if id(entry[1]) in kept]
-    elif modules == "layers":
-        if any(_outer_layer(path) for path, _, _ in found):
-            found = _layers_and_blocks(found)
-        elif len(found) > _SMALL:
-            found = [entry for entry in found if "." not in entry[0]]
-    stacks = _stacks([path for path, _, _ in found])
-    return [(module, _info(path, module, style, stacks), parent) for path, module, parent in found]
-
-
 class HookEngine:
     """Hooks on the selected submodules of one model, attached while at least one recorded call needs them."""
 
@@ -255,7 +148,8 @@ class HookEngine:
         self._users = 0
         self._closed = False
         self._handles: list[Any] = []
-        self._selection: list[tuple[weakref.ref[nn.Module], ModuleInfo, weakref.ref[nn.Module], _Enter, _Exit]] = []
+        self._observed: list[ObservedForward] = []
+        self._selection: list[tuple[weakref.ref[nn.Module], ModuleInfo, weakref.ref[nn.Module], bool]] = []
         self._above: list[tuple[weakref.ref[nn.Module], bool, list[int]]] = []
         self.unobserved: str | None = None
         """What of the modules cannot be seen, and why."""
@@ -277,7 +171,7 @@ class HookEngine:
             return
         # Held weakly: the selection must not keep a detached child alive.
         self._selection = [
-            (weakref.ref(module), info, weakref.ref(parent), _Enter(info), _Exit(info))
+            (weakref.ref(module), info, weakref.ref(parent), can_observe(module))
             for module, info, parent in select(root, self._modules, self._style)
         ]
         self._above = [
@@ -305,7 +199,7 @@ class HookEngine:
             module = reference()
             if module is None or is_compiled(module) is not compiled or [*map(id, module._modules.values())] != children:
                 return False
-        for reference, info, parent, _, _ in self._selection:
+        for reference, info, parent, _ in self._selection:
             above, module = parent(), reference()
             if above is None or module is None or above._modules.get(info.name.rpartition(".")[2]) is not module:
                 return False
@@ -328,11 +222,18 @@ class HookEngine:
 
     def _attach(self) -> None:
         self._detach()
-        for module, _, _, enter, leave in self._selection:
-            one = module()
-            if one is not None:
-                self._handles.append(one.register_forward_pre_hook(enter, with_kwargs=True))
-                self._handles.append(one.register_forward_hook(leave))
+        for reference, info, _, observable in self._selection:
+            module = reference()
+            if module is None:
+                continue
+            # Where somebody else has hooks, ours see what those have made of the input and the output, and that they failed.
+            if observable and not module._forward_hooks and not module._forward_pre_hooks:
+                observed = ObservedForward(module, info)
+                self._observed.append(observed)
+                observed.attach()
+            else:
+                self._handles.append(module.register_forward_pre_hook(_Enter(info), with_kwargs=True))
+                self._handles.append(module.register_forward_hook(_Exit(info)))
 
     def release(self) -> None:
         """Detach, if no other recorded call needs the hooks."""
@@ -361,8 +262,11 @@ class HookEngine:
             self._detach()
 
     def _detach(self) -> None:
+        observed, self._observed = self._observed, []
+        for one in reversed(observed):
+            one.detach()
         # Hooks that stay for the moment do nothing without a recorded call, and go the next time.
-        if iterates_hooks():
+        if not self._handles or iterates_hooks():
             return
         handles, self._handles = self._handles, []
         for handle in handles:

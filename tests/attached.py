@@ -10,14 +10,13 @@ __all__ = ["attached"]
 
 
 def attached(model: nn.Module) -> dict[str, int]:
-    """Number of modules with an observer, by kind: ``forward`` replaced, ``hooks`` registered, ``left`` for keys of ours without one."""
+    """Number of modules with an observer, by kind: ``forward`` replaced or ``hooks`` registered; and ``left``, with a key of ours only."""
     modules = list(model.modules())
     return {
         "forward": sum(isinstance(one.__dict__.get("forward"), ObservedForward) for one in modules),
         "hooks": sum(
-            type(hook).__module__.startswith("inferspan.")
+            any(type(hook).__module__.startswith("inferspan.") for hook in (*one._forward_hooks.values(), *one._forward_pre_hooks.values()))
             for one in modules
-            for hook in (*one._forward_hooks.values(), *one._forward_pre_hooks.values())
         ),
         "left": sum(OWNED in one.__dict__ and not isinstance(one.__dict__.get("forward"), ObservedForward) for one in modules),
     }

@@ -41,7 +41,9 @@ def collected(reader: InMemoryMetricReader) -> dict[str, tuple[Any, ...]]:
             assert (scope.scope.name, scope.scope.version, scope.schema_url) == ("inferspan", "1.2", semconv.CORE_SCHEMA_URL)
             for metric in scope.metrics:
                 kind = type(metric.data).__name__ + ("" if not hasattr(metric.data, "is_monotonic") else f" {metric.data.is_monotonic}")
-                points = [(dict(point.attributes or {}), point.value) for point in metric.data.data_points if isinstance(point, NumberDataPoint)]
+                points = [
+                    (dict(point.attributes or {}), point.value) for point in metric.data.data_points if isinstance(point, NumberDataPoint)
+                ]
                 found[metric.name] = (kind, metric.unit, metric.description, points)
     return found
 
@@ -101,7 +103,9 @@ def test_every_device_metric(reader: InMemoryMetricReader, provider: MeterProvid
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1, 2**63, 2**64 - 1])
 def test_values_nobody_can_store(reader: InMemoryMetricReader, provider: MeterProvider, value: float) -> None:
     """A value that is not finite, negative or over 63 bits is left out, and the others of the metric are not."""
-    DeviceMetrics(provider, Source(Sample("hw.gpu.memory.usage", value, {"hw.id": "GPU-b"}), Sample("hw.gpu.memory.usage", 5, GPU)), version="1.2")
+    DeviceMetrics(
+        provider, Source(Sample("hw.gpu.memory.usage", value, {"hw.id": "GPU-b"}), Sample("hw.gpu.memory.usage", 5, GPU)), version="1.2"
+    )
     assert collected(reader)["hw.gpu.memory.usage"][3] == [(GPU, 5)]
 
 

@@ -142,7 +142,9 @@ def test_retries_leave_the_global_generator_alone() -> None:
     before = random.getstate()
     for name in ("otlp_proto_http", "otlp_proto_grpc"):
         exporter = build_exporter(name, "traces", failing)
-        module = sys.modules["opentelemetry.exporter.otlp.common.http" if "http" in name else "opentelemetry.exporter.otlp.proto.grpc.exporter"]
+        module = sys.modules[
+            "opentelemetry.exporter.otlp.common.http" if "http" in name else "opentelemetry.exporter.otlp.proto.grpc.exporter"
+        ]
         assert 0.8 <= module.random.uniform(0.8, 1.2) <= 1.2
         exporter.shutdown()
     assert random.getstate() == before

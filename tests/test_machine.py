@@ -132,7 +132,8 @@ def test_order_of_imports(first: str) -> None:
 @pytest.mark.parametrize("missing", ["transformers,psutil,pynvml,yaml", "opentelemetry.exporter,grpc"])
 def test_missing_packages(missing: str) -> None:
     """A plain module is instrumented without the packages that others need; a destination that needs one is a line in the log."""
-    out = _run("""
+    out = _run(
+        """
 class Blocker:
     def find_spec(self, name, path=None, target=None):
         if any(name == one or name.startswith(one + ".") for one in sys.argv[1].split(",")):
@@ -149,7 +150,9 @@ with inferspan.instrument(net):
 assert len(names()) == 3
 from inferspan.guard import error_counts
 assert error_counts() == {}, error_counts()
-""", missing)
+""",
+        missing,
+    )
     assert ("sends no metrics to otlp_proto_http" in out) == ("exporter" in missing)
 
 

@@ -116,7 +116,8 @@ def test_error_that_the_parent_recovers_from(telemetry: Telemetry) -> None:
     model(hidden=HIDDEN)
     telemetry.check()
     kinds = {span.name: (span.attributes or {}).get(semconv.ERROR_TYPE) for span in telemetry.spans()}
-    assert kinds.pop("layer 0") == "ValueError"
+    # Registered hooks, which observe once something has been compiled in the process, cannot tell what it was.
+    assert kinds.pop("layer 0") in ("ValueError", "_OTHER")
     assert set(kinds.values()) == {None}
 
 

@@ -81,32 +81,59 @@ def more_panels(dashboard: dict[str, Any]) -> None:
         (on(1, lambda panel: panel["fieldConfig"]["defaults"].pop("noValue")), ["Quantiles: no text for when there is nothing (noValue)"]),
         (on(1, lambda panel: panel["fieldConfig"]["defaults"].pop("unit")), ["Quantiles: no unit"]),
         (on(1, lambda panel: panel["fieldConfig"]["defaults"].update(unit="ms")), ["Quantiles: unit ms: use a base unit"]),
-        (on(1, lambda panel: panel["fieldConfig"]["defaults"].pop("thresholds")), ["Quantiles: no thresholds: Grafana would turn everything red at 80"]),
+        (
+            on(1, lambda panel: panel["fieldConfig"]["defaults"].pop("thresholds")),
+            ["Quantiles: no thresholds: Grafana would turn everything red at 80"],
+        ),
         (
             on(1, lambda panel: panel["fieldConfig"]["defaults"]["thresholds"]["steps"].append({"color": "red", "value": 80})),
             ["Quantiles: threshold 80 is left over from Grafana's default"],
         ),
-        (on(1, lambda panel: panel["datasource"].update(uid="P1809F7CD0C75ACF3")), ["Quantiles: data source P1809F7CD0C75ACF3 is not a variable"]),
+        (
+            on(1, lambda panel: panel["datasource"].update(uid="P1809F7CD0C75ACF3")),
+            ["Quantiles: data source P1809F7CD0C75ACF3 is not a variable"],
+        ),
         (on(1, lambda panel: panel["targets"][0]["datasource"].update(uid="prom")), ["Quantiles: data source prom is not a variable"]),
         (on(1, lambda panel: panel.update(targets=[])), ["Quantiles: no query"]),
         (on(1, lambda panel: panel["targets"].append(copy.deepcopy(panel["targets"][0]))), ["Quantiles: two queries have one refId"]),
         (on(1, lambda panel: panel["targets"][0].update(legendFormat="")), ["Quantiles: query A: no legend"]),
-        (on(1, lambda panel: panel["targets"][0].update(legendFormat="{{le}}")), ["Quantiles: query A: legend {{le}}: the result has no such label"]),
-        (on(2, lambda panel: panel["targets"][0].update(format="time_series")), ["Heat: query A: a heat map needs buckets by le and the format heatmap"]),
+        (
+            on(1, lambda panel: panel["targets"][0].update(legendFormat="{{le}}")),
+            ["Quantiles: query A: legend {{le}}: the result has no such label"],
+        ),
+        (
+            on(2, lambda panel: panel["targets"][0].update(format="time_series")),
+            ["Heat: query A: a heat map needs buckets by le and the format heatmap"],
+        ),
         (
             on(1, lambda panel: panel["targets"][0].update(expr=Q.quantile(0.5, TTFT), legendFormat="p50")),
             ["Quantiles: query A: exemplars on something else than p95: the dots would be drawn once for each quantile"],
         ),
-        (expr(f"sum ({RATE.replace('$__rate_interval', '5m')})"), ["Quantiles: query A: window [5m]: use $__rate_interval, or $__range for the whole time range"]),
+        (
+            expr(f"sum ({RATE.replace('$__rate_interval', '5m')})"),
+            ["Quantiles: query A: window [5m]: use $__rate_interval, or $__range for the whole time range"],
+        ),
         (expr(f"sum ({RATE.replace('__rate_', '__')})"), ["Quantiles: query A: window [$__interval]: use $__rate_interval, or $__range"]),
         (expr(f"sum ({RATE}"), ["Quantiles: query A: PromQL: "]),
-        (expr("rate(inferspan_generate_active)"), ["Quantiles: query A: PromQL: expected type matrix in call to function 'rate', got vector"]),
+        (
+            expr("rate(inferspan_generate_active)"),
+            ["Quantiles: query A: PromQL: expected type matrix in call to function 'rate', got vector"],
+        ),
         (expr("sum (inferspan_generate_inflight)"), ["Quantiles: query A: metric inferspan_generate_inflight is not in the catalogue"]),
         (expr('sum (inferspan_generate_active{phase="decode"})'), ["Quantiles: query A: inferspan_generate_active has no label phase"]),
         (expr("sum by (model) (inferspan_generate_active)"), ["Quantiles: query A: by (model): there is no such label"]),
-        (expr("sum (system_memory_usage_bytes)"), ["Quantiles: query A: system_memory_usage_bytes comes from two sources: match state or system_memory_state"]),
-        (expr("sum (hw_power_watts)"), ["Quantiles: query A: sum of hw_power_watts: several processes report one card, take max by (hw_id) first"]),
-        (expr("sum (rate(hw_energy_joules_total[$__rate_interval]))"), ["Quantiles: query A: sum of hw_energy_joules_total: several processes report one card"]),
+        (
+            expr("sum (system_memory_usage_bytes)"),
+            ["Quantiles: query A: system_memory_usage_bytes comes from two sources: match state or system_memory_state"],
+        ),
+        (
+            expr("sum (hw_power_watts)"),
+            ["Quantiles: query A: sum of hw_power_watts: several processes report one card, take max by (hw_id) first"],
+        ),
+        (
+            expr("sum (rate(hw_energy_joules_total[$__rate_interval]))"),
+            ["Quantiles: query A: sum of hw_energy_joules_total: several processes report one card"],
+        ),
         (
             expr("sum (max by (hw_id, host_name) (hw_power_watts))"),
             ["Quantiles: query A: sum over cards told apart by host_name: group by hw_id alone, or by these too"],
@@ -115,7 +142,10 @@ def more_panels(dashboard: dict[str, Any]) -> None:
             expr(f"sum by (error_type) ({RATE}) / sum ({RATE})"),
             ["Quantiles: query A: sides of / never match: (error_type) and ()"],
         ),
-        (expr("histogram_quantile(0.95, sum (rate(gen_ai_server_request_duration_seconds_bucket[$__rate_interval])))"), ["Quantiles: query A: histogram_quantile needs the label le"]),
+        (
+            expr("histogram_quantile(0.95, sum (rate(gen_ai_server_request_duration_seconds_bucket[$__rate_interval])))"),
+            ["Quantiles: query A: histogram_quantile needs the label le"],
+        ),
         (on(1, lambda panel: panel["gridPos"].update(w=25)), ["Quantiles: reaches to column 25 of 24", "Heat: lies over Quantiles"]),
         (on(2, lambda panel: panel["gridPos"].update(x=6)), ["Heat: lies over Quantiles"]),
         (inside(lambda panel: panel["gridPos"].update(x=23)), ["Errors: reaches to column 27 of 24"]),
@@ -123,13 +153,22 @@ def more_panels(dashboard: dict[str, Any]) -> None:
         (inside(lambda panel: panel.update(title="Heat")), ["two panels have the title Heat"]),
         (more_panels, ["13 panels are open at once, at most 12: close a row"]),
         (on(1, lambda panel: panel.update(title="Of $team")), ["unknown variable team"]),
-        (lambda dashboard: dashboard["templating"]["list"][-1].update(name="pod"), ["unknown variable instance", "variable pod is not used"]),
+        (
+            lambda dashboard: dashboard["templating"]["list"][-1].update(name="pod"),
+            ["unknown variable instance", "variable pod is not used"],
+        ),
         (
             lambda dashboard: dashboard["templating"]["list"].insert(2, dashboard["templating"]["list"].pop(3)),
             ["variable service uses env, which does not come before it"],
         ),
-        (lambda dashboard: dashboard["templating"]["list"][2].update(allValue=""), ["variable env: All must be .*, or series without the label are hidden"]),
-        (lambda dashboard: dashboard["annotations"]["list"][1].update(expr="count (target_inf)"), ["annotation Versions: metric target_inf is not in the catalogue"]),
+        (
+            lambda dashboard: dashboard["templating"]["list"][2].update(allValue=""),
+            ["variable env: All must be .*, or series without the label are hidden"],
+        ),
+        (
+            lambda dashboard: dashboard["annotations"]["list"][1].update(expr="count (target_inf)"),
+            ["annotation Versions: metric target_inf is not in the catalogue"],
+        ),
         (on(1, lambda panel: panel.update(fillOpacity=3)), ["panels[1].fillOpacity is not what the schema of Grafana has"]),
     ],
 )
@@ -138,7 +177,9 @@ def test_each_rule_finds_its_defect(plant: Plant, expected: list[str]) -> None:
     dashboard = sound()
     plant(dashboard)
     problems = lint(dashboard)
-    kinds = list(dict.fromkeys(next((text for text in expected if problem.startswith(f"{OVERVIEW}: {text}")), problem) for problem in problems))
+    kinds = list(
+        dict.fromkeys(next((text for text in expected if problem.startswith(f"{OVERVIEW}: {text}")), problem) for problem in problems)
+    )
     assert kinds == expected
 
 

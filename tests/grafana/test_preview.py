@@ -76,7 +76,15 @@ def _dashboard(*queries: str) -> bytes:
 def test_the_page_is_told_the_choices() -> None:
     """Times, theme, interval and variables become the page's query string; times without ``now`` count from now."""
     arguments = command.parse(["--from", "-1h", "--to=-5m", "--var", "model=a,b", "--var", "phase=x=y", "--theme", "light", "--closed"])
-    expected = [("from", "now-1h"), ("to", "now-5m"), ("theme", "light"), ("interval", "15"), ("closed", "1"), ("var-model", "a,b"), ("var-phase", "x=y")]
+    expected = [
+        ("from", "now-1h"),
+        ("to", "now-5m"),
+        ("theme", "light"),
+        ("interval", "15"),
+        ("closed", "1"),
+        ("var-model", "a,b"),
+        ("var-phase", "x=y"),
+    ]
     assert parse_qsl(command.page_query(arguments)) == expected
 
 
@@ -100,7 +108,9 @@ def test_dashboards_are_found_by_file_name_and_uid(tmp_path: Path) -> None:
 
 def test_missing_programs_are_named_together_with_what_to_install() -> None:
     """One line names all that is missing and how to get it."""
-    with pytest.raises(browser.PreviewError, match=r"not on PATH: npm, chromium; install Node.js 20 or newer with npm, and Chromium") as caught:
+    with pytest.raises(
+        browser.PreviewError, match=r"not on PATH: npm, chromium; install Node.js 20 or newer with npm, and Chromium"
+    ) as caught:
         browser.find_tools({"node": "/bin/node"}.get)
     assert "\n" not in str(caught.value)
 
@@ -155,7 +165,19 @@ def test_a_dashboard_becomes_a_picture(tmp_path: Path, prometheus: str, capsys: 
         pytest.skip("the preview's npm packages (480 MB) are not installed: `make pictures` installs them")
     dashboard = tmp_path / "two.json"
     dashboard.write_bytes(_dashboard('up{model="$model"}[$__rate_interval]', "rate(x["))
-    arguments = [str(dashboard), "--prometheus", prometheus, "--jaeger", prometheus, "--var", "model=m", "--out", str(tmp_path), "--width", "800"]
+    arguments = [
+        str(dashboard),
+        "--prometheus",
+        prometheus,
+        "--jaeger",
+        prometheus,
+        "--var",
+        "model=m",
+        "--out",
+        str(tmp_path),
+        "--width",
+        "800",
+    ]
     assert command.main(arguments) == 1
     said = capsys.readouterr()
     assert said.out == f"wrote {tmp_path / 'two.png'}: 2 panels, 0 without data, 1 failures\n"

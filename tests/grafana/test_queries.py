@@ -48,7 +48,10 @@ TWICE = card("A", "pod-1", "nvidia0", hw_power_watts=300) | card("A", "pod-2", "
 WHOLE = card("A", "a", "nvidia0", hw_gpu_utilization_ratio=0.9, hw_power_watts=200, inferspan_gpu_power_limit_watts=700)
 IDLE = card("B", "a", "nvidia1", hw_gpu_utilization_ratio=0, hw_power_watts=300, inferspan_gpu_power_limit_watts=700)
 WITHOUT = card("C", "a", "nvidia2", hw_power_watts=300, inferspan_gpu_power_limit_watts=700)
-OURS = {f'system_cpu_utilization_ratio{{host_name="h1",instance="{one}",cpu_mode="idle"}}': f"{idle}x40" for one, idle in (("p", 0.4), ("q", 0.6))}
+OURS = {
+    f'system_cpu_utilization_ratio{{host_name="h1",instance="{one}",cpu_mode="idle"}}': f"{idle}x40"
+    for one, idle in (("p", 0.4), ("q", 0.6))
+}
 AGENT = {
     f'system_cpu_time_seconds_total{{host_name="{name}",state="{state}"}}': f"0+{step}x40"
     for name in ("h1", "h2")
@@ -70,13 +73,20 @@ AGENT = {
         ),
         pytest.param(FAILED, {'gen_ai_server_request_duration_seconds_count{job="j"}': STEADY}, {'{job="j"}': 0}, id="errors-never-failed"),
         pytest.param(
-            FAILED, {'gen_ai_server_request_duration_seconds_count{job="j",error_type="E"}': STEADY}, {'{job="j"}': 1}, id="errors-failed-only"
+            FAILED,
+            {'gen_ai_server_request_duration_seconds_count{job="j",error_type="E"}': STEADY},
+            {'{job="j"}': 1},
+            id="errors-failed-only",
         ),
         pytest.param(FAILED, {'gen_ai_server_request_duration_seconds_count{job="j"}': "7x40"}, {}, id="errors-no-traffic"),
         pytest.param(f"sum ({Q.device(semconv.M_POWER, named=False)})", TWICE, {"{}": 300}, id="one-card-in-two-containers"),
-        pytest.param(gpu_queries.BUSY, WHOLE | IDLE | WITHOUT, {'{hw_id="A"}': 0.9, '{hw_id="C"}': 0.429}, id="busy-by-power-where-no-utilisation"),
+        pytest.param(
+            gpu_queries.BUSY, WHOLE | IDLE | WITHOUT, {'{hw_id="A"}': 0.9, '{hw_id="C"}': 0.429}, id="busy-by-power-where-no-utilisation"
+        ),
         pytest.param(or_zero("count (up > 1)", "count (up)"), {'up{job="j"}': "1x40"}, {"{}": 0}, id="zero-of-some"),
-        pytest.param(host.cpu_in_use(Q), OURS | AGENT, {'{host_name="h1"}': 0.6, '{host_name="h2"}': 0.25}, id="host-ours-else-the-agent's"),
+        pytest.param(
+            host.cpu_in_use(Q), OURS | AGENT, {'{host_name="h1"}': 0.6, '{host_name="h2"}': 0.25}, id="host-ours-else-the-agent's"
+        ),
     ],
 )
 def test_a_query_answers(expression: str, series: Mapping[str, str], expected: Mapping[str, float], tmp_path: Path) -> None:

@@ -19,7 +19,14 @@ from tests.integration.servers import Stack, get_json
 
 __all__ = ["RANGES", "Asker", "Series"]
 
-BUILTIN = {"__rate_interval": "1m", "__interval": "5s", "__interval_ms": "5000", "__range": "2m", "__range_s": "120", "__range_ms": "120000"}
+BUILTIN = {
+    "__rate_interval": "1m",
+    "__interval": "5s",
+    "__interval_ms": "5000",
+    "__range": "2m",
+    "__range_s": "120",
+    "__range_ms": "120000",
+}
 STEP = 5
 
 _BEFORE = re.compile(r"offset \$\{?(\w+)")
@@ -146,7 +153,11 @@ class Asker:
             what = "only NaN" if answer else "no series"
             return [f"{asked.where}: {what} for {fill(asked.expression, values, known, builtin=BUILTIN)}"]
         labels = {label for series in answer for label in series.labels}
-        found = [f"legend names {label!r}, series have {sorted(labels)}" for label in legend_labels(fill(asked.legend, values, known, builtin=BUILTIN)) if label not in labels]
+        found = [
+            f"legend names {label!r}, series have {sorted(labels)}"
+            for label in legend_labels(fill(asked.legend, values, known, builtin=BUILTIN))
+            if label not in labels
+        ]
         if asked.heatmap and any("le" not in series.labels for series in answer):
             found.append("a heat map of series without le")
         if asked.unit not in RANGES:
@@ -161,7 +172,8 @@ class Asker:
     def traces(self, search: Mapping[str, Any], values: Values, known: Mapping[str, Variable]) -> list[dict[str, Any]]:
         """What Jaeger finds for a search, with the parameters that Grafana's Jaeger data source sends."""
         filled = {
-            key: fill(value, values, known, builtin=BUILTIN, escape=False) if isinstance(value, str) else value for key, value in search.items()
+            key: fill(value, values, known, builtin=BUILTIN, escape=False) if isinstance(value, str) else value
+            for key, value in search.items()
         }
         if filled.get("queryType") != "search":
             known_trace = self._stack.traces(str(self._services()[0]))[0]["traceID"]

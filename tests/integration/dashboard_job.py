@@ -100,7 +100,10 @@ def load(name: str) -> tuple[Any, Any, str]:
     if name == "smollm2":
         model, tokenizer = load_smollm2()
         tokenizer.padding_side = "left"
-        one, two = tokenizer("Once upon a time", return_tensors="pt"), tokenizer(["Hello", "Name three rivers"], return_tensors="pt", padding=True)
+        one, two = (
+            tokenizer("Once upon a time", return_tensors="pt"),
+            tokenizer(["Hello", "Name three rivers"], return_tensors="pt", padding=True),
+        )
         return model, (one, two), "model.layers.29.mlp"
     model = llama()
     model.generation_config.eos_token_id = None

@@ -91,9 +91,18 @@ def main(path: str) -> None:
     model, tokenizer = load_smollm2()
     tokenizer.padding_side = "left"
     encode = lambda *texts: tokenizer(list(texts), return_tensors="pt", padding=len(texts) > 1)  # noqa: E731
-    truth: dict[str, Any] = {"requests": {}, "texts": [QUESTION, ANSWERED_AT_ONCE, SHORT, LONG, STREAMED, FAILING], "start_ns": time.time_ns()}
+    truth: dict[str, Any] = {
+        "requests": {},
+        "texts": [QUESTION, ANSWERED_AT_ONCE, SHORT, LONG, STREAMED, FAILING],
+        "start_ns": time.time_ns(),
+    }
     requests = truth["requests"]
-    inputs = {"single": encode(QUESTION), "batched": encode(SHORT, LONG, ANSWERED_AT_ONCE), "streamed": encode(STREAMED), "failed": encode(FAILING)}
+    inputs = {
+        "single": encode(QUESTION),
+        "batched": encode(SHORT, LONG, ANSWERED_AT_ONCE),
+        "streamed": encode(STREAMED),
+        "failed": encode(FAILING),
+    }
     truth["statistics"] = statistics(model, inputs["single"])
     greedy = {"max_new_tokens": MAX_NEW, "do_sample": False}
 

@@ -178,7 +178,9 @@ def queries(dashboard: Mapping[str, Any]) -> list[Asked]:
                     where,
                     source,
                     str(target.get("expr") or ""),
-                    search={} if source == "prometheus" else {key: value for key, value in target.items() if key not in ("datasource", "refId")},
+                    search={}
+                    if source == "prometheus"
+                    else {key: value for key, value in target.items() if key not in ("datasource", "refId")},
                     instant=bool(target.get("instant")) and not target.get("range"),
                     heatmap=target.get("format") == "heatmap",
                     exemplar=bool(target.get("exemplar")),
@@ -209,7 +211,9 @@ def legend_labels(legend: str) -> list[str]:
 
 def links(dashboard: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Where it is, and URL, of each link of a dashboard, its panels and their data; lists of dashboards have no URL."""
-    found = [(f"{dashboard['uid']} / link {item['title']}", item["url"]) for item in dashboard.get("links", ()) if item.get("type") == "link"]
+    found = [
+        (f"{dashboard['uid']} / link {item['title']}", item["url"]) for item in dashboard.get("links", ()) if item.get("type") == "link"
+    ]
     for panel, _ in leaves(dashboard["panels"]):
         config = panel.get("fieldConfig", {})
         of_fields = [item for item in config.get("defaults", {}).get("links") or ()]

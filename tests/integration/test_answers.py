@@ -26,7 +26,14 @@ def dashboard(expression: str, *, unit: str = "s", collapsed: bool = False, **ta
         "targets": [{"refId": "A", "expr": expression, "range": True, **target}],
     }
     row = {"type": "row", "title": "row", "collapsed": collapsed, "panels": [panel] if collapsed else []}
-    services = {"name": "service", "type": "query", "query": {"query": f"label_values({TTFT}_count, service_name)"}, "multi": True, "includeAll": True, "allValue": ".*"}
+    services = {
+        "name": "service",
+        "type": "query",
+        "query": {"query": f"label_values({TTFT}_count, service_name)"},
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+    }
     return {"uid": "mistakes", "panels": [row] if collapsed else [row, panel], "templating": {"list": [services]}}
 
 
@@ -42,7 +49,9 @@ GOOD = f'histogram_quantile(0.95, sum by (le) (rate({TTFT}_bucket{{service_name=
         pytest.param(dashboard(GOOD.replace("first", "frist"), collapsed=True), "no series", id="metric misspelt, in a collapsed row"),
         pytest.param(dashboard(GOOD.replace("$service", "$servce")), "unknown variables ['servce']", id="variable misspelt"),
         pytest.param(dashboard(GOOD[:-1]), "parse error", id="not PromQL"),
-        pytest.param(dashboard(f"rate({TTFT}_sum[1m]) / rate(gen_ai_server_request_duration_seconds_count[1m]) * 0 / 0"), "only NaN", id="0/0"),
+        pytest.param(
+            dashboard(f"rate({TTFT}_sum[1m]) / rate(gen_ai_server_request_duration_seconds_count[1m]) * 0 / 0"), "only NaN", id="0/0"
+        ),
         pytest.param(dashboard(GOOD, unit="percentunit", legendFormat="{{model}}"), "legend names 'model'", id="legend without its label"),
         pytest.param(dashboard("hw_temperature_celsius", unit="percentunit"), "are no percentunit", id="wrong unit"),
         pytest.param(dashboard("hw_temperature_celsius", unit="parsec"), "unit 'parsec' is not known", id="unknown unit"),
@@ -99,7 +108,10 @@ def test_values_are_filled_in_as_grafana_does(value: Any, escaped: str, plain: s
     """Values are escaped twice in a regular expression inside PromQL's quotes, and joined; forms and names in braces are known."""
     known = {"m": Variable("m", "query", "", True, True, ".*", "", (), "")}
     builtin = {"__interval": "5s"}
-    assert fill('x{a=~"$m",b=~"${m:regex}"}[$__interval] $other', {"m": value}, known, builtin=builtin) == f'x{{a=~"{escaped}",b=~"{escaped}"}}[5s] $other'
+    assert (
+        fill('x{a=~"$m",b=~"${m:regex}"}[$__interval] $other', {"m": value}, known, builtin=builtin)
+        == f'x{{a=~"{escaped}",b=~"{escaped}"}}[5s] $other'
+    )
     assert fill("${m}", {"m": value}, known, builtin=builtin, escape=False) == plain
 
 
@@ -107,7 +119,9 @@ def test_searches_in_links_are_found() -> None:
     """The query of a link to Explore is taken out of its address, wherever on a panel the link stands."""
     board = dashboard(GOOD)
     url = '/explore?schemaVersion=1&panes={"a":{"queries":[{"datasource":{"type":"jaeger"},"service":"$service"}]}}'
-    board["panels"][1]["fieldConfig"]["overrides"] = [{"matcher": {}, "properties": [{"id": "links", "value": [{"title": "traces", "url": url}]}]}]
+    board["panels"][1]["fieldConfig"]["overrides"] = [
+        {"matcher": {}, "properties": [{"id": "links", "value": [{"title": "traces", "url": url}]}]}
+    ]
     assert [(where, explored(link)) for where, link in links(board)] == [
         ("mistakes / panel / link traces", [{"datasource": {"type": "jaeger"}, "service": "$service"}])
     ]

@@ -172,7 +172,9 @@ def test_every_search_gives_traces(boards: Mapping[tuple[str, str], Board], path
     """Jaeger finds what trace tables and links search for, for at least one service and one bound of slowness."""
     board = boards[path, uid]
     searches = [(asked.where, asked.search) for asked in board.asked("jaeger")]
-    searches += [(where, query) for where, url in links(board.dashboard) for query in explored(url) if query["datasource"]["type"] == "jaeger"]
+    searches += [
+        (where, query) for where, url in links(board.dashboard) for query in explored(url) if query["datasource"]["type"] == "jaeger"
+    ]
     assert [f"{where}: nothing found for {search}" for where, search in searches if not _finds(board, search)] == []
 
 
@@ -209,7 +211,9 @@ def test_links_lead_to_dashboards(uid: str) -> None:
     for where, url in links(there[uid]):
         parts = urlsplit(url)
         kept = set(re.findall(r"\$\{(\w+):queryparam\}", url))
-        problems += [f"{where}: no variable {name} here" for name in sorted(kept - {item["name"] for item in there[uid]["templating"]["list"]})]
+        problems += [
+            f"{where}: no variable {name} here" for name in sorted(kept - {item["name"] for item in there[uid]["templating"]["list"]})
+        ]
         if not parts.path.startswith("/d/"):
             continue
         target = there.get(parts.path.split("/")[2])

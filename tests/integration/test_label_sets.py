@@ -26,9 +26,7 @@ ON_TARGET_INFO_OF_ONE = {"service_name", "service_namespace", "service_instance_
 """Only Prometheus itself can repeat on target_info what job and instance are made of (keep_identifying_resource_attributes), and only
 the agent adds the operating system that it detects."""
 RESOURCE = {"job", "instance", "service_name", "service_version", "service_instance_id", "deployment_environment_name", "host_name"}
-ONLY_AFTER_A_FAILURE = {
-    f"otelcol_exporter_{failed}_failed_{what}" for failed in ("send", "enqueue") for what in ("spans", "metric_points")
-}
+ONLY_AFTER_A_FAILURE = {f"otelcol_exporter_{failed}_failed_{what}" for failed in ("send", "enqueue") for what in ("spans", "metric_points")}
 """A collector has these series once something has been given up, and nothing was here."""
 OF_RANKS = {"service_namespace", "inferspan_distributed_rank"}
 
@@ -93,7 +91,9 @@ def test_the_programs_send_every_metric(served: Served) -> None:
     """No metric of the table is unproven: the programs send each of them, with no attribute that the table does not name."""
     seen = sent(served)
     assert set(semconv.METRICS) - seen.keys() == set()
-    assert {name: keys - set(semconv.METRICS[name].attributes) for name, keys in seen.items() if keys - set(semconv.METRICS[name].attributes)} == {}
+    assert {
+        name: keys - set(semconv.METRICS[name].attributes) for name, keys in seen.items() if keys - set(semconv.METRICS[name].attributes)
+    } == {}
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -121,7 +121,9 @@ def test_metrics_of_others_are_those_of_the_catalogue(served: Served) -> None:
             continue
         of_hosts = "=" if entry.source == "host_metrics" else "!="
         for part in entry.parts:
-            found = [labels for labels, _ in served["fleet"].query(f'{entry.name}{part}{{service_name{of_hosts}"host-agent"}}', at=served.at)]
+            found = [
+                labels for labels, _ in served["fleet"].query(f'{entry.name}{part}{{service_name{of_hosts}"host-agent"}}', at=served.at)
+            ]
             if not found:
                 missing.add(entry.name)
             extra = {name for labels in found for name in labels} - entry.labels_of(part) - {"__name__"}

@@ -323,7 +323,11 @@ class TestLife:
             child = os.fork()
             if child == 0:
                 try:
-                    quiet = not loop.running and not loop.read() and not any(thread.name == "inferspan-samplers" for thread in threading.enumerate())
+                    quiet = (
+                        not loop.running
+                        and not loop.read()
+                        and not any(thread.name == "inferspan-samplers" for thread in threading.enumerate())
+                    )
                     rounds = sampler.rounds
                     loop.start()
                     # A read waits 50 ms; on a busy machine the child's first round may take longer to come.

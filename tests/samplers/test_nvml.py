@@ -211,7 +211,9 @@ class TestReadings:
         nvml = sampler(FakeNvml(card), cuda_devices=lambda: {UUID: "cuda:0"})
         assert EXPECTED.keys() - readings(nvml.collect()).keys() == missing
         card.answers["UtilizationRates"] = SimpleNamespace(gpu=57, memory=5)
-        assert EXPECTED.keys() - readings(nvml.collect()).keys() == {key for key in missing if "tiliz" not in key[0] and "activity" not in key[0]}
+        assert EXPECTED.keys() - readings(nvml.collect()).keys() == {
+            key for key in missing if "tiliz" not in key[0] and "activity" not in key[0]
+        }
 
     def test_older_names(self) -> None:
         """Functions that were renamed are found under their old names as well."""

@@ -20,7 +20,9 @@ class Clock:
 def test_a_loaded_h200_reads_as_recorded() -> None:
     """In a round under load the sampler's values are the recorded ones in base units, and counters count from the first reading."""
     clock = Clock()
-    sampler = NvmlSampler(library=RecordedNvml(clock=clock, pid=lambda: 7), cuda_devices=lambda: {FIRST_UUID: "cuda:0"}, pid=lambda: 7, clock=clock)
+    sampler = NvmlSampler(
+        library=RecordedNvml(clock=clock, pid=lambda: 7), cuda_devices=lambda: {FIRST_UUID: "cuda:0"}, pid=lambda: 7, clock=clock
+    )
     sampler.collect()
     clock.now += 12.5
     values = {(sample.metric, *sorted(str(v) for k, v in sample.attributes.items() if k in (s.HW_GPU_TASK, s.HW_SENSOR_LOCATION, s.NETWORK_IO_DIRECTION))): sample.value for sample in sampler.collect()}  # fmt: skip

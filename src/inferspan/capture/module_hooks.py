@@ -22,6 +22,7 @@ from ..guard import contain, report
 from ..records import ModuleInfo
 from .call import current
 from .compilation import is_compiled, is_optimized
+from .compile_watch import compiling
 from .module_selection import select
 from .observed_forward import ObservedForward, can_observe
 from .shapes import describe
@@ -146,14 +147,21 @@ class HookEngine:
         self._style = style
         self._lock = threading.Lock()
         self._users = 0
+        self._passes = 0
         self._closed = False
         self._handles: list[Any] = []
         self._observed: list[ObservedForward] = []
         self._selection: list[tuple[weakref.ref[nn.Module], ModuleInfo, weakref.ref[nn.Module], bool]] = []
         self._above: list[tuple[weakref.ref[nn.Module], bool, list[int]]] = []
-        self.unobserved: str | None = None
-        """What of the modules cannot be seen, and why."""
+        self.compiled_inside = False
+        """Whether something was compiled while a pass of this model ran."""
+        self._unobserved: str | None = None
         self.refresh()
+
+    @property
+    def unobserved(self) -> str | None:
+        """What of the modules cannot be seen, and why."""
+        return self._unobserved or ("modules: compiled in parts" if self.compiled_inside else None)
 
     @property
     def expected(self) -> int:
@@ -177,7 +185,7 @@ class HookEngine:
         self._above = [
             (weakref.ref(module), is_compiled(module), [*map(id, module._modules.values())]) for module in root.modules() if module._modules
         ]
-        self.unobserved = self._what_is_compiled(root)
+        self._unobserved = self._what_is_compiled(root)
 
     def _what_is_compiled(self, root: nn.Module) -> str | None:
         if self._modules == "none":
@@ -222,18 +230,38 @@ class HookEngine:
 
     def _attach(self) -> None:
         self._detach()
+        observe = compiling.watch(self, first=not self._passes)
+        self._passes += 1
         for reference, info, _, observable in self._selection:
             module = reference()
             if module is None:
                 continue
             # Where somebody else has hooks, ours see what those have made of the input and the output, and that they failed.
-            if observable and not module._forward_hooks and not module._forward_pre_hooks:
+            if observe and observable and not module._forward_hooks and not module._forward_pre_hooks:
                 observed = ObservedForward(module, info)
                 self._observed.append(observed)
                 observed.attach()
             else:
-                self._handles.append(module.register_forward_pre_hook(_Enter(info), with_kwargs=True))
-                self._handles.append(module.register_forward_hook(_Exit(info)))
+                self._hook(module, info)
+
+    def _hook(self, module: nn.Module, info: ModuleInfo) -> None:
+        self._handles.append(module.register_forward_pre_hook(_Enter(info), with_kwargs=True))
+        self._handles.append(module.register_forward_hook(_Exit(info)))
+
+    def compilation_begins(self) -> None:
+        """Something is about to be compiled, perhaps in the middle of a pass: take everything off, so that Dynamo does not see it."""
+        with self._lock:
+            if not self._observed and not self._handles:
+                return
+            self._detach()
+            call = current.call
+            self.compiled_inside |= call is not None and getattr(getattr(call, "target", None), "engine", None) is self
+
+    def compilation_ends(self) -> None:
+        """Go on with the pass that was interrupted."""
+        with self._lock:
+            if self._users and not self._closed:
+                self._attach()
 
     def release(self) -> None:
         """Detach, if no other recorded call needs the hooks."""
@@ -250,6 +278,7 @@ class HookEngine:
             self._closed = True
             self._users = 0
             self._detach()
+        compiling.leave(self)
 
     def forked(self) -> None:
         """Called in a forked child, where nobody is left to release the lock."""

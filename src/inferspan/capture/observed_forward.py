@@ -54,8 +54,6 @@ class ObservedForward:
         info: static facts of the module.
     """
 
-    __slots__ = ("__wrapped__", "_given", "_own", "_owned", "_taken", "info", "owner")
-
     def __init__(self, module: nn.Module, info: ModuleInfo) -> None:
         self.owner = module
         self.info = info
@@ -71,16 +69,16 @@ class ObservedForward:
         self.owner.__dict__["forward"] = self
 
     def detach(self) -> None:
-        """Put back what was there; if somebody else has replaced ``forward`` meanwhile, theirs stays, and ours in it goes silent."""
+        """Put back what was there; if somebody else has replaced ``forward`` meanwhile, theirs stays, and ours in it records no more."""
         names = self.owner.__dict__
         if names.get(OWNED) is self._owned:
             del names[OWNED]
-        if names.get("forward") is not self:
-            self.__class__ = _Silent
-        elif self._own:
-            names["forward"] = self.__wrapped__
-        else:
-            del names["forward"]
+        if names.get("forward") is self:
+            if self._own:
+                names["forward"] = self.__wrapped__
+            else:
+                del names["forward"]
+        self.__class__ = _Detached
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass. Written for few instructions: between two large matrix products each of them is a cache miss."""
@@ -100,14 +98,18 @@ class ObservedForward:
             call.room -= 1
             number = call.count
             call.count = number + 1
+            inputs = self._taken
             if kwargs:
                 inputs = describe((*args[:8], *kwargs.values()))
-            elif len(args) == 1 and type(args[0]) is Tensor and not args[0].is_nested:
-                inputs = self._taken
-                if not inputs or inputs[0][0] != args[0].shape or inputs[0][1] is not args[0].dtype:
-                    inputs = self._taken = describe(args)
-            else:
+            elif len(args) != 1 or type(args[0]) is not Tensor:
                 inputs = describe(args)
+            else:
+                try:
+                    if not inputs or inputs[0][0] != args[0].shape or inputs[0][1] is not args[0].dtype:
+                        inputs = self._taken = describe(args)
+                except RuntimeError:
+                    # A nested tensor has no shape. Asking first would cost more than an exception that is not raised.
+                    inputs = ()
             stack = call.stack
             frame = (number, self.info, perf_counter_ns(), inputs)
             stack.append(frame)
@@ -124,12 +126,15 @@ class ObservedForward:
             if not stack or (stack[-1] is not frame and not call.unwind_to(self.info, now)):
                 return output
             stack.pop()
-            if type(output) is Tensor and not output.is_nested:
-                outputs = self._given
-                if not outputs or outputs[0][0] != output.shape or outputs[0][1] is not output.dtype:
-                    outputs = self._given = describe(output)
-            else:
+            outputs = self._given
+            if type(output) is not Tensor:
                 outputs = describe(output)
+            else:
+                try:
+                    if not outputs or outputs[0][0] != output.shape or outputs[0][1] is not output.dtype:
+                        outputs = self._given = describe(output)
+                except RuntimeError:
+                    outputs = ()
             collector = call.output_stats
             statistics = collector.append(output) if collector is not None else None
             call.calls.extend((number, stack[-1][0] if stack else -1, self.info, frame[2], now, inputs, outputs, None, statistics))
@@ -156,7 +161,7 @@ class ObservedForward:
             caller.__dict__["forward"] = self.__wrapped__
         return caller.forward
 
-    __doc__ = property(lambda self: self.__wrapped__.__doc__)  # type: ignore[assignment]
+    __doc__ = property(lambda self: self.__wrapped__.__doc__)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__wrapped__, name)
@@ -172,10 +177,8 @@ class ObservedForward:
         return (_itself, (self.__wrapped__,)) if self._own else (getattr, (self.owner, "forward"))
 
 
-class _Silent(ObservedForward):
-    """One that stays inside what somebody else has put in its place."""
-
-    __slots__ = ()
+class _Detached(ObservedForward):
+    """One that still stands in a copy of the module's dictionary, or inside of what somebody else has put in its place."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.__wrapped__(*args, **kwargs)
+        return (self._of_copy() or self.__wrapped__)(*args, **kwargs)

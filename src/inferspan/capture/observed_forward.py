@@ -113,6 +113,9 @@ class ObservedForward:
             stack = call.stack
             frame = (number, self.info, perf_counter_ns(), inputs)
             stack.append(frame)
+            clock = call.clock
+            if clock is not None:
+                clock.enter(number)
         except Exception as error:
             report("module call", error)
             return self.__wrapped__(*args, **kwargs)
@@ -126,6 +129,8 @@ class ObservedForward:
             if not stack or (stack[-1] is not frame and not call.unwind_to(self.info, now)):
                 return output
             stack.pop()
+            if clock is not None:
+                clock.leave(number)
             outputs = self._given
             if type(output) is not Tensor:
                 outputs = describe(output)

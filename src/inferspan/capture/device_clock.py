@@ -1,0 +1,291 @@
+"""How long the device took between two boundaries of a request, by events on its streams; nothing here waits for the device.
+
+What is measured is elapsed device time, gaps included: the kernels' time where the device is busy all along (prefill, large batches), more
+where it waits for launches (small decode steps). Boundaries are those of steps, of recorded module calls, and of the request and its
+phases. They are read on the model's thread when the loop has waited for the device anyway; what is not done by the end of the request
+is not waited for and stays unknown. A model on several devices has each boundary on each of them; the longest time counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..guard import contain, report
+from .cuda_events import NOTHING, DriverEvents, EventPool, TorchEvents, load_driver, torch_cuda
+
+__all__ = ["SHARE_NS", "CallClock", "DeviceClock", "Measured", "cuda_devices"]
+
+SHARE_NS = 3_000
+"""Two boundaries less than this apart on the host share an event: no kernel can have been launched through torch in between.
+
+The worst error is work that was launched faster than that: it counts for what comes after the two boundaries instead of for what is
+between them. Without any, up to this much idle time of the device is left out.
+"""
+PASS = -1
+MOST_DEVICES = 8
+READ_AT = 64
+"""Boundaries that wait before they are read."""
+MOST_WAITING = 1024
+"""Passes that wait for the device; a loop that runs further ahead of it has its oldest ones given up."""
+_log = logging.getLogger("inferspan")
+
+
+def cuda_devices(model: nn.Module) -> tuple[int, ...]:
+    """Indices of the CUDA devices that a model computes on: those it was spread over, else that of its first parameter."""
+    spread = getattr(model, "hf_device_map", None)
+    places: set[Any] = set(spread.values()) if isinstance(spread, dict) else set()
+    if len(places) < 2:
+        places = {parameter.device for parameter in (next(model.parameters(), None),) if parameter is not None}
+    found = set()
+    for place in places:
+        device = torch.device("cuda", place) if isinstance(place, int) else None if place == "disk" else torch.device(place)
+        if device is not None and device.type == "cuda":
+            found.add(0 if device.index is None else device.index)
+    return tuple(sorted(found))
+
+
+class Measured:
+    """Boundaries of one forward pass, and the times that become known of them.
+
+    Attributes:
+        modules: seconds by number of the module call.
+        seconds: of the whole pass, once known.
+        on_known: called with ``seconds``, on the model's thread.
+    """
+
+    __slots__ = ("begin", "end", "marks", "modules", "on_known", "seconds", "slots")
+
+    def __init__(self, slots: list[list[int]], marks: list[int], begin: int, end: int) -> None:
+        self.slots = slots
+        self.marks = marks
+        self.begin = begin
+        self.end = end
+        self.modules: dict[int, float] = {}
+        self.seconds: float | None = None
+        self.on_known: Callable[[float], None] | None = None
+
+    def read(self, pools: Sequence[EventPool]) -> bool:
+        """Find out what there is to know; false if the device has not come so far."""
+        calls, begins, ends = self._pairs()
+        longest: list[float] = []
+        for pool, lane in zip(pools, self.slots, strict=True):
+            found = pool.seconds([lane[place] for place in begins], [lane[place] for place in ends])
+            if found is None:
+                return False
+            longest = [*map(_longer, longest, found)] if longest else found
+        # Boundaries on two streams that nothing orders can be the wrong way round, and some are missing.
+        self.modules.update((number, value) for number, value in zip(calls, longest, strict=True) if number >= 0 and value >= 0)
+        if calls and calls[0] == PASS and longest[0] >= 0:
+            self.seconds = longest[0]
+            if self.on_known is not None:
+                self.on_known(longest[0])
+        return True
+
+    def _pairs(self) -> tuple[list[int], list[int], list[int]]:
+        """Numbers of the calls with their first and last boundary; the pass itself comes first, because it is known last."""
+        calls, begins, ends = ([PASS], [self.begin], [self.end]) if self.begin >= 0 else ([], [], [])
+        begun: dict[int, int] = {}
+        marks = iter(self.marks)
+        for number, place in zip(marks, marks, strict=True):
+            if number >= 0:
+                begun[number] = place
+            elif (start := begun.pop(~number, None)) is not None:
+                calls.append(~number)
+                begins.append(start)
+                ends.append(place)
+        return calls, begins, ends
+
+
+def _longer(one: float, other: float) -> float:
+    """The longer of two times; not a number if one of them is not known."""
+    return other if one < other or math.isnan(other) else one
+
+
+class CallClock:
+    """The boundaries of one request, on the thread that runs it.
+
+    Args:
+        pools: events of each device.
+    """
+
+    def __init__(self, pools: Sequence[EventPool]) -> None:
+        self._pools = tuple(pools)
+        self._thread = threading.get_ident()
+        self._recorded = 0
+        """Host time when the newest boundary had been recorded."""
+        self._last = -1
+        """The newest boundary of the running pass."""
+        self._slots: list[list[int]] = [[] for _ in self._pools]
+        self._marks: list[int] = []
+        self._begin = self._end = -1
+        self._waiting: deque[Measured] = deque()
+        self._boundaries = 0
+        self._anchors: list[list[int]] = []
+        self._closed = False
+
+    # --------------------------------------------------------------------------------------------------------- boundaries
+    def enter(self, number: int) -> None:
+        """A recorded module call begins."""
+        if perf_counter_ns() - self._recorded >= SHARE_NS:
+            self._record()
+        self._marks += (number, self._last)
+
+    def leave(self, number: int) -> None:
+        """A recorded module call has returned."""
+        if perf_counter_ns() - self._recorded >= SHARE_NS:
+            self._record()
+        self._marks += (~number, self._last)
+
+    def begin(self) -> None:
+        """A forward pass begins."""
+        self._record()
+        self._begin, self._end = self._last, -1
+
+    def end(self) -> None:
+        """The forward pass has returned; a second call changes nothing."""
+        if self._begin >= 0 > self._end:
+            if perf_counter_ns() - self._recorded >= SHARE_NS:
+                self._record()
+            self._end = self._last
+
+    def anchor(self) -> None:
+        """A boundary of phases; the first is where the first pass began."""
+        self._anchors.append([pool.record() for pool in self._pools])
+
+    def cut(self, *, wanted: bool = True) -> Measured | None:
+        """End the pass: what was recorded of it will be read when the device is done; ``None`` if there is nothing, or it is not wanted."""
+        if self._last < 0:
+            return None
+        self.end()
+        measured = Measured(self._slots, self._marks, self._begin, self._end)
+        self._slots, self._marks = [[] for _ in self._pools], []
+        self._begin = self._end = self._last = -1
+        self._recorded = 0
+        if not self._anchors:
+            self._anchors.append([lane[0] for lane in measured.slots])
+        if not wanted:
+            self._release(measured)
+            return None
+        self._waiting.append(measured)
+        self._boundaries += len(measured.slots[0])
+        return measured
+
+    # ------------------------------------------------------------------------------------------------------------ reading
+    def read_some(self) -> None:
+        """Read if enough has come together; called where the loop has waited for the device."""
+        if self._boundaries >= READ_AT:
+            self.read()
+
+    def read(self, *, last: bool = False) -> None:
+        """Read what the device has done; with ``last``, give up what it has not."""
+        if not self._waiting or threading.get_ident() != self._thread:
+            return
+        try:
+            if not self._pools[0].cuda.capturing():
+                with self._pools[0].reading():
+                    while self._waiting and self._waiting[0].read(self._pools):
+                        self._release(self._waiting.popleft())
+        except Exception as error:
+            report("device clock", error)
+            last = True
+        while self._waiting and (last or len(self._waiting) > MOST_WAITING):
+            self._release(self._waiting.popleft())
+        self._boundaries = sum(len(measured.slots[0]) for measured in self._waiting)
+
+    def between(self, first: int, second: int) -> float | None:
+        """Seconds between two anchors, ``None`` if that is not known now."""
+        if max(first, second) >= len(self._anchors) or self._pools[0].cuda.capturing():
+            return None
+        measured = Measured([[*ends] for ends in zip(self._anchors[first], self._anchors[second], strict=True)], [], 0, 1)
+        with self._pools[0].reading():
+            measured.read(self._pools)
+        return measured.seconds
+
+    @property
+    def anchors(self) -> int:
+        """Boundaries of phases so far."""
+        return len(self._anchors)
+
+    def close(self) -> None:
+        """Give every event back; on another thread than the request's they are left to the end of the process."""
+        if self._closed or threading.get_ident() != self._thread:
+            return
+        self._closed = True
+        self.cut()
+        while self._waiting:
+            self._release(self._waiting.popleft())
+        for anchor in self._anchors:
+            for pool, slot in zip(self._pools, anchor, strict=True):
+                pool.release((slot,))
+
+    # ---------------------------------------------------------------------------------------------------------- internals
+    def _record(self) -> None:
+        for pool, slots in zip(self._pools, self._slots, strict=True):
+            slots.append(pool.record())
+        self._last += 1
+        self._recorded = perf_counter_ns()
+
+    def _release(self, measured: Measured) -> None:
+        for number, (pool, lane) in enumerate(zip(self._pools, measured.slots, strict=True)):
+            kept = {anchor[number] for anchor in self._anchors}
+            pool.release(slot for slot in lane if slot not in kept)
+
+
+class DeviceClock:
+    """The events of one instrumented model, kept from request to request."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pools: dict[int, EventPool] = {}
+        self._closed = False
+        self._useless = False
+
+    def start(self, model: nn.Module) -> CallClock | None:
+        """A clock for a request that begins on this thread; ``None`` where there is none but the host's. Never initialises CUDA."""
+        if self._useless or self._closed or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return None
+        devices = cuda_devices(model)
+        if not 0 < len(devices) <= MOST_DEVICES:
+            return None
+        try:
+            with self._lock:
+                pools = [self._pools.get(index) or self._open(index) for index in devices]
+                for pool in pools:
+                    pool.reserve()
+        except Exception as error:
+            self._useless = True
+            _log.warning("device times cannot be measured (%s); times are the host's", type(error).__name__)
+            _log.debug("device times cannot be measured", exc_info=True)
+            return None
+        return CallClock(pools)
+
+    def _open(self, index: int) -> EventPool:
+        cuda = torch_cuda()
+        if not cuda.has_context(index):
+            raise RuntimeError(f"cuda:{index} has not been used yet")
+        library = load_driver()
+        pool: EventPool = TorchEvents(index, cuda) if library is None else DriverEvents(index, cuda, library)
+        self._pools[index] = pool
+        return pool
+
+    def close(self) -> None:
+        """Give the events back to the driver."""
+        self._closed = True
+        pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            with contain("device clock"):
+                pool.close()
+
+    def forked(self) -> None:
+        """Called in a forked child, where CUDA cannot be used: forget the parent's events."""
+        self._lock = threading.Lock()
+        self._pools = {}

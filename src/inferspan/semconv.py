@@ -569,7 +569,7 @@ ATTRIBUTES = (
     Attribute(OUTPUT_SHAPES, "string[]", f"{_R} (forward), {_S}, {_M}", "the same for outputs"),
     Attribute(INPUT_DTYPES, "string[]", f"{_R} (forward), {_S}, {_M}", '`["bfloat16"]`'),
     Attribute(OUTPUT_DTYPES, "string[]", f"{_R} (forward), {_S}, {_M}", "the same for outputs"),
-    Attribute(DEVICE_TIME, "double", _PSM, "s, device clock; read by the report, not measured by this version yet"),
+    Attribute(DEVICE_TIME, "double", f"{_R}, {_PSM}", "s between two events on the CUDA device, its waiting included; absent where the device was not done in time, and on CPU, MPS and XPU, whose times are the host's"),
     *(
         Attribute(key, "double" if "count" not in key else "int", _M, f"{what} of the output, with `output_stats`")
         for key, what in (

@@ -151,6 +151,7 @@ class Settings:
     logits: bool = _setting(True, _boolean, "statistics of the raw logits of every recorded step")
     top_k: int = _setting(5, _integer(0, 100), "most likely tokens kept per step, only with content capture")
     token_arrays: bool = _setting(True, _boolean, "log-probabilities, entropies and intervals per token on the request span")
+    device_time: bool = _setting(True, _boolean, "device time of requests, phases, steps and recorded module calls on CUDA, by events that nothing waits for")
     output_stats: bool = _setting(False, _boolean, "mean, deviation, extremes and NaN counts of every recorded module's output")
     entropy_metric: bool = _setting(False, _boolean, "histograms of the entropy and of the largest probability of each recorded step")
     module_metric: bool = _setting(

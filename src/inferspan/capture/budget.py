@@ -52,6 +52,11 @@ class Budget:
         """Note spans that were recorded."""
         self.spent += spans
 
+    @property
+    def keeps_next_step(self) -> bool:
+        """Whether the coming step will get a span, as far as can be told before it."""
+        return self.spent < self._soft or (self._skip + 1 >= self._gap and self.spent < self.total)
+
     def take_step(self) -> bool:
         """Whether the step that ends now gets a span."""
         if self.spent < self._soft:

@@ -18,6 +18,7 @@ from ..records import Attributes, Failure, ModuleBatch, ModuleInfo, Phase, Reque
 from .budget import Budget
 
 if TYPE_CHECKING:
+    from .device_clock import CallClock, Measured
     from .output_stats import OutputStats
 
 __all__ = ["Call", "current", "error_type", "failure_of"]
@@ -80,8 +81,10 @@ class Call:
         self.calls: list[Any] = []
         """Flat, in the layout of ``ModuleCall``."""
         self.output_stats: OutputStats | None = None
-        self.clock: Any = None
+        self.clock: CallClock | None = None
         """Device times, where they are measured; the hooks tell it the boundaries of recorded module calls."""
+        self.measured: Measured | None = None
+        """Device times of the forward pass that was closed last, still to be read."""
         self.pending: list[Phase | Step | ModuleBatch] = []
         self.overhead = 0
         self._granted = 0
@@ -140,10 +143,12 @@ class Call:
             self.budget.leave_out(self.missed)
         self._granted = self.room = self.missed = 0
         self._watched = False
+        self.measured = self.clock.cut() if self.clock is not None else None
         if self.calls:
             calls, self.calls = self.calls, []
             statistics = self.read_output_stats(calls)
-            self.pending.append(ModuleBatch(step, phase, self.offset, calls, statistics))
+            batch = ModuleBatch(step, phase, self.offset, calls, statistics)
+            self.pending.append(batch._replace(device=self.measured.modules) if self.measured is not None else batch)
 
     def read_output_stats(self, calls: list[Any]) -> dict[int, Attributes]:
         """Statistics of module outputs by slot, where they are asked for."""

@@ -51,12 +51,14 @@ class TorchCuda(NamedTuple):
     guard: Callable[[int], Any]
 
 
-def torch_cuda() -> TorchCuda:
-    """The functions of the running torch.
+def torch_cuda() -> TorchCuda | None:
+    """The functions of the running torch; ``None`` as long as the program has not begun to use CUDA, which we never do for it.
 
     Raises:
         AttributeError: this torch was built without CUDA, or has other names for them.
     """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
     inner: Any = torch._C
     return TorchCuda(
         inner._cuda_getCurrentRawStream,
@@ -336,6 +338,4 @@ class TorchEvents(EventPool):
         return [torch.cuda.Event(enable_timing=True) for _ in range(count)]  # type: ignore[no-untyped-call]
 
     def _destroy(self, events: list[Any]) -> None:
-        """They die with the last reference."""
-        if events and len(self.free) + len(events) >= len(self.events):
-            self.events.clear()
+        """They die with the pool."""

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ..guard import contain, report
-from .cuda_events import NOTHING, DriverEvents, EventPool, TorchEvents, load_driver, torch_cuda
+from .cuda_events import DriverEvents, EventPool, TorchCuda, TorchEvents, load_driver, torch_cuda
 
 __all__ = ["SHARE_NS", "CallClock", "DeviceClock", "Measured", "cuda_devices"]
 
@@ -158,8 +158,9 @@ class CallClock:
             self._end = self._last
 
     def anchor(self) -> None:
-        """A boundary of phases; the first is where the first pass began."""
-        self._anchors.append([pool.record() for pool in self._pools])
+        """A boundary of phases; the first one is where the first pass began, whether it was wanted or not."""
+        if self._anchors:
+            self._anchors.append([pool.record() for pool in self._pools])
 
     def cut(self, *, wanted: bool = True) -> Measured | None:
         """End the pass: what was recorded of it will be read when the device is done; ``None`` if there is nothing, or it is not wanted."""
@@ -185,21 +186,24 @@ class CallClock:
         if self._boundaries >= READ_AT:
             self.read()
 
-    def read(self, *, last: bool = False) -> None:
-        """Read what the device has done; with ``last``, give up what it has not."""
+    def read(self, *, leave: int = MOST_WAITING) -> None:
+        """Read what the device has done, oldest first; of what it has not, leave the newest for later and give the rest up.
+
+        Args:
+            leave: passes that may go on waiting.
+        """
         if not self._waiting or threading.get_ident() != self._thread:
             return
         try:
             if not self._pools[0].cuda.capturing():
                 with self._pools[0].reading():
                     while self._waiting and self._waiting[0].read(self._pools):
-                        self._release(self._waiting.popleft())
+                        self._forget_oldest()
         except Exception as error:
             report("device clock", error)
-            last = True
-        while self._waiting and (last or len(self._waiting) > MOST_WAITING):
-            self._release(self._waiting.popleft())
-        self._boundaries = sum(len(measured.slots[0]) for measured in self._waiting)
+            leave = 0
+        while len(self._waiting) > leave:
+            self._forget_oldest()
 
     def between(self, first: int, second: int) -> float | None:
         """Seconds between two anchors, ``None`` if that is not known now."""
@@ -222,7 +226,7 @@ class CallClock:
         self._closed = True
         self.cut()
         while self._waiting:
-            self._release(self._waiting.popleft())
+            self._forget_oldest()
         for anchor in self._anchors:
             for pool, slot in zip(self._pools, anchor, strict=True):
                 pool.release((slot,))
@@ -233,6 +237,11 @@ class CallClock:
             slots.append(pool.record())
         self._last += 1
         self._recorded = perf_counter_ns()
+
+    def _forget_oldest(self) -> None:
+        measured = self._waiting.popleft()
+        self._boundaries -= len(measured.slots[0])
+        self._release(measured)
 
     def _release(self, measured: Measured) -> None:
         for number, (pool, lane) in enumerate(zip(self._pools, measured.slots, strict=True)):
@@ -246,19 +255,24 @@ class DeviceClock:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pools: dict[int, EventPool] = {}
+        self._of_parent: dict[int, EventPool] = {}
         self._closed = False
         self._useless = False
 
     def start(self, model: nn.Module) -> CallClock | None:
         """A clock for a request that begins on this thread; ``None`` where there is none but the host's. Never initialises CUDA."""
-        if self._useless or self._closed or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if self._useless or self._closed:
             return None
         devices = cuda_devices(model)
         if not 0 < len(devices) <= MOST_DEVICES:
             return None
         try:
+            cuda = torch_cuda()
+            # A device that nothing has run on yet would be initialised by us.
+            if cuda is None or not all(map(cuda.has_context, devices)):
+                return None
             with self._lock:
-                pools = [self._pools.get(index) or self._open(index) for index in devices]
+                pools = [self._pools.get(index) or self._open(index, cuda) for index in devices]
                 for pool in pools:
                     pool.reserve()
         except Exception as error:
@@ -268,10 +282,7 @@ class DeviceClock:
             return None
         return CallClock(pools)
 
-    def _open(self, index: int) -> EventPool:
-        cuda = torch_cuda()
-        if not cuda.has_context(index):
-            raise RuntimeError(f"cuda:{index} has not been used yet")
+    def _open(self, index: int, cuda: TorchCuda) -> EventPool:
         library = load_driver()
         pool: EventPool = TorchEvents(index, cuda) if library is None else DriverEvents(index, cuda, library)
         self._pools[index] = pool
@@ -286,6 +297,6 @@ class DeviceClock:
                 pool.close()
 
     def forked(self) -> None:
-        """Called in a forked child, where CUDA cannot be used: forget the parent's events."""
+        """Called in a forked child, where CUDA cannot be used: leave the parent's events alone."""
         self._lock = threading.Lock()
-        self._pools = {}
+        self._of_parent, self._pools = self._pools, {}

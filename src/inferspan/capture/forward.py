@@ -12,6 +12,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from time import perf_counter_ns
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from .shapes import Described, describe
 from .transforms import is_transforming
 
 if TYPE_CHECKING:
+    from .device_clock import CallClock
     from .target import Target
 
 __all__ = ["CompiledCall", "ForwardCall", "RootEnter", "RootExit", "close_stale", "shape_attributes"]
@@ -75,6 +77,9 @@ class ForwardCall(Call):
                 engine.acquire()
             else:
                 self.budget.leave_out(engine.expected)
+            self.clock = target.new_device_clock()
+            if self.clock is not None:
+                self.clock.begin()
 
     def enter_again(self, info: ModuleInfo, arguments: tuple[Any, ...]) -> None:
         """The model calls itself: one more module call inside this request."""
@@ -84,6 +89,8 @@ class ForwardCall(Call):
         else:
             self.room -= 1
             self.stack.append((self.count, info, perf_counter_ns(), describe(arguments[0])))
+            if self.clock is not None:
+                self.clock.enter(self.count)
             self.count += 1
 
     def leave_again(self, info: ModuleInfo, output: Any, now: int, failure: str | None) -> None:
@@ -91,6 +98,8 @@ class ForwardCall(Call):
         self.depth -= 1
         if self.stack and (self.stack[-1][1] is info or self.unwind_to(info, now)):
             number, info, start, inputs = self.stack.pop()
+            if self.clock is not None:
+                self.clock.leave(number)
             parent = self.stack[-1][0] if self.stack else -1
             self.calls.extend((number, parent, info, start, now, inputs, describe(output), failure, None))
 
@@ -108,11 +117,16 @@ class ForwardCall(Call):
         end = RequestEnd(self.epoch(now), failure, {})
         # An interrupt that arrives in here must not leave the span open or hooks attached.
         try:
+            if seen.clock is not None:
+                seen.clock.end()
             self.pop(now)
             with contain("end of a forward pass"):
                 seen.close_modules(None, semconv.PHASE_FORWARD, now, failure.type if failure else None)
             with contain("end of a forward pass"):
                 end = seen._describe_end(output, failure, now)
+            if seen.clock is not None:
+                with contain("device clock"):
+                    end = seen._with_device_time(seen.clock, end)
             with contain("hand-over of a forward pass"):
                 seen.hand_over()
         finally:
@@ -120,6 +134,9 @@ class ForwardCall(Call):
                 with contain("end of a forward pass"):
                     self.target.engine.release()
             self.output_stats = None
+            if seen.clock is not None:
+                with contain("device clock"):
+                    seen.clock.close()
             self.target.closed(self)
             self.scope.end(end)
 
@@ -129,7 +146,7 @@ class ForwardCall(Call):
         self.room = 0
         # In this order no module call can be in both: one that ends in between is in neither, and its children move up.
         seen.calls, seen.stack = [*self.calls], [*self.stack]
-        seen.pending, seen.output_stats = [], None
+        seen.pending, seen.output_stats, seen.clock = [], None, None
         return seen
 
     @property
@@ -140,6 +157,13 @@ class ForwardCall(Call):
     def abandon(self, now: int) -> None:
         """The call around this one ends, so an interrupt has passed through both."""
         self.finish(None, INTERRUPTED, now)
+
+    def _with_device_time(self, clock: CallClock, end: RequestEnd) -> RequestEnd:
+        """Put the device's time on the request, if the device is done: nothing waits for it."""
+        clock.read(leave=0)
+        if self.measured is None or self.measured.seconds is None:
+            return end
+        return replace(end, attributes={**end.attributes, semconv.DEVICE_TIME: self.measured.seconds})
 
     def _describe_end(self, output: Any, failure: Failure | None, now: int) -> RequestEnd:
         attributes: dict[str, AttributeValue] = {}

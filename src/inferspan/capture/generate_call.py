@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from .. import semconv
 from ..guard import contain
-from ..records import AttributeValue, Failure, ModuleCall, Phase, RequestEnd, Step
+from ..records import Attributes, AttributeValue, Failure, ModuleCall, Phase, RequestEnd, Step
 from .call import Call, failure_of
 from .compilation import compiled_graphs
 from .forward import shape_attributes
@@ -108,6 +109,7 @@ class GenerateCall(Call):
             target.engine.prepare()
             self.module_count = target.engine.expected
             self.output_stats = target.new_output_stats()
+            self.clock = target.new_device_clock()
             self._sample_modules(0)
 
     # ------------------------------------------------------------------------------------------------- who belongs here
@@ -162,6 +164,8 @@ class GenerateCall(Call):
             self._close_step(now, (), None)
         if self.awaiting:
             self._token_known(now)
+        if self.clock is not None:
+            self.clock.read_some()
         self.last = now
 
     def begin_step(self, inputs: Any) -> None:
@@ -172,6 +176,8 @@ class GenerateCall(Call):
             # What ran before the first pass, such as an encoder, hangs under the phase.
             self._flush_modules(None, perf_counter_ns(), None)
             self._reopen_modules()
+        if self.clock is not None and (self.hooked or self.index == 0 or self._will_keep_step()):
+            self.clock.begin()
         now = perf_counter_ns()
         self.overhead += now - self.last
         self.step_start = now
@@ -180,6 +186,8 @@ class GenerateCall(Call):
     def end_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The forward pass has returned its outputs."""
         now = perf_counter_ns()
+        if self.clock is not None:
+            self.clock.end()
         with contain("end of a step"):
             outputs = args[0] if args else kwargs.get("outputs")
             model_kwargs = args[1] if len(args) > 1 else kwargs.get("model_kwargs")
@@ -232,6 +240,8 @@ class GenerateCall(Call):
         self.awaiting = False
         if self.first_token is None:
             self.first_token = now
+            if self.clock is not None:
+                self.clock.anchor()
         self.token_times.append(now)
 
     def _phase(self) -> str:
@@ -287,17 +297,25 @@ class GenerateCall(Call):
         with contain("end of a step"):
             kept = wanted and self.budget.take_step()
         self.budget.leave_out(self.refused)
+        self.measured = None
         if self.hooked:
             self._flush_modules(index if kept else None, now, failure)
+        elif self.clock is not None:
+            self.measured = self.clock.cut(wanted=kept)
         if kept:
             attributes: dict[str, AttributeValue] = {}
             with contain("end of a step"):
                 attributes = self._step_attributes(outputs)
+            if self.measured is not None:
+                self.measured.on_known = partial(attributes.__setitem__, semconv.DEVICE_TIME)
             step = Step(index, phase, self.epoch(self.step_start), self.epoch(now), failure, attributes)
             self.steps_kept.append((step, None))
         self._sample_modules(index + 1)
         if len(self.steps_kept) > LIVE:
             self._hand_over_steps(len(self.steps_kept) - 1)
+
+    def _will_keep_step(self) -> bool:
+        return self.target.steps_wanted == "all" and self.budget.keeps_next_step
 
     def _step_attributes(self, outputs: Described) -> dict[str, AttributeValue]:
         attributes = shape_attributes(self.step_inputs, semconv.INPUT_SHAPES, semconv.INPUT_DTYPES)
@@ -348,8 +366,8 @@ class GenerateCall(Call):
         if self.hooked:
             self.open_modules(self.target.engine.expected, whole=False)
 
-    def _hand_over_steps(self, count: int) -> None:
-        """Finish the first ``count`` kept steps with their statistics and give them to the recorder."""
+    def _hand_over_steps(self, count: int, *, last: bool = False) -> None:
+        """Finish the first ``count`` kept steps with their statistics and give them to the recorder; the last ones go at the end."""
         with contain("hand-over of steps"):
             if self.ring is not None:
                 with contain("logit statistics"):
@@ -361,7 +379,10 @@ class GenerateCall(Call):
             done = (min(waiting) - self.slot_base) if waiting else len(self.slot_logits)
             del self.slot_logits[:done]
             self.slot_base += done
-            self.hand_over()
+            if not last:
+                if self.clock is not None:
+                    self.clock.read(leave=len(self.steps_kept))
+                self.hand_over()
 
     def _with_logits(self, step: Step, slot: int | None) -> Step:
         if slot is None or slot - self.slot_base >= len(self.slot_logits):
@@ -372,7 +393,7 @@ class GenerateCall(Call):
             self._note_logits(values)
         decode: Callable[[int], str] | None = self.target.decode_token if self.target.ids_on_spans else None
         known = step.attributes() if callable(step.attributes) else step.attributes
-        return step._replace(attributes=partial(_late_attributes, dict(known), values, self.target.ids_on_spans, decode))
+        return step._replace(attributes=partial(_late_attributes, known, values, self.target.ids_on_spans, decode))
 
     def _note_logits(self, values: StepLogits) -> None:
         for kind, count in (("nan", values.mean.nan_count), ("inf", values.mean.inf_count)):
@@ -408,10 +429,14 @@ class GenerateCall(Call):
             self.pop(now)
             with contain("end of generate()"):
                 self._close_open(now, failure)
+            if self.clock is not None:
+                self.clock.anchor()
             with contain("end of generate()"):
                 if self.cache is not None:
                     self.cache_bytes = kv_cache_bytes(self.cache)
                 end = describe_end(self, result, failure, now)
+            with contain("device clock"):
+                end = self._with_device_times(end)
             with contain("hand-over of generate()"):
                 self.hand_over()
         finally:
@@ -434,7 +459,7 @@ class GenerateCall(Call):
         with contain("end of generate()"):
             if self.calls and self.recording:
                 self.close_modules(None, semconv.SPAN_DECODE if decoded else semconv.SPAN_PREFILL, now, kind)
-        self._hand_over_steps(len(self.steps_kept))
+        self._hand_over_steps(len(self.steps_kept), last=True)
         if self.recording:
             first = self.first_token if self.first_token is not None else now
             self.pending.append(
@@ -443,22 +468,41 @@ class GenerateCall(Call):
             if decoded:
                 self.pending.append(Phase(semconv.SPAN_DECODE, self.epoch(first), self.epoch(now), kind, {}))
 
+    def _with_device_times(self, end: RequestEnd) -> RequestEnd:
+        """Put the device's time on the phases and on the request, as far as it is known: the loop has waited for most of it."""
+        clock = self.clock
+        if clock is None:
+            return end
+        clock.read(leave=0)
+        last = clock.anchors - 1
+        spans = {semconv.SPAN_PREFILL: (0, 1), semconv.SPAN_DECODE: (1, last)}
+        for place, record in enumerate(self.pending):
+            if isinstance(record, Phase):
+                seconds = clock.between(*spans[record.name])
+                if seconds is not None:
+                    self.pending[place] = record._replace(attributes={**record.attributes, semconv.DEVICE_TIME: seconds})
+        whole = clock.between(0, last)
+        return end if whole is None else replace(end, attributes={**end.attributes, semconv.DEVICE_TIME: whole})
+
     def _let_go(self) -> None:
-        """Drop every tensor, so that nothing depends on when this object is collected."""
+        """Drop every tensor and event, so that nothing depends on when this object is collected."""
+        if self.clock is not None:
+            with contain("device clock"):
+                self.clock.close()
         self.logits = self.cache = self.ring = self.output_stats = self.energy = None
         self.arguments = {}
         self.inner_arguments, self.inner_results, self.loops = [], [], []
 
 
 def _late_attributes(
-    attributes: dict[str, AttributeValue], values: StepLogits, content: bool, decode: Callable[[int], str] | None
+    attributes: Attributes, values: StepLogits, content: bool, decode: Callable[[int], str] | None
 ) -> dict[str, AttributeValue]:
     """Attributes of a step, made off the model's path; a tokenizer that fails costs the texts only."""
     found = logit_attributes(values, content=content, decode=None)
     if content and decode is not None:
         with contain("token texts"):
             found = logit_attributes(values, content=True, decode=decode)
-    return attributes | found
+    return {**attributes, **found}
 
 
 def _step_inputs(inputs: Any, recording: bool) -> tuple[Described, int | None]:

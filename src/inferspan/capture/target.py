@@ -23,6 +23,7 @@ from ..settings import Settings
 from . import energy
 from .budget import Budget
 from .call import Call, current
+from .device_clock import CallClock, DeviceClock
 from .energy import EnergyMeter
 from .forward import INTERRUPTED, CompiledCall, ForwardCall, RootEnter, RootExit, close_stale
 from .generate_call import GenerateCall
@@ -71,6 +72,7 @@ class Target:
 
     def __init__(self, model: nn.Module, settings: Settings, recorder: Recorder, tokenizer: Any = None) -> None:
         self._undo = Undo()
+        self.device_clock = DeviceClock()
         self.is_open = True
         self._model = weakref.ref(model, self._gone)
         self._model_id = id(model)
@@ -265,6 +267,10 @@ class Target:
         """Called in a forked child: calls of the parent's other threads do not run in it, and nobody is left to release a lock."""
         self._root_lock = threading.Lock()
         self.engine.forked()
+        self.device_clock.forked()
+        call = current.call
+        while call is not None:
+            call.clock, call = None, call.outer
         if current.call is None:
             self._open_calls.clear()
             self._root_paused.clear()
@@ -297,6 +303,13 @@ class Target:
             return EnergyMeter(self.machine, str(self.device), self.cuda_devices)
         return None
 
+    def new_device_clock(self) -> CallClock | None:
+        """A clock for the device times of one request, where they can be measured."""
+        model = self._model() if self.settings.device_time else None
+        with contain("device clock"):
+            return self.device_clock.start(model) if model is not None else None
+        return None
+
     def decode_token(self, token: int) -> str:
         """Text of one token id, for captured content."""
         return str(self.tokenizer.decode([token])) if self.tokenizer is not None else ""
@@ -309,6 +322,7 @@ class Target:
             self._end_interrupted()
         with contain("detaching"):
             self.detach()
+        self.device_clock.close()
         model = self._model()
         wrapper = self.compiled_call
         self.compiled_call = None
@@ -346,6 +360,7 @@ class Target:
         """The model has been collected without ``uninstrument()``."""
         if not sys.is_finalizing():
             self.is_open = False
+            self.device_clock.close()
             self._undo.close()
 
 

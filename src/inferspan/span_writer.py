@@ -15,16 +15,16 @@ from itertools import islice
 from typing import Any
 
 from opentelemetry import trace
-from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
 
 from . import semconv
 from .buffer import Buffer
 from .guard import guarded
 from .ids import ids
-from .packed_modules import ModulePacker
-from .records import AttributeValue, ModuleBatch, Phase, RequestEnd, RequestStart, Step, module_calls
-from .request_metrics import RequestMetrics
-from .span_parts import SpanParts, next_chunk
+from .raw_detail import RawDetail
+from .records import AttributeValue, ModuleBatch, Phase, RequestEnd, Step, module_calls
+from .request_span import RequestSpan, step_name
+from .span_parts import next_chunk
 
 __all__ = ["RequestSpan", "SpanWriter", "inside_a_provider", "our_call"]
 
@@ -59,29 +59,13 @@ def our_call() -> Iterator[None]:
         _own.busy = before
 
 
-class RequestSpan:
-    """The span of a request, as the detail under it needs it."""
-
-    def __init__(self, request: RequestStart, span: Span, metrics: RequestMetrics) -> None:
-        self.request = request
-        self.span = span
-        self.metrics = metrics
-        self.context: SpanContext = span.get_span_context()
-        self.parts: SpanParts | None = None
-        self.tracer: Any = None
-        self.sink: Any = None
-        self.end_ns: int | None = None
-        self.phase_ids: dict[str, int] = {}
-        self.step_ids: dict[int, int] = {}
-
-
 class SpanWriter:
     """Turns queued detail into finished spans and hands them to the processors."""
 
     def __init__(self) -> None:
         self._buffer: Buffer[tuple[RequestSpan, Any]] = Buffer(self._write)
         self._shapes: dict[Any, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-        self._packer = ModulePacker(self._described)
+        self._raw = RawDetail(self._described)
 
     def put(self, scope: RequestSpan, item: Any, weight: int) -> bool:
         """Queue detail of a request, or the end of one whose steps are to be measured."""
@@ -110,8 +94,8 @@ class SpanWriter:
         for record in item:
             if isinstance(record, ModuleBatch) and scope.metrics.has_modules(record):
                 self._measure(scope, record, until)
-            if scope.sink is not None and isinstance(record, ModuleBatch):
-                self._offer(scope, record, until)
+            if scope.sink is not None:
+                self._raw.write(scope, record, lambda: self._pause(until))
                 continue
             for span in self._spans(scope, record):
                 if not left:
@@ -121,14 +105,8 @@ class SpanWriter:
                     left, patience = CHUNK, 0.0
                 self._hand_in(scope, span)
                 left -= 1
-
-    @guarded("span hand-over")
-    def _offer(self, scope: RequestSpan, batch: ModuleBatch, until: float | None) -> None:
-        """Send module calls the raw way, in pieces that leave the interpreter to others in between."""
-        above = self._above(scope, batch)
-        for packed, count in self._packer.pack(scope.context, batch, scope.context.span_id if above is None else above):
-            scope.metrics.dropped(count - scope.sink.offer(packed, count), "queue_full")
-            self._pause(until)
+        if scope.sink is not None:
+            self._raw.finish(scope)
 
     def _measure(self, scope: RequestSpan, batch: ModuleBatch, until: float | None) -> None:
         calls = module_calls(batch)
@@ -156,11 +134,7 @@ class SpanWriter:
     @guarded("span hand-over")
     def _hand_in(self, scope: RequestSpan, span: tuple[Any, ...]) -> None:
         name, span_id, parent_id, start, end, attributes, failure = span
-        if scope.end_ns is not None:
-            # Times of a request come from one clock, but the span of a nested request may have been cut short by its end.
-            end = min(end, scope.end_ns)
-            start = min(start, end)
-        end = max(end, start)
+        start, end = scope.within(start, end)
         if failure is not None:
             attributes[semconv.ERROR_TYPE] = failure
         context = scope.context
@@ -199,33 +173,15 @@ class SpanWriter:
             yield from self._modules(scope, record)
         elif isinstance(record, Step):
             attributes = dict(record.attributes() if callable(record.attributes) else record.attributes)
-            attributes |= {semconv.PHASE: record.phase, semconv.STEP_INDEX: record.number}
-            device = scope.request.model.attributes.get(semconv.DEVICE)
-            if device is not None:
-                attributes[semconv.DEVICE] = device
-            name = semconv.SPAN_PREFILL_STEP if record.phase == semconv.SPAN_PREFILL else semconv.SPAN_DECODE_STEP
-            own = self._step_id(scope, record.number)
-            yield name, own, self._phase_id(scope, record.phase), record.start_ns, record.end_ns, attributes, record.failure
+            attributes |= {semconv.PHASE: record.phase, semconv.STEP_INDEX: record.number, **dict(scope.device)}
+            own, parent = scope.step_id(record.number), scope.phase_id(record.phase)
+            yield step_name(record.phase), own, parent, record.start_ns, record.end_ns, attributes, record.failure
         else:
             attributes = {semconv.PHASE: record.name, **record.attributes}
-            yield record.name, self._phase_id(scope, record.name), None, record.start_ns, record.end_ns, attributes, record.failure
-
-    @staticmethod
-    def _phase_id(scope: RequestSpan, phase: str) -> int:
-        return scope.phase_ids.get(phase) or scope.phase_ids.setdefault(phase, ids().generate_span_id())
-
-    @staticmethod
-    def _step_id(scope: RequestSpan, index: int) -> int:
-        return scope.step_ids.get(index) or scope.step_ids.setdefault(index, ids().generate_span_id())
-
-    def _above(self, scope: RequestSpan, batch: ModuleBatch) -> int | None:
-        """Span id that the outermost calls of a batch hang under; ``None`` for the request's own."""
-        if batch.step is not None:
-            return self._step_id(scope, batch.step)
-        return self._phase_id(scope, batch.phase) if batch.phase in (semconv.SPAN_PREFILL, semconv.SPAN_DECODE) else None
+            yield record.name, scope.phase_id(record.name), None, record.start_ns, record.end_ns, attributes, record.failure
 
     def _modules(self, scope: RequestSpan, batch: ModuleBatch) -> Iterator[tuple[Any, ...]]:
-        above = self._above(scope, batch)
+        above = scope.above(batch)
         calls = list(module_calls(batch))
         own = {call[0]: ids().generate_span_id() for call in calls}
         for number, parent, info, start, end, inputs, outputs, failure, statistics in calls:

@@ -341,3 +341,27 @@ def test_traced_by_dynamo_in_the_middle_of_a_pass(telemetry: Telemetry) -> None:
     assert all(torch.equal(one, other) for one, other in zip(plain[2], observed[2], strict=True))
     assert len(telemetry.modules()) == 2
     assert [(span.attributes or {}).get(semconv.UNOBSERVED) for span in telemetry.forwards()] == ["modules: compiled in parts"] * 2
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_model_inside_a_model(telemetry: Telemetry, first: int) -> None:
+    """Where a model and a part of it are instrumented, each module has one span, of the innermost; and whoever goes first, all comes off."""
+    inner = Holder(Scaled())
+    model = Holder(inner, Scaled())
+    handles = [telemetry.instrument(model, modules="all"), telemetry.instrument(inner, modules="all")]
+    inner.inside = lambda parts: handles[first].uninstrument()
+    model(ONES)
+    telemetry.check()
+    handles[1 - first].uninstrument()
+    assert set(attached(model).values()) == {0}
+    assert all("forward" not in vars(one) for one in model.modules())
+
+
+def test_each_module_has_one_span(telemetry: Telemetry) -> None:
+    """Modules of a model inside a model stand under the inner request and nowhere else; its own call is that request."""
+    inner = Holder(Scaled())
+    model = Holder(inner, Scaled())
+    with telemetry.instrument(model, modules="all"), telemetry.instrument(inner, modules="all"):
+        model(ONES)
+    telemetry.check()
+    assert sorted(span.name for span in telemetry.spans()) == ["forward Holder", "forward Holder", "layer 0", "layer 1"]

@@ -73,6 +73,8 @@ class Call:
         """Added to a monotonic reading, gives nanoseconds since the epoch."""
         self.budget = budget
         self.outer = outer
+        self.engine: object = None
+        """The hook engine whose modules write into this call; those of another model's, inside of it, do not."""
         self.room = 0
         """Module spans that the running forward pass may still have; without any, the hooks only count."""
         self.missed = 0

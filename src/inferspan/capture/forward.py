@@ -59,6 +59,7 @@ class ForwardCall(Call):
     def __init__(self, target: Target, inputs: Described, **options: Any) -> None:
         super().__init__(**options)
         self.target = target
+        self.engine = target.engine
         self.inputs = inputs
         self.depth = 0
         self._once = threading.Lock()

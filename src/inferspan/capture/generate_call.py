@@ -48,6 +48,7 @@ class GenerateCall(Call):
     def __init__(self, target: Target, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> None:
         super().__init__(**options)
         self.target = target
+        self.engine = target.engine
         self.root_id = id(model)
         self.arguments = dict(kwargs)
         if args:

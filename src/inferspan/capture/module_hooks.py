@@ -67,17 +67,18 @@ class CopiedAway:
 class _Enter(CopiedAway):
     """Pre-hook of a submodule. Written for few instructions: between two large matrix products each of them is a cache miss."""
 
-    __slots__ = ("_last", "info")
+    __slots__ = ("_engine", "_last", "info")
 
-    def __init__(self, info: ModuleInfo) -> None:
+    def __init__(self, info: ModuleInfo, engine: object) -> None:
         self.info = info
+        self._engine = engine
         self._last: Any = None
 
     def __call__(self, module: nn.Module, args: Any = (), kwargs: Any = None, *rest: Any) -> None:
         if is_dynamo_compiling():
             return
         call = current.call
-        if call is None:
+        if call is None or call.engine is not self._engine:
             return
         if call.room <= 0:
             call.missed += 1
@@ -104,17 +105,18 @@ class _Enter(CopiedAway):
 class _Exit(CopiedAway):
     """Forward hook of a submodule; see ``_Enter``."""
 
-    __slots__ = ("_last", "info")
+    __slots__ = ("_engine", "_last", "info")
 
-    def __init__(self, info: ModuleInfo) -> None:
+    def __init__(self, info: ModuleInfo, engine: object) -> None:
         self.info = info
+        self._engine = engine
         self._last: Any = None
 
     def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
         if is_dynamo_compiling():
             return
         call = current.call
-        if call is None or not call.stack:
+        if call is None or call.engine is not self._engine or not call.stack:
             return
         try:
             now = perf_counter_ns()
@@ -238,15 +240,15 @@ class HookEngine:
                 continue
             # Where somebody else has hooks, ours see what those have made of the input and the output, and that they failed.
             if observe and observable and not module._forward_hooks and not module._forward_pre_hooks:
-                observed = ObservedForward(module, info)
+                observed = ObservedForward(module, info, self)
                 self._observed.append(observed)
                 observed.attach()
             else:
                 self._hook(module, info)
 
     def _hook(self, module: nn.Module, info: ModuleInfo) -> None:
-        self._handles.append(module.register_forward_pre_hook(_Enter(info), with_kwargs=True))
-        self._handles.append(module.register_forward_hook(_Exit(info)))
+        self._handles.append(module.register_forward_pre_hook(_Enter(info, self), with_kwargs=True))
+        self._handles.append(module.register_forward_hook(_Exit(info, self)))
 
     def compilation_begins(self) -> None:
         """Something is about to be compiled, perhaps in the middle of a pass: take everything off, so that Dynamo does not see it."""
@@ -255,7 +257,7 @@ class HookEngine:
                 return
             self._detach()
             call = current.call
-            self.compiled_inside |= call is not None and getattr(getattr(call, "target", None), "engine", None) is self
+            self.compiled_inside |= call is not None and call.engine is self
 
     def compilation_ends(self) -> None:
         """Go on with the pass that was interrupted."""

@@ -52,30 +52,40 @@ class ObservedForward:
     Args:
         module: whose ``forward`` it is.
         info: static facts of the module.
+        engine: whose calls record; those of others, such as that of a model inside this one, do not.
     """
 
-    def __init__(self, module: nn.Module, info: ModuleInfo) -> None:
+    def __init__(self, module: nn.Module, info: ModuleInfo, engine: object) -> None:
         self.owner = module
         self.info = info
+        self._engine = engine
         self._own = "forward" in module.__dict__
         self.__wrapped__ = module.forward
+        self._key = OWNED
         self._owned = object()
         self._taken: Any = None
         self._given: Any = None
 
     def attach(self) -> None:
         """Put this in the place of the module's ``forward``."""
-        self.owner.__dict__[OWNED] = self._owned
-        self.owner.__dict__["forward"] = self
+        names = self.owner.__dict__
+        while self._key in names:
+            self._key += "_"
+        names[self._key] = self._owned
+        names["forward"] = self
 
     def detach(self) -> None:
         """Put back what was there; if somebody else has replaced ``forward`` meanwhile, theirs stays, and ours in it records no more."""
         names = self.owner.__dict__
-        if names.get(OWNED) is self._owned:
-            del names[OWNED]
+        if names.get(self._key) is self._owned:
+            del names[self._key]
         if names.get("forward") is self:
-            if self._own:
-                names["forward"] = self.__wrapped__
+            below: Any = self
+            # Another of ours may have been below, and gone before.
+            while below._own and type(below.__wrapped__) is _Detached:
+                below = below.__wrapped__
+            if below._own:
+                names["forward"] = below.__wrapped__
             else:
                 del names["forward"]
         self.__class__ = _Detached
@@ -89,7 +99,7 @@ class ObservedForward:
             if forward is not None:
                 return forward(*args, **kwargs)
         call = current.call
-        if call is None:
+        if call is None or call.engine is not self._engine:
             return self.__wrapped__(*args, **kwargs)
         if call.room <= 0:
             call.missed += 1
@@ -161,7 +171,7 @@ class ObservedForward:
         if caller is None or caller is self.owner or caller.__dict__.get("forward") is not self:
             return None
         del caller.__dict__["forward"]
-        caller.__dict__.pop(OWNED, None)
+        caller.__dict__.pop(self._key, None)
         if self._own:
             caller.__dict__["forward"] = self.__wrapped__
         return caller.forward

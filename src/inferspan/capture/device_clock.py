@@ -207,7 +207,7 @@ class CallClock:
 
     def between(self, first: int, second: int) -> float | None:
         """Seconds between two anchors, ``None`` if that is not known now."""
-        if max(first, second) >= len(self._anchors) or self._pools[0].cuda.capturing():
+        if self._closed or max(first, second) >= len(self._anchors) or self._pools[0].cuda.capturing():
             return None
         measured = Measured([[*ends] for ends in zip(self._anchors[first], self._anchors[second], strict=True)], [], 0, 1)
         with self._pools[0].reading():
@@ -230,11 +230,22 @@ class CallClock:
         for anchor in self._anchors:
             for pool, slot in zip(self._pools, anchor, strict=True):
                 pool.release((slot,))
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Record and read nothing from now on, whatever module call still has this clock in its hands."""
+        self._closed = True
+        self._pools, self._slots = (), []
+        self._waiting.clear()
 
     # ---------------------------------------------------------------------------------------------------------- internals
     def _record(self) -> None:
-        for pool, slots in zip(self._pools, self._slots, strict=True):
-            slots.append(pool.record())
+        pools = self._pools
+        if len(pools) == 1:
+            self._slots[0].append(pools[0].record())
+        else:
+            for pool, slots in zip(pools, self._slots, strict=True):
+                slots.append(pool.record())
         self._last += 1
         self._recorded = perf_counter_ns()
 

@@ -270,6 +270,8 @@ class Target:
         self.device_clock.forked()
         call = current.call
         while call is not None:
+            if call.clock is not None:
+                call.clock.abandon()
             call.clock, call = None, call.outer
         if current.call is None:
             self._open_calls.clear()

@@ -177,3 +177,63 @@ def test_misspelt_variable(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         assert Settings.resolve({}, environ=environ) == Settings.resolve({}, preset="light", environ={})
     assert caplog.messages == ["INFERSPAN_MODULE is no setting and is ignored: did you mean INFERSPAN_MODULES?"]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("always", "always"),
+        ("slow", "slow"),
+        (" Errors, slow ", "slow,errors"),
+        (["nonfinite", "slow", "slow"], "slow,nonfinite"),
+        (("marked",), "marked"),
+    ],
+)
+def test_keep(value: Any, expected: str) -> None:
+    """Words in any order and form are one text, so that equal settings are equal; it comes back as it went in."""
+    found = Settings(keep=value)
+    assert (found.keep, Settings(keep=found.keep)) == (expected, found)
+    assert found.keep_words == (() if expected == "always" else tuple(expected.split(",")))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"keep": True}, "'keep' cannot be True: use \"always\", or one or more of slow, errors, nonfinite, marked, such as \"slow,errors\"; to mark every request with inferspan.keep, use mark=True"),
+        ({"keep": "always,slow"}, "'keep' cannot be 'always,slow': use \"always\", or one or more of"),
+        ({"keep": "fast"}, "'keep' cannot be 'fast'"),
+        ({"keep": []}, "'keep' cannot be []"),
+        ({"keep": 3}, "'keep' cannot be 3"),
+        ({"keep": ["slow", 3]}, "'keep' cannot be ['slow', 3]"),
+        ({"slow_after": 2.0}, "'slow_after' cannot be 2.0: it decides nothing with keep='always'; add the word slow to keep"),
+        ({"keep": "errors", "slow_quantile": 0.9}, "'slow_quantile' cannot be 0.9: it decides nothing with keep='errors'"),
+        ({"keep": "slow", "slow_quantile": 1.0}, "'slow_quantile' cannot be 1.0: use a number from 0.5 to 0.999"),
+        ({"keep": "slow", "slow_after": float("nan")}, "'slow_after' cannot be nan: use a number from 0 to 86400"),
+        ({"keep": "slow", "slow_first_token": -1}, "'slow_first_token' cannot be -1"),
+    ],
+)
+def test_wrong_keep(given: dict[str, Any], words: str) -> None:
+    """What cannot be meant is one error that names the setting and what to do."""
+    with pytest.raises(SettingsError) as error:
+        Settings.resolve(given, environ={})
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "environ", "expected", "warned"),
+    [
+        ({}, {"KEEP": "slow,errors", "SLOW_AFTER": "2.5"}, ("slow,errors", 2.5), ""),
+        ({"keep": "slow", "slow_after": 3}, {"KEEP": "always"}, ("slow", 3.0), ""),
+        ({"slow_after": 3}, {"KEEP": "always"}, ("always", None), ""),
+        ({}, {"SLOW_AFTER": "2"}, ("always", None), "INFERSPAN_SLOW_AFTER=2.0 is ignored: it decides nothing unless INFERSPAN_KEEP has slow"),
+        ({"keep": "slow"}, {"SLOW_AFTER": "2"}, ("slow", 2.0), ""),
+        ({}, {"KEEP": "true"}, ("always", None), "INFERSPAN_KEEP=true is ignored"),
+    ],
+)
+def test_keep_in_the_environment(
+    caplog: pytest.LogCaptureFixture, given: dict[str, Any], environ: dict[str, str], expected: tuple[str, float | None], warned: str
+) -> None:
+    """Whoever runs a program may switch ``keep`` over; a variable that decides nothing is a warning, never an error."""
+    found = Settings.resolve(given, environ={f"INFERSPAN_{name}": value for name, value in environ.items()})
+    assert (found.keep, found.slow_after) == expected
+    assert (warned in caplog.text) if warned else not caplog.text

@@ -397,7 +397,7 @@ def test_attributes_for_samplers(exporter: InMemorySpanExporter) -> None:
 
     provider = _provider(SimpleSpanProcessor(exporter), sampler=Watching(Decision.RECORD_AND_SAMPLE))
     with caller_context(conversation_id="c", user_id="u"):
-        _run(_recorder(lambda: provider.get_tracer("inferspan"), keep=True))
+        _run(_recorder(lambda: provider.get_tracer("inferspan"), mark=True))
     wanted = {"gen_ai.conversation.id": "c", "user.id": "u", "inferspan.keep": True, "gen_ai.request.model": "org/model"}
     assert wanted.items() <= seen[0].items()
     (span,) = (span for span in exporter.get_finished_spans() if span.parent is None)

@@ -307,7 +307,7 @@ def _forked() -> None:
     # The thread that held a lock at that moment does not exist in the child.
     _lock = threading.RLock()
     for instrumentation in _instrumentations.values():
-        instrumentation.recorder.metrics.renew_locks()
+        instrumentation.recorder.renew_locks()
     machine.forked()
     for instrumentation in _instrumentations.values():
         instrumentation.target.forked()

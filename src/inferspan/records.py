@@ -101,7 +101,10 @@ def module_calls(batch: ModuleBatch) -> Iterator[tuple[int, int, ModuleInfo, int
 
 
 class Step(NamedTuple):
-    """One forward pass of the generating model; ``number`` 0 is the (first) prefill pass."""
+    """One forward pass of the generating model; ``number`` 0 is the (first) prefill pass.
+
+    ``size`` is roughly what it takes in memory until its attributes are made, in bytes.
+    """
 
     number: int
     phase: str
@@ -109,6 +112,7 @@ class Step(NamedTuple):
     end_ns: int
     failure: str | None
     attributes: Attributes | Callable[[], Attributes]
+    size: int = 1500
 
 
 class Phase(NamedTuple):

@@ -103,6 +103,9 @@ WARMUP = "inferspan.warmup"
 NONFINITE = "inferspan.nonfinite"
 FAILED = "inferspan.failed"
 KEEP = "inferspan.keep"
+DETAIL_KEPT = "inferspan.detail.kept"
+DETAIL_RULE = "inferspan.detail.rule"
+DETAIL_SPANS = "inferspan.detail.spans"
 LATENCY_TTFT = "gen_ai.latency.time_to_first_token"
 LATENCY_E2E = "gen_ai.latency.e2e"
 LATENCY_PREFILL = "gen_ai.latency.time_in_model_prefill"
@@ -543,7 +546,10 @@ ATTRIBUTES = (
     Attribute(WARMUP, "boolean", _R, "true on the first call, or if a compilation happened inside"),
     Attribute(NONFINITE, "boolean", _R, "true if NaN or Inf was seen, else absent"),
     Attribute(FAILED, "boolean", _R, "true if the call ended with an exception, else absent; to search for, whichever the exception"),
-    Attribute(KEEP, "boolean", _R, "for tail sampling: set by the setting of that name or by the caller"),
+    Attribute(KEEP, "boolean", _R, "for tail sampling: true if the caller or the setting `mark` says so, or if `keep` has kept its detail"),
+    Attribute(DETAIL_KEPT, "boolean", _R, "whether phases, steps and modules became spans; only if `keep` is not `always`, on the outermost request"),
+    Attribute(DETAIL_RULE, "string", _R, "why they did, e.g. `slow,nonfinite`; else the rules of which none applied, as `keep` names them"),
+    Attribute(DETAIL_SPANS, "int", _R, "spans that were recorded and not made, only if the detail was not kept"),
     Attribute(MODEL_NAME, "string", _R, "as gen_ai.request.model, on plain forwards too"),
     Attribute(MODEL_REVISION, "string", _R, "commit of the hub repository"),
     Attribute(MODEL_ARCHITECTURE, "string", _R, "class of the model"),

@@ -7,12 +7,16 @@ OpenTelemetry. Variables of OpenTelemetry itself (``OTEL_*``) are read by the SD
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
+
+from . import setting_checks as check
+from .setting_checks import SettingsError
 
 __all__ = ["PRESETS", "Settings", "SettingsError"]
 
@@ -24,7 +28,6 @@ CAPTURE_MODES = ("NO_CONTENT", "SPAN_ONLY", "EVENT_ONLY", "SPAN_AND_EVENT")
 CAPTURE_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 EVENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_EMIT_EVENT"
 STABILITY_VARIABLE = "OTEL_SEMCONV_STABILITY_OPT_IN"
-MODULE_WORDS = ("layers", "all", "none")
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
@@ -32,95 +35,12 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "debug": {"modules": "all", "every_step": True, "output_stats": True},
 }
 """Named starting points; every other source overrides what they set."""
+SLOW_SETTINGS = ("slow_after", "slow_first_token", "slow_quantile")
+"""What says when a request is slow."""
 
 
-class SettingsError(ValueError):
-    """A setting that cannot be used; the message names it, its value and what is allowed."""
-
-
-def _fail(name: str, value: object, allowed: str) -> SettingsError:
-    return SettingsError(f"inferspan setting {name!r} cannot be {value!r}: {allowed}")
-
-
-def _boolean(name: str, value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.strip().lower() in ("true", "1", "yes", "on", "false", "0", "no", "off"):
-        return value.strip().lower() in ("true", "1", "yes", "on")
-    raise _fail(name, value, "use true or false")
-
-
-def _integer(low: int, high: int) -> Callable[[str, object], int]:
-    def check(name: str, value: object) -> int:
-        allowed = f"use a whole number from {low} to {high}"
-        if isinstance(value, str):
-            try:
-                value = int(value.strip())
-            except ValueError:
-                raise _fail(name, value, allowed) from None
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise _fail(name, value, allowed)
-        return value
-
-    return check
-
-
-def _number(low: float, high: float) -> Callable[[str, object], float]:
-    def check(name: str, value: object) -> float:
-        allowed = f"use a number from {low:g} to {high:g}"
-        if isinstance(value, str):
-            try:
-                value = float(value.strip())
-            except ValueError:
-                raise _fail(name, value, allowed) from None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise _fail(name, value, allowed)
-        return float(value)
-
-    return check
-
-
-def _choice(*words: str, upper: bool = False) -> Callable[[str, object], str]:
-    def check(name: str, value: object) -> str:
-        if isinstance(value, str):
-            word = value.strip().upper() if upper else value.strip().lower()
-            if word in words:
-                return word
-        raise _fail(name, value, f"use one of {', '.join(words)}")
-
-    return check
-
-
-def _text(name: str, value: object) -> str:
-    if isinstance(value, str) and value.strip():
-        return value.strip()
-    raise _fail(name, value, "use a text that is not empty")
-
-
-def _path(name: str, value: object) -> str:
-    if isinstance(value, str | os.PathLike) and str(value).strip():
-        return os.fspath(value) if not isinstance(value, str) else value.strip()
-    raise _fail(name, value, "use the path of a file")
-
-
-def _modules(name: str, value: object) -> str | tuple[str, ...]:
-    allowed = 'use "layers", "all", "none" or a list of name patterns such as ["model.layers.*.mlp"]'
-    if isinstance(value, str):
-        word = value.strip()
-        if word in MODULE_WORDS:
-            return word
-        parts = [part.strip() for part in word.split(",")]
-        # A single bare word is far more often a misspelt keyword than the name of a top-level module.
-        if word and all(parts) and any(sign in word for sign in "*?[.,"):
-            return tuple(parts)
-        raise _fail(name, value, allowed)
-    if isinstance(value, Sequence) and value and all(isinstance(part, str) and part.strip() for part in value):
-        return tuple(part.strip() for part in value)
-    raise _fail(name, value, allowed)
-
-
-def _setting(default: Any, check: Callable[[str, Any], Any], brief: str, *, env: str | None = None) -> Any:
-    return field(default=default, metadata={"check": check, "brief": brief, "env": env})
+def _setting(default: Any, checked: Callable[[str, Any], Any], brief: str, *, env: str | None = None) -> Any:
+    return field(default=default, metadata={"check": checked, "brief": brief, "env": env})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,64 +52,46 @@ class Settings:
     """
 
     # what is recorded
-    modules: str | tuple[str, ...] = _setting(
-        "layers", _modules, 'modules that get spans on sampled steps: "layers" (layers, attention, MLP), "all", "none", or name patterns'
-    )
-    steps: str = _setting(
-        "all",
-        _choice("all", "sampled", "none"),
-        "forward passes of generate() that get spans: all up to the budget, those with module spans, or none",
-    )
-    every_step: bool = _setting(False, _boolean, "module spans on every step, with the budget raised to its hard cap; for debugging")
-    max_spans_per_trace: int = _setting(2000, _integer(1, 100_000_000), "span budget of one request")
-    span_hard_cap: int = _setting(
-        5000, _integer(1, 100_000_000), "what `max_spans_per_trace` may not exceed; raise both by name to lift the budget"
-    )
-    module_span_name: str = _setting(
-        "layer", _choice("layer", "path", "type"), 'name of a module span: "layer 12 mlp", the path, or the class'
-    )
-    logits: bool = _setting(True, _boolean, "statistics of the raw logits of every recorded step")
-    top_k: int = _setting(5, _integer(0, 100), "most likely tokens kept per step, only with content capture")
-    token_arrays: bool = _setting(True, _boolean, "log-probabilities, entropies and intervals per token on the request span")
-    device_time: bool = _setting(True, _boolean, "device time of requests, phases, steps and recorded module calls on CUDA, by events that nothing waits for")
-    output_stats: bool = _setting(False, _boolean, "mean, deviation, extremes and NaN counts of every recorded module's output")
-    entropy_metric: bool = _setting(False, _boolean, "histograms of the entropy and of the largest probability of each recorded step")
-    module_metric: bool = _setting(
-        False,
-        _boolean,
-        "histogram of the duration of each recorded module call: a series for each module and phase, of which the SDK keeps 2,000",
-    )
+    modules: str | tuple[str, ...] = _setting("layers", check.modules, 'modules that get spans on sampled steps: "layers" (layers, attention, MLP), "all", "none", or name patterns')
+    steps: str = _setting("all", check.choice("all", "sampled", "none"), "forward passes of generate() that get spans: all up to the budget, those with module spans, or none")
+    every_step: bool = _setting(False, check.boolean, "module spans on every step, with the budget raised to its hard cap; for debugging")
+    max_spans_per_trace: int = _setting(2000, check.integer(1, 100_000_000), "span budget of one request")
+    span_hard_cap: int = _setting(5000, check.integer(1, 100_000_000), "what `max_spans_per_trace` may not exceed; raise both by name to lift the budget")
+    module_span_name: str = _setting("layer", check.choice("layer", "path", "type"), 'name of a module span: "layer 12 mlp", the path, or the class')
+    logits: bool = _setting(True, check.boolean, "statistics of the raw logits of every recorded step")
+    top_k: int = _setting(5, check.integer(0, 100), "most likely tokens kept per step, only with content capture")
+    token_arrays: bool = _setting(True, check.boolean, "log-probabilities, entropies and intervals per token on the request span")
+    device_time: bool = _setting(True, check.boolean, "device time of requests, phases, steps and recorded module calls on CUDA, by events that nothing waits for")
+    output_stats: bool = _setting(False, check.boolean, "mean, deviation, extremes and NaN counts of every recorded module's output")
+    entropy_metric: bool = _setting(False, check.boolean, "histograms of the entropy and of the largest probability of each recorded step")
+    module_metric: bool = _setting(False, check.boolean, "histogram of the duration of each recorded module call: a series for each module and phase, of which the SDK keeps 2,000")
+    # which requests are worth their detail
+    keep: str | Sequence[str] = _setting("always", check.keep, "requests whose detail becomes spans: always (all of them), or some of slow, errors, nonfinite, marked; those marked with inferspan.keep are always among them")
+    slow_after: float | None = _setting(None, check.number(0.0, 86_400.0), "with keep=slow: seconds after which a request is slow")
+    slow_first_token: float | None = _setting(None, check.number(0.0, 86_400.0), "with keep=slow: seconds after which a first token is slow")
+    slow_quantile: float | None = _setting(None, check.number(0.5, 0.999), "with keep=slow: slow is longer than this share of the latest requests; 0.99 if no slow_... is set")
     # how it is named
-    operation: str | None = _setting(
-        None,
-        _choice("chat", "text_completion", "generate_content", "embeddings"),
-        "gen_ai.operation.name instead of the one inferred from the call",
-    )
-    model_name: str | None = _setting(None, _text, "gen_ai.request.model instead of the model's own name")
-    provider_name: str | None = _setting(None, _text, "gen_ai.provider.name instead of huggingface / pytorch")
-    span_kind: str = _setting("internal", _choice("internal", "client", "server"), "kind of the request span")
-    semconv: str = _setting("dup", _choice("dup", "latest", "legacy"), "gen_ai client metrics: old and new names, new only, old only")
-    keep: bool = _setting(False, _boolean, "mark request spans with inferspan.keep, by which a tail sampler keeps their traces")
-    compat_vllm_latency: bool = _setting(False, _boolean, "gen_ai.latency.* attributes as vLLM and SGLang write them")
+    operation: str | None = _setting(None, check.choice("chat", "text_completion", "generate_content", "embeddings"), "gen_ai.operation.name instead of the one inferred from the call")
+    model_name: str | None = _setting(None, check.text, "gen_ai.request.model instead of the model's own name")
+    provider_name: str | None = _setting(None, check.text, "gen_ai.provider.name instead of huggingface / pytorch")
+    span_kind: str = _setting("internal", check.choice("internal", "client", "server"), "kind of the request span")
+    semconv: str = _setting("dup", check.choice("dup", "latest", "legacy"), "gen_ai client metrics: old and new names, new only, old only")
+    mark: bool = _setting(False, check.boolean, "mark every request span with inferspan.keep, by which a tail sampler keeps its trace; what keep=True was")
+    compat_vllm_latency: bool = _setting(False, check.boolean, "gen_ai.latency.* attributes as vLLM and SGLang write them")
     # content
-    capture_content: str = _setting(
-        "NO_CONTENT",
-        _choice(*CAPTURE_MODES, upper=True),
-        "prompts, outputs and token ids: NO_CONTENT, SPAN_ONLY, EVENT_ONLY, SPAN_AND_EVENT",
-        env=CAPTURE_VARIABLE,
-    )
-    emit_event: bool | None = _setting(None, _boolean, "send the content event; default: only in the two EVENT modes", env=EVENT_VARIABLE)
-    max_content_chars: int = _setting(8192, _integer(1, 30_000), "longest text of one captured message")
+    capture_content: str = _setting("NO_CONTENT", check.choice(*CAPTURE_MODES, upper=True), "prompts, outputs and token ids: NO_CONTENT, SPAN_ONLY, EVENT_ONLY, SPAN_AND_EVENT", env=CAPTURE_VARIABLE)
+    emit_event: bool | None = _setting(None, check.boolean, "send the content event; default: only in the two EVENT modes", env=EVENT_VARIABLE)
+    max_content_chars: int = _setting(8192, check.integer(1, 30_000), "longest text of one captured message")
     # samplers
-    nvml: bool = _setting(True, _boolean, "read NVIDIA GPUs")
-    host: bool = _setting(True, _boolean, "read the process and the host")
-    allocator: bool = _setting(True, _boolean, "read torch's CUDA allocator")
-    all_gpus: bool = _setting(False, _boolean, "report every GPU of the host, not only those that this process uses")
-    sampler_interval: float = _setting(5.0, _number(1.0, 3600.0), "seconds between two rounds of the samplers")
+    nvml: bool = _setting(True, check.boolean, "read NVIDIA GPUs")
+    host: bool = _setting(True, check.boolean, "read the process and the host")
+    allocator: bool = _setting(True, check.boolean, "read torch's CUDA allocator")
+    all_gpus: bool = _setting(False, check.boolean, "report every GPU of the host, not only those that this process uses")
+    sampler_interval: float = _setting(5.0, check.number(1.0, 3600.0), "seconds between two rounds of the samplers")
     # where it goes
-    session_file: str | None = _setting(None, _path, "write traces, metrics and logs as OTLP JSON lines to this file")
-    exit_timeout: float = _setting(5.0, _number(0.0, 600.0), "longest time in seconds that our providers may hold up the exit")
-    flush_on_sigterm: bool = _setting(False, _boolean, "flush on SIGTERM, then let the previous handler run")
+    session_file: str | None = _setting(None, check.path, "write traces, metrics and logs as OTLP JSON lines to this file")
+    exit_timeout: float = _setting(5.0, check.number(0.0, 600.0), "longest time in seconds that our providers may hold up the exit")
+    flush_on_sigterm: bool = _setting(False, check.boolean, "flush on SIGTERM, then let the previous handler run")
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -197,11 +99,20 @@ class Settings:
             if value is not None or item.default is not None:
                 object.__setattr__(self, item.name, item.metadata["check"](item.name, value))
         if self.max_spans_per_trace > self.span_hard_cap:
-            raise _fail(
+            raise check.fail(
                 "max_spans_per_trace",
                 self.max_spans_per_trace,
                 f"the hard cap is {self.span_hard_cap}; pass span_hard_cap={self.max_spans_per_trace} as well if you mean it",
             )
+        if "slow" not in self.keep_words:
+            for name in SLOW_SETTINGS:
+                if getattr(self, name) is not None:
+                    raise check.fail(name, getattr(self, name), f"it decides nothing with keep={self.keep!r}; add the word slow to keep")
+
+    @property
+    def keep_words(self) -> tuple[str, ...]:
+        """Kinds of requests whose detail becomes spans; empty if it is that of all."""
+        return () if self.keep == "always" else tuple(str(self.keep).split(","))
 
     @property
     def span_budget(self) -> int:
@@ -250,9 +161,9 @@ class Settings:
         in_file = file_values.pop("preset", None)
         chosen = _preset(preset, environ.get("INFERSPAN_PRESET", "").strip(), in_file)
         values = {**PRESETS[chosen], **file_values, **overrides}
-        for name, value in _read_environment(environ, table).items():
-            if name not in overrides:
-                values[name] = value
+        in_environment = {name: value for name, value in _read_environment(environ, table).items() if name not in overrides}
+        values.update(in_environment)
+        _settle_slow(values, in_environment)
         _settle_budget(values, environ, {*overrides, *file_values})
         return cls(**values)
 
@@ -314,7 +225,7 @@ def _preset(argument: str | None, in_environment: str, in_file: object) -> str:
     allowed = ", ".join(PRESETS)
     for value in (argument, in_file):
         if value is not None and (not isinstance(value, str) or value not in PRESETS):
-            raise _fail("preset", value, f"use one of {allowed}")
+            raise check.fail("preset", value, f"use one of {allowed}")
     if in_environment and in_environment not in PRESETS:
         _log.warning("INFERSPAN_PRESET=%s is ignored: use one of %s", in_environment, allowed)
         in_environment = ""
@@ -335,6 +246,18 @@ def _settle_budget(values: dict[str, Any], environ: Mapping[str, str], named: se
     elif "span_hard_cap" not in named and "span_hard_cap" in values:
         _log.warning("%s=%d is ignored: max_spans_per_trace is %d", environment_name("span_hard_cap"), cap, budget)
         del values["span_hard_cap"]
+
+
+def _settle_slow(values: dict[str, Any], in_environment: Mapping[str, Any]) -> None:
+    """Whoever runs the program may switch ``keep`` over, whatever it has said of slow requests; a variable that decides nothing is a warning."""
+    with contextlib.suppress(SettingsError):  # it is raised, with the right words, when the settings are made
+        if "slow" in check.keep("keep", values.get("keep", "always")).split(","):
+            return
+        for name in SLOW_SETTINGS:
+            if "keep" in in_environment:
+                values.pop(name, None)
+            elif name in in_environment:
+                _log.warning("%s=%s is ignored: it decides nothing unless %s has slow", environment_name(name), values.pop(name), environment_name("keep"))
 
 
 def _read_file(path: str | os.PathLike[str] | None, table: Mapping[str, Any]) -> dict[str, Any]:

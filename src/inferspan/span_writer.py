@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from opentelemetry import trace
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
@@ -26,7 +26,7 @@ from .records import AttributeValue, ModuleBatch, Phase, RequestEnd, Step, modul
 from .request_span import RequestSpan, step_name
 from .span_parts import next_chunk
 
-__all__ = ["RequestSpan", "SpanWriter", "inside_a_provider", "our_call"]
+__all__ = ["Detail", "RequestSpan", "SpanWriter", "inside_a_provider", "our_call"]
 
 CHUNK = 32
 """Spans made at once before the thread lets others run."""
@@ -59,41 +59,53 @@ def our_call() -> Iterator[None]:
         _own.busy = before
 
 
+class Detail(NamedTuple):
+    """Records of one request on their way to the writer."""
+
+    records: Sequence[Phase | Step | ModuleBatch]
+    spans: bool = True
+    """Whether they become spans; else they are only measured."""
+    metrics: bool = True
+    """Whether modules are measured; else they have been."""
+
+
 class SpanWriter:
     """Turns queued detail into finished spans and hands them to the processors."""
 
     def __init__(self) -> None:
-        self._buffer: Buffer[tuple[RequestSpan, Any]] = Buffer(self._write)
+        self._buffer: Buffer[tuple[RequestSpan, Detail | RequestEnd]] = Buffer(self._write)
         self._shapes: dict[Any, tuple[tuple[str, ...], tuple[str, ...]]] = {}
         self._raw = RawDetail(self._described)
 
-    def put(self, scope: RequestSpan, item: Any, weight: int) -> bool:
-        """Queue detail of a request, or the end of one whose steps are to be measured."""
+    def put(self, scope: RequestSpan, item: Detail | RequestEnd, weight: int) -> bool:
+        """Queue detail of a request, or the end of one whose steps are to be measured; false if there is no room."""
         return self._buffer.put((scope, item), weight)
 
-    def put_now(self, scope: RequestSpan, records: Sequence[Phase | Step | ModuleBatch]) -> bool:
+    def put_now(self, scope: RequestSpan, detail: Detail) -> bool:
         """Hand detail of a request over on the calling thread; false where others come first, or where it is to be measured as well."""
-        if any(isinstance(record, ModuleBatch) and scope.metrics.has_modules(record) for record in records):
+        if detail.metrics and any(isinstance(record, ModuleBatch) and scope.metrics.has_modules(record) for record in detail.records):
             return False
-        return self._buffer.consume_now((scope, records))
+        return self._buffer.consume_now((scope, detail))
 
     def flush(self, timeout: float | None = None) -> bool:
         """Hand over everything that is queued, on the calling thread."""
         return self._buffer.flush(timeout)
 
-    def _write(self, queued: tuple[RequestSpan, Any], until: float | None) -> None:
+    def _write(self, queued: tuple[RequestSpan, Detail | RequestEnd], until: float | None) -> None:
         with our_call():
             self._hand_over(queued, until)
 
-    def _hand_over(self, queued: tuple[RequestSpan, Any], until: float | None) -> None:
+    def _hand_over(self, queued: tuple[RequestSpan, Detail | RequestEnd], until: float | None) -> None:
         scope, item = queued
         if isinstance(item, RequestEnd):
             scope.metrics.steps(scope.request, item, scope.span)
             return
         left, patience = CHUNK, PATIENCE
-        for record in item:
-            if isinstance(record, ModuleBatch) and scope.metrics.has_modules(record):
+        for record in item.records:
+            if item.metrics and isinstance(record, ModuleBatch) and scope.metrics.has_modules(record):
                 self._measure(scope, record, until)
+            if not item.spans:
+                continue
             if scope.sink is not None:
                 self._raw.write(scope, record, lambda: self._pause(until))
                 continue
@@ -105,7 +117,7 @@ class SpanWriter:
                     left, patience = CHUNK, 0.0
                 self._hand_in(scope, span)
                 left -= 1
-        if scope.sink is not None:
+        if scope.sink is not None and item.spans:
             self._raw.finish(scope)
 
     def _measure(self, scope: RequestSpan, batch: ModuleBatch, until: float | None) -> None:

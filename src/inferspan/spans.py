@@ -1,13 +1,14 @@
 """Requests as OpenTelemetry spans.
 
-A request's span goes through the API, live, and is the current one while ``generate()`` runs; its detail is left to ``span_writer``.
-A tracer that fails costs its span and nothing else.
+A request's span goes through the API, live, and is the current one while ``generate()`` runs. Its detail is left to ``span_writer``, at
+once or when ``flight_recorder`` has decided that it is wanted. A tracer that fails costs its span and nothing else.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from opentelemetry import context as otel_context
@@ -17,21 +18,21 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from . import semconv
 from .attribute_values import exportable_attributes
 from .caller import caller_attributes
+from .flight_recorder import FlightRecorder, HeldDetail, Record, weight_of
 from .genai_interop import ForeignCall, announce
 from .guard import contain
 from .otlp import span_parts
 from .ranks import ranks
-from .records import Attributes, AttributeValue, ModuleBatch, ModuleCall, Phase, RequestEnd, RequestScope, RequestStart, Step
+from .records import Attributes, AttributeValue, ModuleBatch, RequestEnd, RequestScope, RequestStart
 from .request_metrics import RequestMetrics
 from .settings import Settings
 from .span_parts import SpanParts
-from .span_writer import RequestSpan, SpanWriter, inside_a_provider, our_call
+from .span_writer import Detail, RequestSpan, SpanWriter, inside_a_provider, our_call
 
 __all__ = ["SpanRecorder"]
 
 AT_ONCE = 16
 """Spans that are made on the model's thread: waking another one for so few costs as much, and a caller finds them in place."""
-CALL_FIELDS = len(ModuleCall._fields)
 _KINDS = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT, "server": SpanKind.SERVER}
 
 
@@ -59,21 +60,41 @@ def request_name(start: RequestStart, foreign: ForeignCall | None) -> str:
 class SpanScope(RequestSpan):
     """One request that is running."""
 
-    def __init__(self, recorder: SpanRecorder, start: RequestStart, span: Span, foreign: ForeignCall | None) -> None:
+    def __init__(
+        self, recorder: SpanRecorder, start: RequestStart, span: Span, foreign: ForeignCall | None, parent: SpanScope | None = None
+    ) -> None:
         super().__init__(start, span, recorder.metrics)
         self.recorder = recorder
         self.foreign = foreign
         self.recording = bool(span.is_recording() and self.context.trace_flags.sampled)
         self.token: Any = None
+        self.marked = False
+        self.outermost = parent is None or not parent.recording
+        """Of those that are recorded; it decides about the detail of all inside it."""
+        self.held: HeldDetail | None = None
+        if self.recording:
+            self.held = recorder.flight.hold() if parent is None or self.outermost else parent.held
 
-    def detail(self, records: Sequence[Phase | Step | ModuleBatch]) -> None:
-        """Queue detail for the hand-over thread; the little that a small plain forward has is handed over at once."""
+    def detail(self, records: Sequence[Record]) -> None:
+        """Queue detail for the hand-over thread, or hold it until the outermost request has ended."""
         if not self.recording or not records:
             return
-        weight = sum(len(record.calls) // CALL_FIELDS if isinstance(record, ModuleBatch) else 1 for record in records)
-        if self.request.kind == "forward" and weight <= AT_ONCE and self.recorder.writer.put_now(self, records):
+        weight = sum(map(weight_of, records))
+        if self.held is None:
+            self._hand_over(Detail(records), weight)
             return
-        if not self.recorder.writer.put(self, records, weight):
+        # Metrics are of all requests.
+        measured = [record for record in records if isinstance(record, ModuleBatch) and self.metrics.has_modules(record)]
+        if measured:
+            self.recorder.writer.put(self, Detail(measured, spans=False), weight)
+        if self.held.add(self, records):
+            self._hand_over(Detail(records, metrics=False), weight)
+
+    def _hand_over(self, detail: Detail, weight: int) -> None:
+        """The little that a small plain forward has is handed over at once."""
+        if self.request.kind == "forward" and weight <= AT_ONCE and self.recorder.writer.put_now(self, detail):
+            return
+        if not self.recorder.writer.put(self, detail, weight):
             self.metrics.dropped(weight, "queue_full")
 
     def end(self, end: RequestEnd) -> None:
@@ -83,6 +104,9 @@ class SpanScope(RequestSpan):
                 otel_context.detach(self.token)
             self.token = None
         self.end_ns = end.end_ns
+        if self.held is not None:
+            with contain("flight recorder"):
+                end = self._decide(self.held, end)
         with contain("request span"):
             if self.span.is_recording():
                 self.recorder.finish_span(self, end)
@@ -96,6 +120,31 @@ class SpanScope(RequestSpan):
         self.metrics.ended(self.request, end, self.span, foreign=self.foreign is not None)
         if self.metrics.has_steps(end):
             self.recorder.writer.put(self, end, 1)
+
+    def _decide(self, held: HeldDetail, end: RequestEnd) -> RequestEnd:
+        """Hand over what was held if the request, which ends now, is worth it; say on its span what was decided."""
+        held.note(end, marked=self.marked or _says_keep(self.span))
+        if not self.outermost:
+            return end
+        reasons = self.recorder.flight.reasons(self.request, end, held)
+        self.metrics.summary.decided(kept=bool(reasons))
+        for scope, records in held.decide(bool(reasons)):
+            scope._hand_over(Detail(records, metrics=False), sum(map(weight_of, records)))
+        said: dict[str, AttributeValue]
+        if reasons:
+            said = {semconv.DETAIL_KEPT: True, semconv.DETAIL_RULE: ",".join(reasons), semconv.KEEP: True}
+            end = replace(end, spans_dropped=end.spans_dropped + held.lost)
+        else:
+            rule = ",".join(self.recorder.settings.keep_words)
+            said = {semconv.DETAIL_KEPT: False, semconv.DETAIL_RULE: rule, semconv.DETAIL_SPANS: held.spans + held.lost}
+        self.span.set_attributes(said)
+        return end
+
+
+def _says_keep(span: Span) -> bool:
+    """Whether somebody has marked a span of the SDK since it began."""
+    attributes = getattr(span, "attributes", None)
+    return isinstance(attributes, Mapping) and attributes.get(semconv.KEEP) is True
 
 
 class SpanRecorder:
@@ -120,6 +169,7 @@ class SpanRecorder:
         self.settings = settings
         self.metrics = metrics
         self.writer = writer
+        self.flight = FlightRecorder(settings)
         self._tracer = tracer
         self._logger = logger
         self._raw: tuple[Any, Any] | None = None
@@ -135,18 +185,21 @@ class SpanRecorder:
         foreign = ForeignCall.around(current, start) if start.operation is not None and not start.nested else None
         span: Span = trace.INVALID_SPAN
         tracer: Any = None
+        attributes: dict[str, AttributeValue] = {}
         with contain("request span"), our_call():
+            attributes = self._start_attributes(start, foreign)
             tracer = self._tracer()
             span = tracer.start_span(
                 request_name(start, foreign),
                 context=current,
                 kind=_KINDS[self.settings.span_kind] if not start.nested and foreign is None else SpanKind.INTERNAL,
-                attributes=self._start_attributes(start, foreign),
+                attributes=attributes,
                 start_time=start.start_ns,
                 record_exception=False,
                 set_status_on_exception=False,
             )
-        scope = SpanScope(self, start, span, foreign)
+        scope = SpanScope(self, start, span, foreign, parent if isinstance(parent, SpanScope) else None)
+        scope.marked = attributes.get(semconv.KEEP) is True
         if scope.recording:
             with contain("request span"):
                 scope.tracer, scope.parts = tracer, span_parts(tracer)
@@ -158,6 +211,11 @@ class SpanRecorder:
                 scope.token = otel_context.attach(announce(inside, start, foreign))
         self.metrics.started(start)
         return scope
+
+    def renew_locks(self) -> None:
+        """Called in a forked child, where nobody is left to release them."""
+        self.metrics.renew_locks()
+        self.flight.renew_lock()
 
     def _sink(self, tracer: Any, parts: SpanParts | None) -> Any:
         """The raw way out, where the tracer belongs to our own provider and nothing but OTLP hangs on it."""
@@ -181,7 +239,7 @@ class SpanRecorder:
         attributes[semconv.MODEL_NAME] = start.model.name or start.model.architecture
         if start.nested:
             attributes[semconv.NESTED] = True
-        if self.settings.keep:
+        if self.settings.mark:
             attributes[semconv.KEEP] = True
         # At the start, so that a sampler can decide by them.
         given = caller_attributes()

@@ -50,6 +50,9 @@ class Totals:
     tpot_p95: float | None
     tokens_per_second: float | None
     spans_dropped: int
+    detail_kept: int = 0
+    """Requests whose detail became spans, of those that the setting `keep` decided about."""
+    detail_left_out: int = 0
 
     def __str__(self) -> str:
         """One line for a person."""
@@ -63,6 +66,9 @@ class Totals:
         for label, value in (("TTFT p50", self.ttft_p50), ("TTFT p95", self.ttft_p95), ("time per token p50", self.tpot_p50)):
             if value is not None:
                 parts.append(f"{label} {value * 1000:.1f} ms")
+        decided = self.detail_kept + self.detail_left_out
+        if decided:
+            parts.append(f"detail of {self.detail_kept} of {_counted(decided, 'request')} kept")
         return " · ".join(parts)
 
 
@@ -78,6 +84,8 @@ class Summary:
     _seconds: float = 0.0
     _generating: float = 0.0
     _dropped: int = 0
+    _kept: int = 0
+    _left_out: int = 0
     _ttft: list[float] = field(default_factory=list)
     _tpot: list[float] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -103,6 +111,12 @@ class Summary:
                     values.append(value)
                     del values[:-KEPT]
 
+    def decided(self, *, kept: bool) -> None:
+        """Count one request whose detail has become spans, or has not."""
+        with self._lock:
+            self._kept += kept
+            self._left_out += not kept
+
     def renew_lock(self) -> None:
         """Called in a forked child, where nobody is left to release it."""
         self._lock = threading.Lock()
@@ -123,4 +137,6 @@ class Summary:
                 tpot_p95=percentile(self._tpot, 0.95),
                 tokens_per_second=self._output / self._generating if self._generating else None,
                 spans_dropped=self._dropped,
+                detail_kept=self._kept,
+                detail_left_out=self._left_out,
             )

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,13 +34,18 @@ SAMPLING = {
 }
 
 
-def test_wanted_requests_of_a_program_arrive_whole(fleet: Fleet, run_program: RunProgram, tmp_path: Path) -> None:
-    """Failed, slow, long, forced and non-finite requests are in Jaeger with the very spans of the session file, plain ones are not."""
-    need("jaeger")
-    session = tmp_path / "session.jsonl"
-    with Servers(fleet.folder, plain_environment()) as servers:
+Spans = dict[str, set[str]]
+
+
+@pytest.fixture
+def sent(fleet: Fleet, run_program: RunProgram, tmp_path: Path) -> Iterator[Callable[..., tuple[Spans, Spans, Callable[[], Spans]]]]:
+    """Runs the program against agent, gateway and Jaeger: spans by case in its session file, those of wanted cases, and in Jaeger so far."""
+
+    def run(sampling: dict[str, str], **variables: str) -> tuple[Spans, Spans, Callable[[], Spans]]:
+        need("jaeger")
+        session = tmp_path / "session.jsonl"
         otlp, query = servers.jaeger("jaeger", "http://127.0.0.1:9")
-        gateway = fleet.gateway(otlp, overlays=(), **SAMPLING)
+        gateway = fleet.gateway(otlp, overlays=(), **sampling)
         agent = fleet.agent(gateway.grpc)
         gateway.start(wait=False)
         agent.start()
@@ -50,21 +57,48 @@ def test_wanted_requests_of_a_program_arrive_whole(fleet: Fleet, run_program: Ru
             OTEL_BSP_SCHEDULE_DELAY="200",
             INFERSPAN_SESSION_FILE=str(session),
             PYTHONPATH=str(ROOT),
+            **variables,
         )
-        made = from_otlp(json.loads(line) for line in session.read_text(encoding="utf-8").splitlines())
-        cases = {span.trace: str(span.attributes[semconv.CONVERSATION_ID]) for span in made if semconv.CONVERSATION_ID in span.attributes}
-        wanted = defaultdict(set)
-        for span in made:
-            if cases[span.trace] in WANTED:
-                wanted[cases[span.trace]].add(span.id)
+        spans = from_otlp(json.loads(line) for line in session.read_text(encoding="utf-8").splitlines())
+        cases = {span.trace: str(span.attributes[semconv.CONVERSATION_ID]) for span in spans if semconv.CONVERSATION_ID in span.attributes}
+        made = _by_case(spans, cases)
 
-        def look() -> None:
-            found = defaultdict(set)
-            for trace in get_json(f"{query}/api/traces", service=SERVICE, limit=200, lookback="1h")["data"]:
-                for span in from_jaeger(trace["spans"]):
-                    found[cases[span.trace]].add(span.id)
-            assert found == wanted
+        def found() -> Spans:
+            traces = get_json(f"{query}/api/traces", service=SERVICE, limit=200, lookback="1h")["data"]
+            return _by_case([span for trace in traces for span in from_jaeger(trace["spans"])], cases)
 
-        eventually(look)
-        print(f"a real program: {len(wanted)} of {len(wanted)} wanted traces whole ({sum(map(len, wanted.values()))} spans), ", end="")
-        print(f"{len(cases) - len(wanted)} plain ones dropped")
+        return made, {case: ids for case, ids in made.items() if case in WANTED}, found
+
+    with Servers(fleet.folder, plain_environment()) as servers:
+        yield run
+
+
+def _by_case(spans: Iterable[Any], cases: dict[str, str]) -> Spans:
+    found = defaultdict(set)
+    for span in spans:
+        found[cases[span.trace]].add(span.id)
+    return dict(found)
+
+
+def test_wanted_requests_of_a_program_arrive_whole(sent: Any) -> None:
+    """Failed, slow, long, forced and non-finite requests are in Jaeger with the very spans of the session file, plain ones are not."""
+    made, wanted, found = sent(SAMPLING)
+
+    def look() -> None:
+        assert found() == wanted
+
+    eventually(look)
+    print(f"a real program: {len(wanted)} of {len(wanted)} wanted traces whole ({sum(map(len, wanted.values()))} spans), ", end="")
+    print(f"{len(made) - len(wanted)} plain ones dropped")
+
+
+def test_a_gateway_keeps_what_the_flight_recorder_keeps(sent: Any) -> None:
+    """A trace that only ``keep`` found remarkable arrives whole; one that only the gateway does, as the request span that there is."""
+    sampling = SAMPLING | {"OTELCOL_SLOW_FIRST_TOKEN": "60"}
+    made, wanted, found = sent(sampling, INFERSPAN_KEEP="slow,nonfinite", INFERSPAN_SLOW_FIRST_TOKEN="0.7")
+    assert {case for case, ids in made.items() if len(ids) == 1} == {"plain-1", "plain-2", "failed", "long"}
+
+    def look() -> None:
+        assert found() == wanted
+
+    eventually(look)

@@ -160,3 +160,22 @@ def test_a_plain_forward_has_no_phases(recording: Any, tmp_path: Path) -> None:
     assert "TinyLayer" in drawn
     assert "prefill: the prompt" not in drawn
     assert "1 span of this request left out over its span budget" in drawn
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize(
+    ("decision", "words"),
+    [
+        (
+            {semconv.DETAIL_KEPT: False, semconv.DETAIL_RULE: "slow,errors", semconv.DETAIL_SPANS: 1, semconv.OUTPUT_TOKENS: 3},
+            ["Detail not kept (keep=slow,errors): 1 span of phases", "the detail was not kept (keep=slow,errors)."],
+        ),
+        ({semconv.DETAIL_KEPT: True, semconv.DETAIL_RULE: "slow"}, ["Detail kept because of: slow (setting keep)."]),
+    ],
+)
+def test_a_request_says_what_became_of_its_detail(recording: Any, tmp_path: Path, decision: dict[str, Any], words: list[str]) -> None:
+    """Instead of an empty timeline stands the rule by which there is none; a kept request says why it was kept."""
+    operation = {semconv.OPERATION_NAME: "text_completion", semconv.REQUEST_MODEL: "tiny/model"}
+    recording.span("text_completion tiny/model", 0, 10, trace=recording.trace(), attributes={**operation, **decision})
+    drawn = drawn_page(recording.write(tmp_path / "session.jsonl"), tmp_path)
+    assert all(text in drawn for text in words)

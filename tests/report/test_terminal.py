@@ -87,3 +87,16 @@ def test_a_session_without_requests_says_so(recording: Any, tmp_path: Path) -> N
     """Metrics alone are a valid session with no table."""
     recording.metric("m", "gauge", "1", [{"asDouble": 1.0, "timeUnixNano": "1"}])
     assert summary(read_session(recording.write(tmp_path / "session.jsonl"))).endswith("no request of an instrumented model in this file")
+
+
+def test_what_was_decided_about_the_detail(recording: Any, tmp_path: Path) -> None:
+    """The line of a request says why its detail was kept, or that it was not; without a decision it says neither."""
+    decisions: list[dict[str, Any]] = [
+        {semconv.DETAIL_KEPT: True, semconv.DETAIL_RULE: "slow,nonfinite", semconv.NONFINITE: True},
+        {semconv.DETAIL_KEPT: False, semconv.DETAIL_RULE: "slow", semconv.DETAIL_SPANS: 40},
+        {},
+    ]
+    for number, attributes in enumerate(decisions):
+        recording.span("forward tiny", number * 10, 2, trace=recording.trace(), attributes=attributes)
+    lines = summary(read_session(recording.write(tmp_path / "session.jsonl"))).splitlines()[-3:]
+    assert [line.split("2.00 ms  ")[1] for line in lines] == ["ok, NaN/Inf, kept: slow,nonfinite", "ok, detail not kept", "ok"]

@@ -39,6 +39,8 @@ __all__ = ["GenerateCall"]
 _START = ModuleCall._fields.index("start")
 LIVE = 512
 """Steps that are kept before they are handed over while the request still runs."""
+ROW_BYTES = 550
+"""Statistics of one row of a step's logits as Python numbers."""
 _NO_ATTRIBUTES: dict[str, AttributeValue] = {}
 
 
@@ -394,7 +396,8 @@ class GenerateCall(Call):
             self._note_logits(values)
         decode: Callable[[int], str] | None = self.target.decode_token if self.target.ids_on_spans else None
         known = step.attributes() if callable(step.attributes) else step.attributes
-        return step._replace(attributes=partial(_late_attributes, known, values, self.target.ids_on_spans, decode))
+        late = partial(_late_attributes, known, values, self.target.ids_on_spans, decode)
+        return step._replace(attributes=late, size=step.size + ROW_BYTES * len(values.rows))
 
     def _note_logits(self, values: StepLogits) -> None:
         for kind, count in (("nan", values.mean.nan_count), ("inf", values.mean.inf_count)):

@@ -83,7 +83,7 @@ def request_row(request: Request) -> RequestRow:
         peak_memory=_whole(request.number(semconv.MEMORY_PEAK)),
         energy=request.number(semconv.ENERGY),
         dropped=_whole(request.number(semconv.SPANS_DROPPED)) or 0,
-        notes=tuple(word for key, word in _NOTES if request.flag(key)),
+        notes=(*(word for key, word in _NOTES if request.flag(key)), *_decision(request)),
         nested=request.flag(semconv.NESTED),
     )
 
@@ -94,6 +94,14 @@ _NOTES = (
     (semconv.NESTED, "nested"),
     (semconv.NONFINITE, "NaN/Inf"),
 )
+
+
+def _decision(request: Request) -> tuple[str, ...]:
+    """What was decided about the detail of a request, if the setting ``keep`` had a decision to take."""
+    kept = request.span.attributes.get(semconv.DETAIL_KEPT)
+    if kept is None:
+        return ()
+    return (f"kept: {request.text(semconv.DETAIL_RULE)}" if kept else "detail not kept",)
 
 
 def totals(rows: Sequence[RequestRow]) -> Totals:

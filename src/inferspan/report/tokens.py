@@ -133,6 +133,8 @@ def _reasons(request: Request, rows: list[list[Token]], lengths: list[int], step
     reasons = []
     if all(token.logprob is None for token in rows[0]):
         reasons.append("Confidence is absent: the logits were not recorded (setting logits=False, or see inferspan.unobserved).")
+    if request.span.attributes.get(semconv.DETAIL_KEPT) is False:
+        return [*reasons, "Texts, top-1, margin and rank are absent: the detail was not kept."]
     if all(token.text is None for token in rows[0]):
         reasons.append(
             "Texts are absent: prompts and outputs are recorded only with"
@@ -152,6 +154,8 @@ def _why_nothing(request: Request) -> str:
         return "No token was recorded: the request failed before its end."
     if request.number(semconv.OUTPUT_TOKENS) == 0:
         return "No token was generated."
+    if request.span.attributes.get(semconv.DETAIL_KEPT) is False:
+        return f"No values per token are in the file: the detail was not kept (keep={request.text(semconv.DETAIL_RULE)})."
     return "No values per token are in the file: settings logits and token_arrays are off, or the request was not recorded in detail."
 
 

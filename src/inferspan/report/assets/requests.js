@@ -130,6 +130,7 @@ function requestView(request) {
       request.callers.length ? " · called in " + request.callers.join(" › ") : ""),
     request.unobserved && make("div", { class: "note" }, "Not observed: " + request.unobserved),
     r.dropped ? make("div", { class: "note" }, counted(r.dropped, "span") + " of this request left out over its span budget (setting max_spans_per_trace).") : null,
+    a["inferspan.detail.kept"] === true && make("div", { class: "note" }, "Detail kept because of: " + a["inferspan.detail.rule"] + " (setting keep)."),
     request.detailLeftOut && make("div", { class: "note" }, "The file holds more spans than one page can show; steps and modules of this request are left out here."),
     timeline(request), tokenView(request), breakdownView(request), messages(request),
     make("details", {}, make("summary", {}, "All attributes of the request"), make("div", { class: "panel scroll" }, pairs(a))),

@@ -115,6 +115,12 @@ function lane(request) {
   return make("div", { class: "row" }, make("div", { class: "label" }, make("span", { class: "twist" }), "all steps"), track);
 }
 
+function notKept(request) {
+  if (request.attributes["inferspan.detail.kept"] !== false) return null;
+  return "Detail not kept (keep=" + request.attributes["inferspan.detail.rule"] + "): " + counted(request.attributes["inferspan.detail.spans"] || 0, "span") +
+    " of phases, steps and modules were recorded, and let go of at the end, because the request was none of these.";
+}
+
 function timeline(request) {
   const own = { name: request.row.name, at: 0, us: request.us, failed: request.row.failed, attributes: {} };
   const rows = [axis(request.us || 1, "from the start of the request"), row(own, request.us || 1, 0, { colour: "var(--request)" })];
@@ -123,8 +129,8 @@ function timeline(request) {
   } else if (request.phases.length) {
     rows.push(lane(request), ...request.phases.flatMap((phase) => phaseRows(phase, request)));
   } else if (!request.detailLeftOut) {
-    rows.push(make("p", { class: "dim" }, request.row.failed ? "The request failed before a first step ended."
-      : "The file holds no phases, steps or modules of this request: it was not recorded in detail, or the spans were lost."));
+    rows.push(make("p", { class: "dim" }, notKept(request) || (request.row.failed ? "The request failed before a first step ended."
+      : "The file holds no phases, steps or modules of this request: it was not recorded in detail, or the spans were lost.")));
   }
   const sampled = request.phases.some((phase) => phase.steps.some((step) => step.calls.length));
   return [make("h3", {}, "Timeline"), make("div", { class: "panel timeline" },

@@ -1,0 +1,126 @@
+"""What a single setting may be: each check returns the value that counts, or raises an error that says what is allowed.
+
+Texts are taken wherever they can be read, because that is all an environment variable can be.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+__all__ = ["KEEP_WORDS", "SettingsError", "boolean", "choice", "fail", "integer", "keep", "modules", "number", "path", "text"]
+
+MODULE_WORDS = ("layers", "all", "none")
+KEEP_WORDS = ("slow", "errors", "nonfinite", "marked")
+"""Requests whose detail becomes spans, where it is not that of all of them."""
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be used; the message names it, its value and what is allowed."""
+
+
+def fail(name: str, value: object, allowed: str) -> SettingsError:
+    """The error for a value of a setting; ``allowed`` says what to use instead."""
+    return SettingsError(f"inferspan setting {name!r} cannot be {value!r}: {allowed}")
+
+
+def boolean(name: str, value: object) -> bool:
+    """True or false."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in ("true", "1", "yes", "on", "false", "0", "no", "off"):
+        return value.strip().lower() in ("true", "1", "yes", "on")
+    raise fail(name, value, "use true or false")
+
+
+def integer(low: int, high: int) -> Callable[[str, object], int]:
+    """A check for whole numbers from ``low`` to ``high``."""
+
+    def check(name: str, value: object) -> int:
+        allowed = f"use a whole number from {low} to {high}"
+        if isinstance(value, str):
+            try:
+                value = int(value.strip())
+            except ValueError:
+                raise fail(name, value, allowed) from None
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise fail(name, value, allowed)
+        return value
+
+    return check
+
+
+def number(low: float, high: float) -> Callable[[str, object], float]:
+    """A check for numbers from ``low`` to ``high``; NaN is none of them."""
+
+    def check(name: str, value: object) -> float:
+        allowed = f"use a number from {low:g} to {high:g}"
+        if isinstance(value, str):
+            try:
+                value = float(value.strip())
+            except ValueError:
+                raise fail(name, value, allowed) from None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise fail(name, value, allowed)
+        return float(value)
+
+    return check
+
+
+def choice(*words: str, upper: bool = False) -> Callable[[str, object], str]:
+    """A check for one of some words, in whatever case."""
+
+    def check(name: str, value: object) -> str:
+        if isinstance(value, str):
+            word = value.strip().upper() if upper else value.strip().lower()
+            if word in words:
+                return word
+        raise fail(name, value, f"use one of {', '.join(words)}")
+
+    return check
+
+
+def text(name: str, value: object) -> str:
+    """A text that is not empty."""
+    if isinstance(value, str) and value.strip():
+        return value.strip()
+    raise fail(name, value, "use a text that is not empty")
+
+
+def path(name: str, value: object) -> str:
+    """The path of a file, as text."""
+    if isinstance(value, str | os.PathLike) and str(value).strip():
+        return os.fspath(value) if not isinstance(value, str) else value.strip()
+    raise fail(name, value, "use the path of a file")
+
+
+def modules(name: str, value: object) -> str | tuple[str, ...]:
+    """One of ``MODULE_WORDS``, or name patterns."""
+    allowed = 'use "layers", "all", "none" or a list of name patterns such as ["model.layers.*.mlp"]'
+    if isinstance(value, str):
+        word = value.strip()
+        if word in MODULE_WORDS:
+            return word
+        parts = [part.strip() for part in word.split(",")]
+        # A single bare word is far more often a misspelt keyword than the name of a top-level module.
+        if word and all(parts) and any(sign in word for sign in "*?[.,"):
+            return tuple(parts)
+        raise fail(name, value, allowed)
+    if isinstance(value, Sequence) and value and all(isinstance(part, str) and part.strip() for part in value):
+        return tuple(part.strip() for part in value)
+    raise fail(name, value, allowed)
+
+
+def keep(name: str, value: object) -> str:
+    """``always``, or words out of ``KEEP_WORDS`` in their order, joined by commas."""
+    allowed = f'use "always", or one or more of {", ".join(KEEP_WORDS)}, such as "slow,errors"'
+    if isinstance(value, bool) or (isinstance(value, str) and value.strip().lower() in ("true", "false")):
+        raise fail(name, value, f"{allowed}; to mark every request with inferspan.keep, use mark=True")
+    parts = value.split(",") if isinstance(value, str) else value
+    if isinstance(parts, Sequence) and parts and all(isinstance(part, str) for part in parts):
+        words = {part.strip().lower() for part in parts}
+        if words == {"always"}:
+            return "always"
+        if words <= set(KEEP_WORDS):
+            return ",".join(word for word in KEEP_WORDS if word in words)
+    raise fail(name, value, allowed)

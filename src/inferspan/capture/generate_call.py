@@ -69,6 +69,7 @@ class GenerateCall(Call):
         self.last = self.start
         self.step_open = False
         self.step_start = self.start
+        self.step_given: Any = None
         self.step_inputs: Described = ()
         self.step_width: int | None = None
         self.length: int | None = None
@@ -167,14 +168,12 @@ class GenerateCall(Call):
             self._close_step(now, (), None)
         if self.awaiting:
             self._token_known(now)
-        if self.clock is not None:
-            self.clock.read_some()
         self.last = now
 
     def begin_step(self, inputs: Any) -> None:
         """Inputs are prepared; the forward pass starts."""
-        with contain("start of a step"):
-            self.step_inputs, self.step_width = _step_inputs(inputs, self.recording)
+        # Looked at once the pass has been launched.
+        self.step_given = inputs
         if self.calls:
             # What ran before the first pass, such as an encoder, hangs under the phase.
             self._flush_modules(None, perf_counter_ns(), None)
@@ -200,6 +199,9 @@ class GenerateCall(Call):
             self.fresh = True
             self._look_at_outputs(outputs, model_kwargs, new_tokens)
             self._close_step(now, describe(self.logits) if self.logits is not None and self.recording else (), None)
+        if self.clock is not None:
+            # The loop has waited for the device before this step, which now has work again.
+            self.clock.read_some()
         self.last = now
         self.overhead += perf_counter_ns() - now
 
@@ -289,6 +291,7 @@ class GenerateCall(Call):
         index = self.index
         self.index += 1
         self.step_open = False
+        given, self.step_given = self.step_given, None
         if phase == semconv.SPAN_DECODE:
             self.decode_steps += 1
         self.seconds[phase].append((now - self.step_start) / 1e9)
@@ -308,6 +311,7 @@ class GenerateCall(Call):
         if kept:
             attributes: dict[str, AttributeValue] = {}
             with contain("end of a step"):
+                self.step_inputs, self.step_width = _step_inputs(given, self.recording)
                 attributes = self._step_attributes(outputs)
             if self.measured is not None:
                 self.measured.on_known = partial(attributes.__setitem__, semconv.DEVICE_TIME)
@@ -493,7 +497,7 @@ class GenerateCall(Call):
         if self.clock is not None:
             with contain("device clock"):
                 self.clock.close()
-        self.logits = self.cache = self.ring = self.output_stats = self.energy = None
+        self.logits = self.cache = self.ring = self.output_stats = self.energy = self.step_given = None
         self.arguments = {}
         self.inner_arguments, self.inner_results, self.loops = [], [], []
 

@@ -43,7 +43,7 @@ def _size_of(record: Record) -> int:
 
 def weight_of(record: Record) -> int:
     """Spans that a record makes."""
-    return len(record.calls) // CALL_FIELDS if isinstance(record, ModuleBatch) else 1
+    return len(record.calls) // CALL_FIELDS + len(record.profiled) if isinstance(record, ModuleBatch) else 1
 
 
 class RunningQuantile:

@@ -85,12 +85,42 @@ class ModulePacker:
         parts = self._template(calls, batch.phase) if count >= WORTH else None
         if parts is None:
             yield from self._one_by_one(head, batch, calls, ids)
-            return
-        for part in parts:
+        for part in parts or ():
             some = calls.cut(part.first, part.stop)
             part.adapt(some, lambda place, some=some: self._tail(some, place, batch.phase))  # type: ignore[misc]
             times, extra = self._late(batch, some)
             yield part.fill(head, some, ids, times, extra), part.count
+        if batch.profiled:
+            yield from self._profiled(head, batch, dict(zip(calls.numbers, ids, strict=False)), ids[-1])
+
+    @staticmethod
+    def _profiled(head: Head, batch: ModuleBatch, own: dict[int, bytes], above: bytes) -> Iterator[tuple[bytes, int]]:
+        """Kernels and operations of a profiler window, of which no two passes have the same."""
+        count = len(batch.profiled)
+        for record, drawn in zip(batch.profiled, struct.unpack("8s" * count, os.urandom(8 * count)), strict=True):
+            own[record.number] = drawn
+        packed: list[bytes] = []
+        for number, parent, name, start, end, attributes in batch.profiled:
+            kept = wire.static_part(name, INTERNAL, {semconv.PHASE: batch.phase, **attributes})
+            dynamic = head.step + kept
+            packed.append(
+                wire.span(
+                    head.trace_id,
+                    own[number],
+                    own.get(parent, above),
+                    LOCAL_PARENT,
+                    "",
+                    head.state,
+                    start + head.offset,
+                    end + head.offset,
+                    dynamic,
+                )
+            )
+            if len(packed) == SLICE:
+                yield b"".join(packed), SLICE
+                packed = []
+        if packed:
+            yield b"".join(packed), len(packed)
 
     def _one_by_one(self, head: Head, batch: ModuleBatch, calls: Columns, ids: list[bytes]) -> Iterator[tuple[bytes, int]]:
         above = _places(calls)

@@ -21,6 +21,7 @@ __all__ = [
     "ModuleCall",
     "ModuleInfo",
     "Phase",
+    "Profiled",
     "Recorder",
     "RequestEnd",
     "RequestScope",
@@ -83,6 +84,21 @@ class ModuleCall(NamedTuple):
     statistics: int | None
 
 
+class Profiled(NamedTuple):
+    """One kernel or operation that a profiler window has seen; times as in ``ModuleCall``.
+
+    ``number`` is told apart from those of the module calls of its batch; ``parent`` is the number of the operation or module call that it
+    hangs under, -1 directly under the step. A kernel runs on the device when the device comes to it, so it may end after its parent.
+    """
+
+    number: int
+    parent: int
+    name: str
+    start: int
+    end: int
+    attributes: Attributes
+
+
 class ModuleBatch(NamedTuple):
     """The module calls of one forward pass; ``step`` is ``None`` for a plain forward, whose calls hang under the request."""
 
@@ -93,6 +109,7 @@ class ModuleBatch(NamedTuple):
     statistics: Mapping[int, Attributes]
     device: Mapping[int, float] = _NOT_MEASURED
     """Seconds on the device by the ``number`` of a call; one that is missing was not measured."""
+    profiled: Sequence[Profiled] = ()
 
 
 def module_calls(batch: ModuleBatch) -> Iterator[tuple[int, int, ModuleInfo, int, int, Any, Any, str | None, int | None]]:

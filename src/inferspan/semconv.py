@@ -141,6 +141,19 @@ OUTPUT_SHAPES = "inferspan.output.shapes"
 INPUT_DTYPES = "inferspan.input.dtypes"
 OUTPUT_DTYPES = "inferspan.output.dtypes"
 DEVICE_TIME = "inferspan.device.time"
+PROFILER_STEPS = "inferspan.profiler.steps"
+PROFILER_OPS = "inferspan.profiler.ops"
+PROFILER_KERNELS = "inferspan.profiler.kernels"
+PROFILER_KERNEL_TIME = "inferspan.profiler.kernel_time"
+PROFILER_KIND = "inferspan.profiler.kind"
+OP_NAME = "inferspan.op.name"
+KERNEL_NAME = "inferspan.kernel.name"
+KERNEL_STREAM = "inferspan.kernel.stream"
+KERNEL_GRID = "inferspan.kernel.grid"
+KERNEL_BLOCK = "inferspan.kernel.block"
+KERNEL_BYTES = "inferspan.kernel.bytes"
+KERNEL_QUEUE_TIME = "inferspan.kernel.queue_time"
+KERNEL_CORRELATION = "inferspan.kernel.correlation"
 OUTPUT_STAT_MEAN = "inferspan.output.stat.mean"
 OUTPUT_STAT_STD = "inferspan.output.stat.std"
 OUTPUT_STAT_MIN = "inferspan.output.stat.min"
@@ -257,6 +270,8 @@ SPANS = (
     SpanKindOf("step", SPAN_PREFILL_STEP, "prefill", "one forward pass of the prompt (several with chunked prefill)"),
     SpanKindOf("step", SPAN_DECODE_STEP, "decode", "one forward pass of the decoding loop"),
     SpanKindOf("module", "layer {n} [{name}] or the module's path", "step or forward", "sampled steps: 0, 1, then with doubling gaps"),
+    SpanKindOf("op", "aten::{name}", "module, else step or forward", "an operation in a profiler window; one that no other operation runs"),
+    SpanKindOf("kernel", "name of the kernel, shortened", "op, module, else step or forward", "a kernel, copy or memory setting on the device in a profiler window; at the time at which the device ran it, which may be after its parent's end"),
 )
 
 B_DURATION = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
@@ -562,10 +577,10 @@ ATTRIBUTES = (
     Attribute(MODEL_COMPILE_MODE, "string", _R, "`default` for a model that torch.compile has compiled, else `none`"),
     Attribute(MODEL_CACHE, "string", _R, "cache implementation of the generation config"),
     Attribute(MODEL_ADAPTERS, "string[]", _R, "active adapters"),
-    Attribute(DEVICE, "string", f"{_R}, {_S}, {_M}", "`cuda:0`, `cpu`, ..."),
+    Attribute(DEVICE, "string", f"{_R}, {_S}, {_M}, kernel", "`cuda:0`, `cpu`, ..."),
     Attribute(DEVICE_TYPE, "string", _R, "`cuda`, `cpu`, `mps`, `xpu`"),
-    Attribute(PHASE, "string", _PSM, "`prefill`, `decode` or `forward`"),
-    Attribute(STEP_INDEX, "int", "step, module", "0 is the prefill"),
+    Attribute(PHASE, "string", f"{_PSM}, op, kernel", "`prefill`, `decode` or `forward`"),
+    Attribute(STEP_INDEX, "int", "step, module, op, kernel", "0 is the prefill"),
     Attribute(STEP_TOKENS, "int", _S, "positions processed in this pass, per row"),
     Attribute(SEQUENCE_LENGTH, "int", _S, "length after this pass, per row"),
     Attribute(MODULE_NAME, "string", _M, "path in the model"),
@@ -576,6 +591,19 @@ ATTRIBUTES = (
     Attribute(INPUT_DTYPES, "string[]", f"{_R} (forward), {_S}, {_M}", '`["bfloat16"]`'),
     Attribute(OUTPUT_DTYPES, "string[]", f"{_R} (forward), {_S}, {_M}", "the same for outputs"),
     Attribute(DEVICE_TIME, "double", f"{_R}, {_PSM}", "s between two events on the CUDA device, its waiting included; absent where the device was not done in time, and on CPU, MPS and XPU, whose times are the host's"),
+    Attribute(PROFILER_STEPS, "int", _R, "forward passes that were profiled, if any; opening and closing the profiler has slowed this request down"),
+    Attribute(PROFILER_OPS, "int", f"{_S}, {_R} (forward)", "operations of the profiled pass, those without a span included"),
+    Attribute(PROFILER_KERNELS, "int", f"{_S}, {_R} (forward)", "kernels and copies of the profiled pass, those without a span included"),
+    Attribute(PROFILER_KERNEL_TIME, "double", f"{_S}, {_R} (forward)", "s, sum over the kernels and copies of the profiled pass"),
+    Attribute(PROFILER_KIND, "string", "op, kernel", "`op`, `kernel`, `memcpy` or `memset`; no other span has it"),
+    Attribute(OP_NAME, "string", "op", "name of the operation"),
+    Attribute(KERNEL_NAME, "string", "kernel", "full name, at most 512 characters"),
+    Attribute(KERNEL_STREAM, "int", "kernel", "stream as the profiler numbers them"),
+    Attribute(KERNEL_GRID, "string", "kernel", "`128x1x1`; only from versions of torch that tell"),
+    Attribute(KERNEL_BLOCK, "string", "kernel", "the same"),
+    Attribute(KERNEL_BYTES, "int", "kernel", "By that were copied or set; only from versions of torch that tell"),
+    Attribute(KERNEL_QUEUE_TIME, "double", "kernel", "s, from the launch on the host to the start on the device"),
+    Attribute(KERNEL_CORRELATION, "int", "kernel", "number that the launch and the kernel share in the profiler"),
     *(
         Attribute(key, "double" if "count" not in key else "int", _M, f"{what} of the output, with `output_stats`")
         for key, what in (

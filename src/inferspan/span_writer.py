@@ -195,7 +195,7 @@ class SpanWriter:
     def _modules(self, scope: RequestSpan, batch: ModuleBatch) -> Iterator[tuple[Any, ...]]:
         above = scope.above(batch)
         calls = list(module_calls(batch))
-        own = {call[0]: ids().generate_span_id() for call in calls}
+        own = {call[0]: ids().generate_span_id() for call in (*calls, *batch.profiled)}
         for number, parent, info, start, end, inputs, outputs, failure, statistics in calls:
             attributes: dict[str, AttributeValue] = {
                 semconv.PHASE: batch.phase,
@@ -215,6 +215,11 @@ class SpanWriter:
             if statistics is not None:
                 attributes.update(batch.statistics.get(statistics, {}))
             yield info.span_name, own[number], own.get(parent, above), start + batch.offset, end + batch.offset, attributes, failure
+        for number, parent, name, start, end, known in batch.profiled:
+            attributes = {semconv.PHASE: batch.phase, **known}
+            if batch.step is not None:
+                attributes[semconv.STEP_INDEX] = batch.step
+            yield name, own[number], own.get(parent, above), start + batch.offset, end + batch.offset, attributes, None
 
     def _described(self, described: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
         known = self._shapes.get(described)

@@ -1,8 +1,9 @@
 """How many spans a request may have, and in which order detail is thinned when it would have more.
 
 The order is fixed: module spans of a step are kept while nine tenths of the budget hold them whole; step spans are all kept up to
-nine tenths, then every 2nd, 4th, 8th ... with the gap doubling after each 160th part of the budget. What the settings asked for and the
-budget left out is counted. The request span and its two phases are always there; a plain forward pass has no phases and no steps.
+nine tenths, then every 2nd, 4th, 8th ... with the gap doubling after each 160th part of the budget. Kernels and operations of
+a profiler window get what is left of nine tenths, shared over its passes. What the settings asked for and the budget left out is
+counted. The request span and its two phases are always there; a plain forward pass has no phases and no steps.
 """
 
 from __future__ import annotations
@@ -44,6 +45,16 @@ class Budget:
             return 0
         return max(0, room)
 
+    def profiled_room(self, passes: int, modules: int) -> int:
+        """How many kernels and operations the profiled pass that has just ended may show.
+
+        Args:
+            passes: profiled passes that are still to come, which are to have as much.
+            modules: module spans that each of them will want.
+        """
+        room = self._soft - self.spent - passes * (modules + self._step)
+        return max(0, room // (passes + 1))
+
     def leave_out(self, spans: int) -> None:
         """Note spans that were asked for and not recorded."""
         self.dropped += spans
@@ -57,9 +68,9 @@ class Budget:
         """Whether the coming step will get a span, as far as can be told before it."""
         return self.spent < self._soft or (self._skip + 1 >= self._gap and self.spent < self.total)
 
-    def take_step(self) -> bool:
-        """Whether the step that ends now gets a span."""
-        if self.spent < self._soft:
+    def take_step(self, *, wanted: bool = False) -> bool:
+        """Whether the step that ends now gets a span; one that is ``wanted`` does as long as there is any room at all."""
+        if self.spent < (self.total if wanted else self._soft):
             self.spent += 1
             return True
         self._skip += 1

@@ -10,16 +10,20 @@ import re
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from .. import semconv
 from ..attribute_values import exportable_text
-from ..records import Attributes, Failure, ModuleBatch, ModuleInfo, Phase, RequestScope, Step
+from ..guard import contain
+from ..records import Attributes, Failure, ModuleBatch, ModuleCall, ModuleInfo, Phase, Profiled, RequestScope, Step
 from .budget import Budget
 
 if TYPE_CHECKING:
     from .device_clock import CallClock, Measured
     from .output_stats import OutputStats
+    from .profiler_window import Part
 
 __all__ = ["Call", "current", "error_type", "failure_of"]
 
@@ -89,6 +93,8 @@ class Call:
         """Device times of the forward pass that was closed last, still to be read."""
         self.pending: list[Phase | Step | ModuleBatch] = []
         self.overhead = 0
+        self.part: Part | None = None
+        """Part of a profiler window that this call has."""
         self._granted = 0
         self._watched = False
 
@@ -146,11 +152,28 @@ class Call:
         self._granted = self.room = self.missed = 0
         self._watched = False
         self.measured = self.clock.cut() if self.clock is not None else None
-        if self.calls:
+        profiled = self._profiled(step, phase)
+        if self.calls or profiled:
             calls, self.calls = self.calls, []
             statistics = self.read_output_stats(calls)
-            batch = ModuleBatch(step, phase, self.offset, calls, statistics)
+            batch = ModuleBatch(step, phase, self.offset, calls, statistics, profiled=profiled)
             self.pending.append(batch._replace(device=self.measured.modules) if self.measured is not None else batch)
+
+    def _profiled(self, step: int | None, phase: str) -> Sequence[Profiled]:
+        """Kernels and operations of the pass that has ended, if it was profiled."""
+        part = self.part
+        if part is None or not part.holds_events:
+            return ()
+        with contain("profiler window"):
+            in_steps = phase != semconv.PHASE_FORWARD
+            return part.take(
+                self.calls,
+                self.budget,
+                passes=part.window.left if in_steps else 0,
+                modules=len(self.calls) // len(ModuleCall._fields),
+                shown=step is not None or not in_steps,
+            )
+        return ()
 
     def read_output_stats(self, calls: list[Any]) -> dict[int, Attributes]:
         """Statistics of module outputs by slot, where they are asked for."""

@@ -81,6 +81,8 @@ class ForwardCall(Call):
             self.clock = target.new_device_clock()
             if self.clock is not None:
                 self.clock.begin()
+            if target.windows.active:
+                self.part = target.windows.claim(first_call=self.warmup)
 
     def enter_again(self, info: ModuleInfo, arguments: tuple[Any, ...]) -> None:
         """The model calls itself: one more module call inside this request."""
@@ -109,6 +111,7 @@ class ForwardCall(Call):
         # Claimed first: uninstrument() on another thread may end this call in the very moment that it ends itself.
         if not self._once.acquire(blocking=False):
             self.pop(now)
+            self._release_part()
             return
         seen = self
         if threading.get_ident() != self._thread:
@@ -120,6 +123,9 @@ class ForwardCall(Call):
         try:
             if seen.clock is not None:
                 seen.clock.end()
+            if seen.part is not None:
+                with contain("profiler window"):
+                    seen.part.end(now)
             self.pop(now)
             with contain("end of a forward pass"):
                 seen.close_modules(None, semconv.PHASE_FORWARD, now, failure.type if failure else None)
@@ -138,6 +144,7 @@ class ForwardCall(Call):
             if seen.clock is not None:
                 with contain("device clock"):
                     seen.clock.close()
+            self._release_part()
             self.target.closed(self)
             self.scope.end(end)
 
@@ -147,8 +154,14 @@ class ForwardCall(Call):
         self.room = 0
         # In this order no module call can be in both: one that ends in between is in neither, and its children move up.
         seen.calls, seen.stack = [*self.calls], [*self.stack]
-        seen.pending, seen.output_stats, seen.clock = [], None, None
+        seen.pending, seen.output_stats, seen.clock, seen.part = [], None, None, None
         return seen
+
+    def _release_part(self) -> None:
+        """Let go of the profiler window, on the call's own thread: only there can it be closed."""
+        if self.part is not None and threading.get_ident() == self._thread:
+            with contain("profiler window"):
+                self.part.release()
 
     @property
     def finished(self) -> bool:
@@ -173,6 +186,8 @@ class ForwardCall(Call):
         if self.recording:
             attributes |= shape_attributes(self.inputs, semconv.INPUT_SHAPES, semconv.INPUT_DTYPES)
             attributes |= shape_attributes(outputs, semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES)
+            if self.part is not None and self.part.steps:
+                attributes |= {semconv.PROFILER_STEPS: self.part.steps, **self.part.attributes}
             if self.warmup or compiled_graphs() > self.graphs:
                 attributes[semconv.WARMUP] = True
             if self.target.unobserved:
@@ -199,7 +214,7 @@ class ForwardCall(Call):
             batch_size=rows,
             spans_dropped=self.budget.dropped,
             nonfinite=nonfinite,
-            overhead_ns=self.overhead + self.target.hook_cost * self.count,
+            overhead_ns=self.overhead + self.target.hook_cost * self.count + (self.part.closing_ns if self.part is not None else 0),
         )
 
 
@@ -278,8 +293,13 @@ def start_forward(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any])
         with contain("counting input tokens"):
             call.input_tokens = _attended(args, kwargs)
     call.push()
-    call.overhead = perf_counter_ns() - start
     target.opened(call)
+    if call.part is not None:
+        with contain("profiler window"):
+            call.part.begin(by_hooks=target.compiled_call is None)
+        if call.clock is not None:
+            call.clock.begin()
+    call.overhead = perf_counter_ns() - start
     if not target.is_open:
         # uninstrument() on another thread came in between: it has not ended this call, and took off what would.
         call.finish(None, INTERRUPTED, perf_counter_ns())
@@ -351,6 +371,9 @@ class RootExit(CopiedAway):
                 return
             content = target.settings.content_on_spans
             call.finish(output, failure_of(error, content=content) if failed and error is not None else None, now)
+            if not target.is_open:
+                # uninstrument() on another thread has left the hooks for this call, which had a profiler to close.
+                target.detach()
         except Exception as error:
             report("end of a forward pass", error)
 

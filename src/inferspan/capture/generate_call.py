@@ -172,6 +172,9 @@ class GenerateCall(Call):
 
     def begin_step(self, inputs: Any) -> None:
         """Inputs are prepared; the forward pass starts."""
+        if self.part is not None:
+            with contain("profiler window"):
+                self.part.begin()
         # Looked at once the pass has been launched.
         self.step_given = inputs
         if self.calls:
@@ -287,6 +290,12 @@ class GenerateCall(Call):
             self.steps_kept[-1] = (step, self.slot_base + len(self.slot_logits) + appended)
 
     def _close_step(self, now: int, outputs: Described, failure: str | None) -> None:
+        if self.part is not None:
+            if self.clock is not None:
+                self.clock.end()
+            with contain("profiler window"):
+                self.part.end(now)
+        profiled = self.part is not None and self.part.holds_events
         phase = self._phase()
         index = self.index
         self.index += 1
@@ -297,15 +306,18 @@ class GenerateCall(Call):
         self.seconds[phase].append((now - self.step_start) / 1e9)
         if not self.recording:
             return
-        wanted = self.target.steps_wanted == "all" or (self.target.steps_wanted == "sampled" and (self.hooked or self.refused > 0))
+        wanted = profiled or self.target.steps_wanted == "all"
+        wanted = wanted or (self.target.steps_wanted == "sampled" and (self.hooked or self.refused > 0))
         kept = False
         # On its own, so that the modules of this step are not taken for those of a later one.
         with contain("end of a step"):
-            kept = wanted and self.budget.take_step()
+            kept = wanted and self.budget.take_step(wanted=profiled)
         self.budget.leave_out(self.refused)
         self.measured = None
         if self.hooked:
             self._flush_modules(index if kept else None, now, failure)
+        elif profiled:
+            self.close_modules(index if kept else None, phase, now, failure)
         elif self.clock is not None:
             self.measured = self.clock.cut(wanted=kept)
         if kept:
@@ -315,6 +327,8 @@ class GenerateCall(Call):
                 attributes = self._step_attributes(outputs)
             if self.measured is not None:
                 self.measured.on_known = partial(attributes.__setitem__, semconv.DEVICE_TIME)
+            if profiled and self.part is not None:
+                attributes |= self.part.attributes
             step = Step(index, phase, self.epoch(self.step_start), self.epoch(now), failure, attributes)
             self.steps_kept.append((step, None))
         self._sample_modules(index + 1)
@@ -337,7 +351,10 @@ class GenerateCall(Call):
         """Decide whether the step ``index`` is recorded with its modules, and attach or detach hooks for it."""
         target = self.target
         every = target.settings.every_step
-        wanted = target.engine.expected > 0 and (every or index == self.next_sampled)
+        if self.part is None and target.windows.active:
+            self.part = target.windows.claim(first_call=self.warmup)
+        profiled = self.part is not None and self.part.due
+        wanted = target.engine.expected > 0 and (every or profiled or index == self.next_sampled)
         if index == self.next_sampled:
             self.next_sampled = max(1, index * 2)
             if self.memory is not None:
@@ -497,6 +514,9 @@ class GenerateCall(Call):
         if self.clock is not None:
             with contain("device clock"):
                 self.clock.close()
+        if self.part is not None:
+            with contain("profiler window"):
+                self.part.release()
         self.logits = self.cache = self.ring = self.output_stats = self.energy = self.step_given = None
         self.arguments = {}
         self.inner_arguments, self.inner_results, self.loops = [], [], []

@@ -272,6 +272,8 @@ def describe_end(call: GenerateCall, result: Any, failure: Failure | None, now: 
             attributes |= call.memory.attributes()
     if call.warmup or compiled_graphs() > call.graphs:
         attributes[semconv.WARMUP] = True
+    if call.part is not None and call.part.steps:
+        attributes[semconv.PROFILER_STEPS] = call.part.steps
     if call.energy is not None:
         with contain("energy reading"):
             joules = call.energy.end(now=now)

@@ -32,6 +32,7 @@ from .model_info import model_device, model_info
 from .module_hooks import HookEngine, iterates_hooks
 from .output_stats import OutputStats
 from .patching import ClassMethods, InstanceMethod, Undo
+from .profiler_window import Window, Windows
 
 __all__ = ["Target", "target_of"]
 
@@ -95,6 +96,7 @@ class Target:
         self._called = False
         self.machine: Any = None
         self.cuda_devices: Callable[[], Any] = dict
+        self.windows = Windows(getattr(self.device, "type", None))
         self._root_lock = threading.Lock()
         self._root_handles: list[Any] = []
         self._root_paused: set[int] = set()
@@ -273,6 +275,7 @@ class Target:
             if call.clock is not None:
                 call.clock.abandon()
             call.clock, call = None, call.outer
+        self.windows.forked()
         if current.call is None:
             self._open_calls.clear()
             self._root_paused.clear()
@@ -291,6 +294,10 @@ class Target:
     def new_output_stats(self) -> OutputStats | None:
         """A collector of module output statistics, where the settings want them."""
         return OutputStats() if self.settings.output_stats else None
+
+    def profile(self, steps: int, *, cpu_ops: bool | None) -> Window:
+        """A profiler window on this model, opened by ``with``."""
+        return Window(self.windows if self.is_open else None, steps, cpu_ops=cpu_ops, leave=lambda: close_stale(None))
 
     def watch_machine(self, loop: Any, cuda_devices: Callable[[], Any]) -> None:
         """Use a sampler loop for the energy of requests; ``cuda_devices`` maps a ``hw.id`` to ``cuda:N``."""
@@ -320,6 +327,7 @@ class Target:
     def close(self) -> None:
         """Take everything off the model and end what is still running; may be called twice."""
         self.is_open = False
+        self.windows.shut()
         with contain("detaching"):
             self._end_interrupted()
         with contain("detaching"):
@@ -338,7 +346,7 @@ class Target:
         """Take the hooks off."""
         with self._root_lock, contain("detaching"):
             # Root hooks that stay for the moment do nothing, and go when the model is called next.
-            if not iterates_hooks():
+            if not iterates_hooks() and not self.windows.open_elsewhere():
                 self._take_root_hooks()
         with contain("detaching"):
             self.engine.close()

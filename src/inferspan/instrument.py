@@ -28,6 +28,7 @@ from .summary import Totals
 from .version import version
 
 if TYPE_CHECKING:
+    from .capture.profiler_window import Window
     from .capture.target import Target
 
 __all__ = ["Handle", "flush", "instrument", "uninstrument"]
@@ -115,6 +116,35 @@ class Handle:
         if self._instrumentation is not None:
             with contain("refresh"):
                 self._instrumentation.target.refresh()
+
+    def profile(self, steps: int = 3, *, cpu_ops: bool | None = None) -> Window:
+        """Profile the next forward passes of the model, to be used as ``with handle.profile(steps=3) as window:``.
+
+        In the block, the first ``steps`` recorded passes (the prefill and decode steps of ``generate()``, or plain calls) run under torch's
+        profiler. Their kernels, and operations on request, become spans under the step and module that launched them, as far as the
+        request's span budget has room; ``window`` tells how many there were. Passes of any thread count, but of one request at a time.
+        Opening and closing the profiler takes time around each of these passes, and on CUDA it waits for the device.
+
+        Where another profiler is at work nothing is profiled, which ``window.note`` and one line in the log tell; the program is not
+        affected.
+
+        Args:
+            steps: passes to profile, 1 to 1,000; the window ends with the block if fewer come.
+            cpu_ops: whether operations get spans too; default: only where there are no kernels, on a model without a CUDA device.
+
+        Raises:
+            SettingsError: ``steps`` or ``cpu_ops`` cannot be used.
+        """
+        from .capture.profiler_window import Window
+
+        if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= 1000:
+            raise SettingsError(f"handle.profile() cannot take steps={steps!r}: use a whole number from 1 to 1000")
+        if cpu_ops not in (None, True, False):
+            raise SettingsError(f"handle.profile() cannot take cpu_ops={cpu_ops!r}: use True, False or None")
+        instrumentation = self._instrumentation
+        if instrumentation is None:
+            return Window(None, steps, cpu_ops=cpu_ops)
+        return instrumentation.target.profile(steps, cpu_ops=cpu_ops)
 
     def summary(self) -> Totals:
         """Totals of the requests on this model so far; kept in the process, so no destination is needed."""

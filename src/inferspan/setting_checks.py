@@ -6,9 +6,10 @@ Texts are taken wherever they can be read, because that is all an environment va
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Sequence
 
-__all__ = ["KEEP_WORDS", "SettingsError", "boolean", "choice", "fail", "integer", "keep", "modules", "number", "path", "text"]
+__all__ = ["KEEP_WORDS", "SettingsError", "boolean", "choice", "fail", "integer", "keep", "modules", "number", "path", "signal_name", "text"]
 
 MODULE_WORDS = ("layers", "all", "none")
 KEEP_WORDS = ("slow", "errors", "nonfinite", "marked")
@@ -85,6 +86,15 @@ def text(name: str, value: object) -> str:
     if isinstance(value, str) and value.strip():
         return value.strip()
     raise fail(name, value, "use a text that is not empty")
+
+
+def signal_name(name: str, value: object) -> str:
+    """The name of a signal that means nothing else to the program, to Python or to the system."""
+    there = [word for word in ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGBREAK") if hasattr(signal, word)]
+    word = value.strip().upper() if isinstance(value, str) else ""
+    if word in there:
+        return word
+    raise fail(name, value, f"use one of {', '.join(there)}" if there else "this platform has no signal for it")
 
 
 def path(name: str, value: object) -> str:

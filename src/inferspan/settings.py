@@ -70,6 +70,10 @@ class Settings:
     slow_after: float | None = _setting(None, check.number(0.0, 86_400.0), "with keep=slow: seconds after which a request is slow")
     slow_first_token: float | None = _setting(None, check.number(0.0, 86_400.0), "with keep=slow: seconds after which a first token is slow")
     slow_quantile: float | None = _setting(None, check.number(0.5, 0.999), "with keep=slow: slow is longer than this share of the latest requests; 0.99 if no slow_... is set")
+    # profiler windows
+    profile_steps: int = _setting(0, check.integer(0, 1000), "forward passes that are profiled, from the second call of the model on; with `profile_signal`: at each signal, 3 if not set")
+    profile_signal: str | None = _setting(None, check.signal_name, "profile at this signal, `SIGUSR2` for instance, and not before; instrument() must run on the main thread")
+    profile_cpu_ops: bool | None = _setting(None, check.boolean, "operations of a profiled pass get spans; default: only on models without a CUDA device, which have no kernels")
     # how it is named
     operation: str | None = _setting(None, check.choice("chat", "text_completion", "generate_content", "embeddings"), "gen_ai.operation.name instead of the one inferred from the call")
     model_name: str | None = _setting(None, check.text, "gen_ai.request.model instead of the model's own name")

@@ -123,7 +123,7 @@ class SpanScope(RequestSpan):
 
     def _decide(self, held: HeldDetail, end: RequestEnd) -> RequestEnd:
         """Hand over what was held if the request, which ends now, is worth it; say on its span what was decided."""
-        held.note(end, marked=self.marked or _says_keep(self.span))
+        held.note(end, marked=self.marked or _says_keep(self.span) or semconv.PROFILER_STEPS in end.attributes)
         if not self.outermost:
             return end
         reasons = self.recorder.flight.reasons(self.request, end, held)

@@ -101,9 +101,7 @@ def place(
         parent = numbers.get(kernel.op, kernel.module)
         records.append(_kernel_record(first + len(numbers) + order, parent, kernel, device))
     asked = len(kernels) + (len(ops) if with_ops else 0)
-    return Placed(
-        records, len(kernels), sum(kernel.event.end - kernel.event.start for kernel in kernels), len(ops), asked - len(records)
-    )
+    return Placed(records, len(kernels), sum(kernel.event.end - kernel.event.start for kernel in kernels), len(ops), asked - len(records))
 
 
 def _outermost(ops: list[Event]) -> tuple[list[Event], dict[int, int]]:

@@ -16,12 +16,16 @@ from time import perf_counter_ns
 from typing import Any
 
 import torch
-from torch.autograd import profiler as autograd_profiler
+from torch.autograd import profiler
 
 from ..guard import contain
 from .profiled_events import KERNEL, LAUNCH, MEMCPY, MEMSET, OP, Event
 
 __all__ = ["Session", "open_session", "read_events"]
+
+# As Any, because torch does not declare the names that are needed here.
+_profiler: Any = profiler
+_autograd: Any = torch.autograd
 
 MARK = "inferspan clock"
 """Name of the events by which the profiler's clock and the name of this thread in it are found out."""
@@ -77,14 +81,14 @@ class Session:
 
     def start(self) -> None:
         """Start the profiler and mark its clock."""
-        profiler = autograd_profiler.profile(use_kineto=True, use_cpu=True, use_device=self._device)
+        opened = _profiler.profile(use_kineto=True, use_cpu=True, use_device=self._device)
         try:
-            profiler.__enter__()  # type: ignore[no-untyped-call]
+            opened.__enter__()
         except BaseException:
-            autograd_profiler._run_on_profiler_stop()
+            _profiler._run_on_profiler_stop()
             raise
-        self._profiler = profiler
-        mark = getattr(torch._C._profiler, "_RecordFunctionFast", autograd_profiler.record_function)
+        self._profiler = opened
+        mark = getattr(torch._C._profiler, "_RecordFunctionFast", _profiler.record_function)
         for _ in range(MARKS):
             before = perf_counter_ns()
             with mark(MARK):
@@ -93,15 +97,15 @@ class Session:
 
     def stop(self) -> None:
         """Stop the profiler, on the thread that started it; may be called twice. On CUDA this waits for the device."""
-        profiler, self._profiler = self._profiler, None
+        opened, self._profiler = self._profiler, None
         try:
-            if profiler is not None:
-                profiler.__exit__(None, None, None)
-                self._results = profiler.kineto_results
+            if opened is not None:
+                opened.__exit__(None, None, None)
+                self._results = opened.kineto_results
         except BaseException:
-            if torch.autograd._profiler_enabled():
-                torch.autograd._disable_profiler()
-                autograd_profiler._run_on_profiler_stop()
+            if _autograd._profiler_enabled():
+                _autograd._disable_profiler()
+                _profiler._run_on_profiler_stop()
             raise
         finally:
             self._let_others()
@@ -114,14 +118,14 @@ class Session:
     # ----------------------------------------------------------------------------------------- profilers of the program
     def hold_others(self) -> None:
         """From now on a profiler that starts anywhere comes through :meth:`_give_way` first."""
-        behind = self._behind = autograd_profiler._prepare_profiler
+        behind = self._behind = _profiler._prepare_profiler
 
         def prepare(*args: Any, **kwargs: Any) -> Any:
             self._give_way()
             return behind(*args, **kwargs)
 
         self._gate = prepare
-        autograd_profiler._prepare_profiler = prepare
+        _profiler._prepare_profiler = prepare
 
     def _give_way(self) -> None:
         if self.on_this_thread:
@@ -135,8 +139,8 @@ class Session:
     def _let_others(self) -> None:
         if self._ended.is_set():
             return
-        if autograd_profiler._prepare_profiler is self._gate:
-            autograd_profiler._prepare_profiler = self._behind
+        if _profiler._prepare_profiler is self._gate:
+            _profiler._prepare_profiler = self._behind
         self._ended.set()
         self._turn.release()
 
@@ -164,12 +168,13 @@ def open_session(device: str | None) -> Session | str:
 
 def _is_profiled() -> bool:
     """Whether a profiler is at work, or prepared for the steps to come, which nothing but its own object tells."""
-    if autograd_profiler._is_profiler_enabled or torch.autograd._profiler_enabled():
+    if _profiler._is_profiler_enabled or _autograd._profiler_enabled():
         return True
-    kinds = {autograd_profiler.profile, *autograd_profiler.profile.__subclasses__()}
-    warming = getattr(torch.profiler.ProfilerAction, "WARMUP", None)
+    kinds = {_profiler.profile, *_profiler.profile.__subclasses__()}
     scheduled = {torch.profiler.profile, *torch.profiler.profile.__subclasses__()}
-    for found in gc.get_objects():
+    warming = torch.profiler.ProfilerAction.WARMUP
+    # An object refers to its class. Tens of milliseconds in a process with torch and transformers.
+    for found in gc.get_referrers(*kinds, *scheduled):
         kind = type(found)
         if kind in kinds:
             if getattr(found, "entered", False) and getattr(found, "kineto_results", None) is None:

@@ -115,6 +115,8 @@ class Windows:
         self.device = device
         self.active = False
         """Whether a call should ask for a window: all that costs anything where there is none."""
+        self.is_shut = False
+        """Whether the model is not instrumented any more."""
         self._lock = threading.Lock()
         self._window: Window | None = None
         self._kept: set[Part] = set()
@@ -146,6 +148,8 @@ class Windows:
     def claim(self, *, first_call: bool) -> Part | None:
         """The part of the window that the asking call gets, if there is one to be had."""
         asked, self._asked = self._asked, None
+        if self.is_shut:
+            return None
         if asked is not None:
             self.open(asked())
         with self._lock:
@@ -164,6 +168,7 @@ class Windows:
     def shut(self) -> None:
         """No pass is profiled any more; one that is running is closed by its own thread."""
         with self._lock:
+            self.is_shut = True
             window, self._window, self._asked, self.active = self._window, None, None, False
         if window is not None:
             window.closed = True

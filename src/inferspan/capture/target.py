@@ -32,6 +32,7 @@ from .model_info import model_device, model_info
 from .module_hooks import HookEngine, iterates_hooks
 from .output_stats import OutputStats
 from .patching import ClassMethods, InstanceMethod, Undo
+from .profiler_switch import install_switches
 from .profiler_window import Window, Windows
 
 __all__ = ["Target", "target_of"]
@@ -103,6 +104,7 @@ class Target:
         self._forwards = 0
         self._open_calls: dict[int, Call] = {}
         try:
+            self._undo.push(install_switches(self.windows, settings))
             self._attach(model)
         except BaseException:
             self.close()

@@ -19,7 +19,7 @@ from inferspan.report.otlp_lines import LineCounts, SessionFileError, Value, att
 
 __all__ = ["Event", "Request", "Session", "SessionFileError", "Span", "level_of", "read_session"]
 
-REQUEST, PHASE, STEP, MODULE = "request", "phase", "step", "module"
+REQUEST, PHASE, STEP, MODULE, PROFILED = "request", "phase", "step", "module", "profiled"
 _ERROR_CODES = (2, "2", "STATUS_CODE_ERROR")
 _LONGEST_CHAIN = 32
 
@@ -200,8 +200,10 @@ def read_session(path: str | Path) -> Session:
 
 
 def level_of(span: Span) -> str:
-    """``request``, ``phase``, ``step`` or ``module``: where a span of ours stands in the tree."""
+    """``request``, ``phase``, ``step``, ``module`` or ``profiled``: where a span of ours stands in the tree."""
     attributes = span.attributes
+    if semconv.PROFILER_KIND in attributes:
+        return PROFILED
     if semconv.MODULE_NAME in attributes or semconv.MODULE_TYPE in attributes:
         return MODULE
     if span.name in (semconv.SPAN_PREFILL_STEP, semconv.SPAN_DECODE_STEP):

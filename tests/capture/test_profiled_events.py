@@ -213,7 +213,10 @@ def test_an_operation_does_not_stick_out() -> None:
 @pytest.mark.parametrize(
     ("name", "short"),
     [
-        ("void at::native::vectorized_elementwise_kernel<4, at::native::Fn<float>, std::array<char*, 2ul> >(int, float)", "vectorized_elementwise_kernel"),
+        (
+            "void at::native::vectorized_elementwise_kernel<4, at::native::Fn<float>, std::array<char*, 2ul> >(int, float)",
+            "vectorized_elementwise_kernel",
+        ),
         ("void at::native::(anonymous namespace)::softmax_forward<c10::BFloat16, (bool)1>(float*)", "softmax_forward"),
         ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, 1>(internal::Args<int>)", "kernel"),
         ("nvjet_tst_64x8_64x16_1x4_h_bz_TNT", "nvjet_tst_64x8_64x16_1x4_h_bz_TNT"),

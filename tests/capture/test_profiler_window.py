@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.autograd import profiler
+from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity, profile, schedule
 
 import inferspan
@@ -22,6 +22,9 @@ from tests.cases.models import llama
 from tests.cases.telemetry import Telemetry
 
 PROMPT = torch.tensor([[1, 5, 6, 7]])
+# As Any, because torch does not declare the names that are needed here.
+_profiler: Any = autograd_profiler
+_autograd: Any = torch.autograd
 
 
 @pytest.fixture
@@ -33,20 +36,24 @@ def telemetry() -> Iterator[Telemetry]:
     yield listener
     listener.close()
     torch.set_num_threads(threads)
-    assert not torch.autograd._profiler_enabled(), "a profiler was left open"
-    assert profiler._prepare_profiler is torch._C._autograd._prepare_profiler, "a start of the profiler is still watched"
+    assert not _autograd._profiler_enabled(), "a profiler was left open"
+    assert _profiler._prepare_profiler is _autograd._prepare_profiler, "a start of the profiler is still watched"
 
 
-def generate(model: Any, tokens: int = 6) -> Any:
+def _of(span: Any) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+def _generate(model: Any, tokens: int = 6) -> Any:
     return model.generate(PROMPT, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
 
 
-def profiled(telemetry: Telemetry) -> list[Any]:
-    return [span for span in telemetry.spans() if semconv.PROFILER_KIND in span.attributes]
+def _profiled(telemetry: Telemetry) -> list[Any]:
+    return [span for span in telemetry.spans() if semconv.PROFILER_KIND in _of(span)]
 
 
-def steps_of(found: list[Any]) -> Counter[int]:
-    return Counter(span.attributes[semconv.STEP_INDEX] for span in found)
+def _steps_of(found: list[Any]) -> Counter[int]:
+    return Counter(_of(span)[semconv.STEP_INDEX] for span in found)
 
 
 class Blocks(nn.Module):
@@ -72,14 +79,14 @@ def test_operations_are_those_of_the_profiler(telemetry: Telemetry) -> None:
     handle = telemetry.instrument(model, modules="all")
     with torch.no_grad(), handle.profile(steps=1) as window:
         model(x)
-    found = profiled(telemetry)
+    found = _profiled(telemetry)
     top = [event.name for event in expected.events() if event.cpu_parent is None and event.name.startswith("aten::")]
     assert [span.name for span in found] == top == ["aten::linear", "aten::relu", "aten::linear"]
     parents = {span.context.span_id: span.name for span in telemetry.spans()}
     assert [parents[span.parent.span_id] for span in found] == ["first", "forward Blocks", "second"]
     assert (window.steps, window.ops, window.kernels, window.spans_dropped, window.note) == (1, 3, 0, 0, None)
     (forward,) = telemetry.forwards()
-    assert (forward.attributes[semconv.PROFILER_STEPS], forward.attributes[semconv.PROFILER_OPS]) == (1, 3)
+    assert (_of(forward)[semconv.PROFILER_STEPS], _of(forward)[semconv.PROFILER_OPS]) == (1, 3)
     telemetry.check()
 
 
@@ -88,16 +95,16 @@ def test_steps_of_a_generation(telemetry: Telemetry) -> None:
     model = llama()
     handle = telemetry.instrument(model, modules="all", max_spans_per_trace=5000)
     with handle.profile(steps=3) as window:
-        generate(model)
-    found = profiled(telemetry)
-    assert sorted(steps_of(found)) == [0, 1, 2] and window.steps == 3 and window.ops == len(found)
-    assert {span.attributes[semconv.PHASE] for span in found if span.attributes[semconv.STEP_INDEX] == 0} == {"prefill"}
+        _generate(model)
+    found = _profiled(telemetry)
+    assert sorted(_steps_of(found)) == [0, 1, 2] and window.steps == 3 and window.ops == len(found)
+    assert {_of(span)[semconv.PHASE] for span in found if _of(span)[semconv.STEP_INDEX] == 0} == {"prefill"}
     by_id = {span.context.span_id: span for span in telemetry.spans()}
     linears = [span for span in found if span.name == "aten::linear"]
-    types = Counter(by_id[span.parent.span_id].attributes[semconv.MODULE_TYPE] for span in linears)
+    types = Counter(_of(by_id[span.parent.span_id])[semconv.MODULE_TYPE] for span in linears)
     assert types == {"Linear": 3 * 15}, "each of the 15 linear layers runs one linear operation a step"
-    steps = [dict(span.attributes) for span in telemetry.steps()]
-    assert [step.get(semconv.PROFILER_OPS) for step in steps] == [steps_of(found)[index] or None for index in range(6)]
+    steps = [_of(span) for span in telemetry.steps()]
+    assert [step.get(semconv.PROFILER_OPS) for step in steps] == [_steps_of(found)[index] or None for index in range(6)]
     assert telemetry.only()[semconv.PROFILER_STEPS] == 3
     telemetry.check()
 
@@ -117,13 +124,13 @@ def test_same_operations_as_the_profiler_sees_of_a_decode_step(telemetry: Teleme
         return result
 
     model.forward = watched
-    generate(model, 3)
+    _generate(model, 3)
     del model.forward
     handle = telemetry.instrument(model, max_spans_per_trace=5000)
     with handle.profile(steps=3):
-        generate(model, 3)
+        _generate(model, 3)
     for index, expected in enumerate(seen):
-        assert Counter(span.name for span in profiled(telemetry) if span.attributes[semconv.STEP_INDEX] == index) == expected
+        assert Counter(span.name for span in _profiled(telemetry) if _of(span)[semconv.STEP_INDEX] == index) == expected
     telemetry.check()
 
 
@@ -136,7 +143,7 @@ def test_window_ends_with_its_block(telemetry: Telemetry) -> None:
         model(x)
         model(x)
     model(x)
-    assert [span.attributes.get(semconv.PROFILER_STEPS) for span in telemetry.forwards()] == [None, 1, 1, None]
+    assert [_of(span).get(semconv.PROFILER_STEPS) for span in telemetry.forwards()] == [None, 1, 1, None]
     assert (window.steps, window.wanted, repr(window)) == (2, 5, "<inferspan profile: 2 of 5 passes, 0 kernels, 6 operations>")
     telemetry.check()
 
@@ -146,9 +153,9 @@ def test_window_over_several_requests(telemetry: Telemetry) -> None:
     model = llama()
     handle = telemetry.instrument(model)
     with handle.profile(steps=3) as window:
-        generate(model, 2)
-        generate(model, 4)
-    assert [span.attributes[semconv.PROFILER_STEPS] for span in telemetry.requests()] == [2, 1] and window.steps == 3
+        _generate(model, 2)
+        _generate(model, 4)
+    assert [_of(span)[semconv.PROFILER_STEPS] for span in telemetry.requests()] == [2, 1] and window.steps == 3
     telemetry.check()
 
 
@@ -157,9 +164,9 @@ def test_budget(telemetry: Telemetry) -> None:
     model = llama()
     handle = telemetry.instrument(model, max_spans_per_trace=120)
     with handle.profile(steps=3) as window:
-        generate(model, 4)
-    found = profiled(telemetry)
-    counts = steps_of(found)
+        _generate(model, 4)
+    found = _profiled(telemetry)
+    counts = _steps_of(found)
     assert len(telemetry.spans()) <= 120
     assert min(counts[index] for index in range(3)) >= 20 and max(counts.values()) - min(counts.values()) <= 6
     assert window.spans_dropped == window.ops - len(found) > 0
@@ -173,11 +180,11 @@ def test_steps_are_shown_for_what_is_under_them(telemetry: Telemetry, settings: 
     """Profiled steps have spans whatever the settings say of other steps, and without modules operations hang under the step."""
     model = llama()
     handle = telemetry.instrument(model, **settings)
-    generate(model, 4)
+    _generate(model, 4)
     with handle.profile(steps=3):
-        generate(model, 4)
-    found = profiled(telemetry)
-    assert sorted(steps_of(found)) == [0, 1, 2]
+        _generate(model, 4)
+    found = _profiled(telemetry)
+    assert sorted(_steps_of(found)) == [0, 1, 2]
     if settings.get("steps") != "sampled":
         names = {span.context.span_id: span.name for span in telemetry.spans()}
         assert {names[span.parent.span_id] for span in found} == {"prefill_step", "decode_step"}
@@ -190,8 +197,8 @@ def test_without_operations(telemetry: Telemetry) -> None:
     handle = telemetry.instrument(model)
     with handle.profile(steps=1, cpu_ops=False) as window:
         model(torch.ones(2, 8))
-    assert not profiled(telemetry) and window.ops == 3 and window.spans_dropped == 0
-    assert telemetry.forwards()[0].attributes[semconv.PROFILER_OPS] == 3
+    assert not _profiled(telemetry) and window.ops == 3 and window.spans_dropped == 0
+    assert _of(telemetry.forwards()[0])[semconv.PROFILER_OPS] == 3
 
 
 def test_requests_that_are_not_sampled_are_passed_over() -> None:
@@ -236,8 +243,8 @@ def test_exceptions(telemetry: Telemetry, acting: type[BaseException]) -> None:
     handle = telemetry.instrument(model, modules="all")
     with pytest.raises(acting, match="stop"), handle.profile(steps=3):
         model(torch.ones(2, 8))
-    assert not torch.autograd._profiler_enabled()
-    names = [span.name for span in profiled(telemetry)]
+    assert not _autograd._profiler_enabled()
+    names = [span.name for span in _profiled(telemetry)]
     assert names == ["aten::linear", "aten::relu"]
     with profile(activities=[ProfilerActivity.CPU]) as own:
         torch.ones(2)
@@ -259,9 +266,9 @@ def test_exceptions_in_a_generation(telemetry: Telemetry, acting: type[BaseExcep
     handle = telemetry.instrument(model)
     hook = model.model.layers[1].register_forward_pre_hook(fail)
     with pytest.raises(acting, match="stop"), handle.profile(steps=3) as window:
-        generate(model)
+        _generate(model)
     hook.remove()
-    assert window.steps == 2 and sorted(steps_of(profiled(telemetry))) == [0, 1]
+    assert window.steps == 2 and sorted(_steps_of(_profiled(telemetry))) == [0, 1]
     telemetry.check()
 
 
@@ -276,7 +283,7 @@ def test_profiler_of_the_program_around_the_window(telemetry: Telemetry, caplog:
     assert [event.name for event in own.events()].count("aten::relu") == 2
     assert window.steps == 0 and window.note == "another torch profiler is running or warming up in this process"
     assert len(caplog.records) == 1 and window.note in caplog.text
-    assert not profiled(telemetry)
+    assert not _profiled(telemetry)
     telemetry.check(complaints=True)
 
 
@@ -312,7 +319,7 @@ def test_profiler_of_the_program_inside_a_pass(telemetry: Telemetry) -> None:
     with handle.profile(steps=1) as window:
         model(torch.ones(2, 8))
     assert "aten::cos" in {event.name for event in own[0].events()}
-    assert [span.name for span in profiled(telemetry)] == ["aten::linear", "aten::relu"] and window.steps == 1
+    assert [span.name for span in _profiled(telemetry)] == ["aten::linear", "aten::relu"] and window.steps == 1
     telemetry.check()
 
 
@@ -338,7 +345,7 @@ def test_profiler_of_another_thread_waits(telemetry: Telemetry) -> None:
         model(torch.ones(2, 8))
     thread.join()
     assert "aten::cos" in {event.name for event in own[0].events()}
-    assert [span.name for span in profiled(telemetry)] == ["aten::linear", "aten::relu", "aten::linear"]
+    assert [span.name for span in _profiled(telemetry)] == ["aten::linear", "aten::relu", "aten::linear"]
     telemetry.check()
 
 
@@ -359,17 +366,17 @@ def test_one_request_at_a_time(telemetry: Telemetry) -> None:
     """Of requests on several threads one has the window until it ends, on whatever thread it runs; no pass is counted twice."""
     model = llama()
     handle = telemetry.instrument(model)
-    threads = [threading.Thread(target=generate, args=(model, 6)) for _ in range(4)]
+    threads = [threading.Thread(target=_generate, args=(model, 6)) for _ in range(4)]
     with handle.profile(steps=9) as window:
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    counts = [span.attributes.get(semconv.PROFILER_STEPS, 0) for span in telemetry.requests()]
+    counts = [_of(span).get(semconv.PROFILER_STEPS, 0) for span in telemetry.requests()]
     assert sum(counts) == window.steps <= 9 and 6 in counts
     for request in telemetry.requests():
-        mine = [span for span in profiled(telemetry) if span.context.trace_id == request.context.trace_id]
-        assert len(steps_of(mine)) == request.attributes.get(semconv.PROFILER_STEPS, 0)
+        mine = [span for span in _profiled(telemetry) if span.context.trace_id == request.context.trace_id]
+        assert len(_steps_of(mine)) == _of(request).get(semconv.PROFILER_STEPS, 0)
     telemetry.check(complaints=True)
 
 
@@ -390,7 +397,7 @@ def test_uninstrument_inside(telemetry: Telemetry, elsewhere: bool) -> None:
     handles.append(telemetry.instrument(model))
     with handles[0].profile(steps=3):
         model(torch.ones(2, 8))
-        assert not torch.autograd._profiler_enabled()
+        assert not _autograd._profiler_enabled()
         assert not model._forward_hooks and not model._forward_pre_hooks
         model(torch.ones(2, 8))
     assert len(telemetry.forwards()) == 1
@@ -402,7 +409,7 @@ def test_uninstrument_inside_a_generation(telemetry: Telemetry, elsewhere: bool)
     """The step that is being profiled ends in its profile, the generation goes on without."""
     model = llama()
     handle = telemetry.instrument(model)
-    expected = generate(model).tolist()
+    expected = _generate(model).tolist()
 
     def detach(*_: Any) -> None:
         hook.remove()
@@ -413,8 +420,8 @@ def test_uninstrument_inside_a_generation(telemetry: Telemetry, elsewhere: bool)
 
     hook = model.model.layers[1].register_forward_pre_hook(detach)
     with handle.profile(steps=3):
-        assert generate(model).tolist() == expected
-    assert not torch.autograd._profiler_enabled() and not model._forward_hooks
+        assert _generate(model).tolist() == expected
+    assert not _autograd._profiler_enabled() and not model._forward_hooks
     telemetry.check()
 
 
@@ -428,7 +435,9 @@ def test_detached_handle(telemetry: Telemetry, caplog: pytest.LogCaptureFixture)
     assert window.steps == 0 and window.note == "the model is not instrumented any more" and window.note in caplog.text
 
 
-@pytest.mark.parametrize(("options", "told"), [({"steps": 0}, "1 to 1000"), ({"steps": True}, "1 to 1000"), ({"cpu_ops": "yes"}, "cpu_ops")])
+@pytest.mark.parametrize(
+    ("options", "told"), [({"steps": 0}, "1 to 1000"), ({"steps": True}, "1 to 1000"), ({"cpu_ops": "yes"}, "cpu_ops")]
+)
 def test_wrong_arguments(telemetry: Telemetry, options: dict[str, Any], told: str) -> None:
     """What cannot be meant is said at once."""
     handle = telemetry.instrument(Blocks())
@@ -443,7 +452,7 @@ def test_setting(telemetry: Telemetry) -> None:
     telemetry.instrument(model, profile_steps=2)
     for _ in range(4):
         model(torch.ones(2, 8))
-    assert [span.attributes.get(semconv.PROFILER_STEPS) for span in telemetry.forwards()] == [None, 1, 1, None]
+    assert [_of(span).get(semconv.PROFILER_STEPS) for span in telemetry.forwards()] == [None, 1, 1, None]
     telemetry.check()
 
 
@@ -464,7 +473,7 @@ def test_signal(telemetry: Telemetry) -> None:
             signal.raise_signal(signal.SIGUSR2)
             model(torch.ones(2, 8))
             model(torch.ones(2, 8))
-        assert [span.attributes.get(semconv.PROFILER_STEPS) for span in telemetry.forwards()] == [None, 1, None, 1, None]
+        assert [_of(span).get(semconv.PROFILER_STEPS) for span in telemetry.forwards()] == [None, 1, None, 1, None]
         assert heard == [signal.SIGUSR2] * 2
         handle.uninstrument()
         assert signal.getsignal(signal.SIGUSR2) is own
@@ -503,5 +512,5 @@ def test_signal_from_another_thread(telemetry: Telemetry, caplog: pytest.LogCapt
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGINT", "USR1", 10])
 def test_signals_that_cannot_be_used(telemetry: Telemetry, name: Any) -> None:
     """A signal that is unknown or means something else is refused, and the message names those that can be used."""
-    with pytest.raises(inferspan.SettingsError, match="profile_signal.*SIGHUP"):
+    with pytest.raises(inferspan.SettingsError, match=r"profile_signal.*SIGHUP"):
         telemetry.instrument(Blocks(), profile_signal=name)

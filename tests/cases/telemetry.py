@@ -1,8 +1,8 @@
 """What the tests of hard situations listen with: providers of their own, everything emitted, and one check over all of it.
 
-``Telemetry.check`` holds the rules that no situation may break: each span that began has ended, children lie inside their parents (but
-for kernels of a profiler window) and in their trace, every value can be exported, nothing is left current, OpenTelemetry had nothing to complain about, and the spans of a
-request that were made and those that were left out are what its budget allows.
+``Telemetry.check`` holds the rules that no situation may break: each span that began has ended, children lie in their trace and, but for
+kernels of a profiler window, inside their parents, every value can be exported, nothing is left current, OpenTelemetry had nothing to
+complain about, and the spans of a request that were made and those that were left out are what its budget allows.
 """
 
 from __future__ import annotations

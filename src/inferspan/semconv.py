@@ -271,7 +271,12 @@ SPANS = (
     SpanKindOf("step", SPAN_DECODE_STEP, "decode", "one forward pass of the decoding loop"),
     SpanKindOf("module", "layer {n} [{name}] or the module's path", "step or forward", "sampled steps: 0, 1, then with doubling gaps"),
     SpanKindOf("op", "aten::{name}", "module, else step or forward", "an operation in a profiler window; one that no other operation runs"),
-    SpanKindOf("kernel", "name of the kernel, shortened", "op, module, else step or forward", "a kernel, copy or memory setting on the device in a profiler window; at the time at which the device ran it, which may be after its parent's end"),
+    SpanKindOf(
+        "kernel",
+        "name of the kernel, shortened",
+        "op, module, else step or forward",
+        "a kernel, copy or memory setting on the device in a profiler window; at the time at which the device ran it, which may be after its parent's end",
+    ),
 )
 
 B_DURATION = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
@@ -590,8 +595,18 @@ ATTRIBUTES = (
     Attribute(OUTPUT_SHAPES, "string[]", f"{_R} (forward), {_S}, {_M}", "the same for outputs"),
     Attribute(INPUT_DTYPES, "string[]", f"{_R} (forward), {_S}, {_M}", '`["bfloat16"]`'),
     Attribute(OUTPUT_DTYPES, "string[]", f"{_R} (forward), {_S}, {_M}", "the same for outputs"),
-    Attribute(DEVICE_TIME, "double", f"{_R}, {_PSM}", "s between two events on the CUDA device, its waiting included; absent where the device was not done in time, and on CPU, MPS and XPU, whose times are the host's"),
-    Attribute(PROFILER_STEPS, "int", _R, "forward passes that were profiled, if any; opening and closing the profiler has slowed this request down"),
+    Attribute(
+        DEVICE_TIME,
+        "double",
+        f"{_R}, {_PSM}",
+        "s between two events on the CUDA device, its waiting included; absent where the device was not done in time, and on CPU, MPS and XPU, whose times are the host's",
+    ),
+    Attribute(
+        PROFILER_STEPS,
+        "int",
+        _R,
+        "forward passes that were profiled, if any; opening and closing the profiler has slowed this request down",
+    ),
     Attribute(PROFILER_OPS, "int", f"{_S}, {_R} (forward)", "operations of the profiled pass, those without a span included"),
     Attribute(PROFILER_KERNELS, "int", f"{_S}, {_R} (forward)", "kernels and copies of the profiled pass, those without a span included"),
     Attribute(PROFILER_KERNEL_TIME, "double", f"{_S}, {_R} (forward)", "s, sum over the kernels and copies of the profiled pass"),

@@ -25,6 +25,7 @@ from .transforms import is_capturing
 __all__ = ["Part", "Window", "Windows"]
 
 _log = logging.getLogger("inferspan")
+DETACHED = "the model is not instrumented any more"
 _WIDTH = len(ModuleCall._fields)
 
 
@@ -83,7 +84,7 @@ class Window:
     def __enter__(self) -> Window:
         with contain("profiler window"):
             if self._windows is None:
-                self.tell("the model is not instrumented any more")
+                self.tell(DETACHED)
             else:
                 self._windows.open(self)
         return self
@@ -96,7 +97,8 @@ class Window:
             if self._leave is not None:
                 self._leave()
             if not self.steps and self.note is None:
-                self.tell("no recorded forward pass of the model ran in the window")
+                shut = self._windows is not None and self._windows.is_shut
+                self.tell(DETACHED if shut else "no recorded forward pass of the model ran in the window")
 
     def __repr__(self) -> str:
         seen = f"{self.steps} of {self.wanted} passes, {self.kernels} kernels, {self.ops} operations"

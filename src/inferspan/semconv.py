@@ -567,7 +567,12 @@ ATTRIBUTES = (
     Attribute(NONFINITE, "boolean", _R, "true if NaN or Inf was seen, else absent"),
     Attribute(FAILED, "boolean", _R, "true if the call ended with an exception, else absent; to search for, whichever the exception"),
     Attribute(KEEP, "boolean", _R, "for tail sampling: true if the caller or the setting `mark` says so, or if `keep` has kept its detail"),
-    Attribute(DETAIL_KEPT, "boolean", _R, "whether phases, steps and modules became spans; only if `keep` is not `always`, on the outermost request"),
+    Attribute(
+        DETAIL_KEPT,
+        "boolean",
+        _R,
+        "whether phases, steps and modules became spans; only if `keep` is not `always`, on the outermost request",
+    ),
     Attribute(DETAIL_RULE, "string", _R, "why they did, e.g. `slow,nonfinite`; else the rules of which none applied, as `keep` names them"),
     Attribute(DETAIL_SPANS, "int", _R, "spans that were recorded and not made, only if the detail was not kept"),
     Attribute(MODEL_NAME, "string", _R, "as gen_ai.request.model, on plain forwards too"),

@@ -9,7 +9,20 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 
-__all__ = ["KEEP_WORDS", "SettingsError", "boolean", "choice", "fail", "integer", "keep", "modules", "number", "path", "signal_name", "text"]
+__all__ = [
+    "KEEP_WORDS",
+    "SettingsError",
+    "boolean",
+    "choice",
+    "fail",
+    "integer",
+    "keep",
+    "modules",
+    "number",
+    "path",
+    "signal_name",
+    "text",
+]
 
 MODULE_WORDS = ("layers", "all", "none")
 KEEP_WORDS = ("slow", "errors", "nonfinite", "marked")

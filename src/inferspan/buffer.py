@@ -23,7 +23,8 @@ __all__ = ["Buffer"]
 
 T = TypeVar("T")
 
-CAPACITY = 250_000
+CAPACITY = 131_072
+"""Some 170 bytes for each module call, so 22 MB."""
 
 
 class Buffer(Generic[T]):
@@ -67,7 +68,9 @@ class Buffer(Generic[T]):
             self._items.append((item, weight))
             if self._thread is None:
                 self._start()
-        self._wake.set()
+        # A set event takes its lock again to be set.
+        if not self._wake.is_set():
+            self._wake.set()
         return True
 
     def consume_now(self, item: T) -> bool:

@@ -41,6 +41,8 @@ LIVE = 512
 """Steps that are kept before they are handed over while the request still runs."""
 ROW_BYTES = 550
 """Statistics of one row of a step's logits as Python numbers."""
+LIVE_CALLS = 4096
+"""Module calls for which the same holds."""
 _NO_ATTRIBUTES: dict[str, AttributeValue] = {}
 
 
@@ -91,6 +93,7 @@ class GenerateCall(Call):
         self.slot_base = 0
         self.slot_logits: list[StepLogits] = []
         self.steps_kept: list[tuple[Step, int | None]] = []
+        self.live_calls = 0
         self.noted = 0
         self.noted_index = 0
         self.logprobs: list[float] = []
@@ -334,6 +337,8 @@ class GenerateCall(Call):
         self._sample_modules(index + 1)
         if len(self.steps_kept) > LIVE:
             self._hand_over_steps(len(self.steps_kept) - 1)
+        elif self.live_calls >= LIVE_CALLS:
+            self._hand_over_modules()
 
     def _will_keep_step(self) -> bool:
         return self.target.steps_wanted == "all" and self.budget.keeps_next_step
@@ -384,7 +389,19 @@ class GenerateCall(Call):
             # Our wrappers were off for a while, so what was recorded meanwhile has no place.
             self.calls = []
             self.stack.clear()
+        self.live_calls += len(self.calls) // fields
         self.close_modules(step, self._phase(), now, failure)
+
+    def _hand_over_modules(self) -> None:
+        """Give away the module calls of all passes but the newest, which the device may still be at; their steps follow."""
+        with contain("hand-over of modules"):
+            self.live_calls = 0
+            if self.clock is not None:
+                self.clock.read()
+            newest = self.pending[-1:]
+            del self.pending[-1:]
+            self.hand_over()
+            self.pending += newest
 
     def _reopen_modules(self) -> None:
         if self.hooked:

@@ -1,0 +1,124 @@
+"""Requests of many steps: what they hold in memory while they run, and that their detail leaves before they end."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import pytest
+import torch
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+
+import inferspan
+from inferspan import semconv
+from inferspan.capture import generate_call
+from inferspan.capture.call import current
+from inferspan.records import ModuleBatch, ModuleInfo
+from inferspan.spans import SpanScope
+from tests.cases import models
+from tests.cases.telemetry import Telemetry
+
+LIFTED = {"max_spans_per_trace": 50_000_000, "span_hard_cap": 50_000_000}
+
+
+def test_module_calls_leave_while_the_request_runs(telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of a long request are handed over every few thousand calls, all but the newest, and every span has its parent."""
+    monkeypatch.setattr(generate_call, "LIVE_CALLS", 30)
+    handed: list[int] = []
+    detail = SpanScope.detail
+
+    def counted(scope: SpanScope, records: Any) -> None:
+        handed.append(sum(isinstance(record, ModuleBatch) for record in records))
+        detail(scope, records)
+
+    monkeypatch.setattr(SpanScope, "detail", counted)
+    model = models.llama()
+    telemetry.instrument(model, every_step=True, **LIFTED)
+    with torch.no_grad():
+        model.generate(models.prompt(), do_sample=False, max_new_tokens=20, min_new_tokens=20)
+    telemetry.check()
+    # Six modules a step: five steps each time, of which the newest waits for the next time.
+    assert handed == [4, 5, 5, 5, 1]
+    spans = telemetry.spans()
+    names = {span.context.span_id: span.name for span in spans if span.context}
+    assert len(spans) == 1 + 2 + 20 * 7
+    assert {names[span.parent.span_id] for span in telemetry.modules() if span.parent} == {
+        "prefill_step",
+        "decode_step",
+        "layer 0",
+        "layer 1",
+    }
+    steps = {span.context.span_id: (span.attributes or {})[semconv.STEP_INDEX] for span in telemetry.steps() if span.context}
+    outer = [span for span in telemetry.modules() if span.parent and span.parent.span_id in steps]
+    assert len(outer) == 40 and all(
+        (span.attributes or {})[semconv.STEP_INDEX] == steps[span.parent.span_id] for span in outer if span.parent
+    )
+
+
+class _Discard(SpanProcessor):
+    seen = 0
+
+    def on_end(self, span: Any) -> None:
+        self.seen += 1
+
+
+def _held() -> int:
+    """Bytes that code of ours has allocated and not let go of."""
+    ours = tracemalloc.Filter(True, f"{Path(inferspan.__file__).parent}/*")
+    return sum(one.size for one in tracemalloc.take_snapshot().filter_traces([ours]).statistics("filename"))
+
+
+@pytest.mark.parametrize(
+    ("steps", "settings"), [(25_000, {}), (1_500, {"every_step": True, "modules": "all", **LIFTED})], ids=["default", "lifted"]
+)
+def test_memory_of_a_long_request(steps: int, settings: dict[str, Any]) -> None:
+    """At the rate at which a request grows, one of 100,000 tokens holds less than 64 MiB of ours; as one with every module of every step."""
+    infos = [ModuleInfo(f"layers.{number}", "Linear", number, f"layer {number}") for number in range(24)]
+    held: list[int] = []
+    zero = torch.zeros(1, 1, dtype=torch.int64)
+
+    def loop(self: Any, inputs: Any, **options: Any) -> Any:
+        """A decoding loop that calls what the wrappers of a real one call, without a model in it."""
+        call: Any = current.call
+        assert call is not None
+        criteria = call.begin_loop((), {}, [])
+        assert criteria is not None
+        for step in range(steps):
+            call.before_step()
+            call.begin_step({"input_ids": zero})
+            for number, info in enumerate(infos):
+                if call.room > 0:
+                    call.room -= 1
+                    now = perf_counter_ns()
+                    call.calls.extend((number, -1, info, now, now, (), (), None, None))
+            call.end_step(({}, {}), {})
+            call.choose(call.loops[-1], zero.expand(1, step + 2), None)
+            if step % (steps // 4) == steps // 4 - 1:
+                held.append(_held())
+        return zero.expand(1, steps + 1)
+
+    discard, reader = _Discard(), InMemoryMetricReader()
+    tracers, meters = TracerProvider(shutdown_on_exit=False), MeterProvider([reader], shutdown_on_exit=False)
+    tracers.add_span_processor(discard)
+    model = models.llama()
+    type(model).generate, real = loop, type(model).generate
+    try:
+        handle = inferspan.instrument(
+            model, tracer_provider=tracers, meter_provider=meters, logits=False, nvml=False, host=False, allocator=False, **settings
+        )
+        tracemalloc.start()
+        try:
+            before = _held()
+            model.generate(zero)
+        finally:
+            tracemalloc.stop()
+            handle.uninstrument()
+    finally:
+        type(model).generate = real
+        meters.shutdown()
+    assert (max(held) - before) / steps * 100_000 < 64 * 2**20
+    assert discard.seen > (steps * len(infos) if settings else 1800)

@@ -8,6 +8,7 @@ sums draws from the global random generator. A broken meter takes nothing down, 
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,8 @@ from .summary import Summary
 
 __all__ = ["RequestMetrics"]
 
+AT_ONCE = 64
+"""Values recorded before others can have the interpreter: some 0.2 ms."""
 # Not empty, or the SDK would take the current context and with it the current span.
 _NO_SPAN = Context({"inferspan": True})
 
@@ -202,17 +205,41 @@ class RequestMetrics:
         return any(end.step_seconds.values()) or (self._settings.entropy_metric and bool(end.entropies))
 
     @guarded("metrics of steps")
-    def steps(self, start: RequestStart, end: RequestEnd, span: Any) -> None:
-        """Record durations by phase and, where the settings want it, certainty of a request's steps; runs off the model's path."""
+    def steps(self, start: RequestStart, end: RequestEnd, span: Any, pause: Callable[[], None] = lambda: None) -> None:
+        """Record durations by phase and, where the settings want it, certainty of a request's steps; runs off the model's path.
+
+        Args:
+            start: how the request began.
+            end: how it ended.
+            span: its span, for exemplars.
+            pause: called every few values, to let others have the interpreter.
+        """
         model = self._model(start)
         for phase, seconds in end.step_seconds.items():
-            labels = {semconv.PHASE: phase, **model}
-            for value in seconds:
-                self._record(semconv.M_STEP_DURATION, value, labels, span)
+            self._record_many(semconv.M_STEP_DURATION, seconds, {semconv.PHASE: phase, **model}, span, pause)
         if self._settings.entropy_metric and not start.nested:
             for name, values in ((semconv.M_ENTROPY, end.entropies), (semconv.M_TOP1, end.top1_probabilities)):
-                for value in values:
-                    self._record(name, value, model, span)
+                self._record_many(name, values, model, span, pause)
+
+    @guarded("request metrics")
+    def _record_many(
+        self, name: str, values: Sequence[float], attributes: Mapping[str, AttributeValue], span: Any, pause: Callable[[], None]
+    ) -> None:
+        """Record values of one request in a histogram.
+
+        A bucket keeps one exemplar, and these would all name the same span: only the first value of each bucket is given it, which
+        saves most of the time that the SDK takes.
+        """
+        if not values:
+            return
+        record, buckets = self._instrument(name).record, semconv.METRICS[name].buckets or ()
+        context, seen = trace.set_span_in_context(span, _NO_SPAN), set[int]()
+        for count, value in enumerate(values, 1):
+            bucket = bisect_left(buckets, value)
+            record(value, attributes, _NO_SPAN if bucket in seen else context)
+            seen.add(bucket)
+            if not count % AT_ONCE:
+                pause()
 
     def has_modules(self, batch: ModuleBatch) -> bool:
         """Whether ``modules`` would record anything of such a batch."""

@@ -98,7 +98,7 @@ class SpanWriter:
     def _hand_over(self, queued: tuple[RequestSpan, Detail | RequestEnd], until: float | None) -> None:
         scope, item = queued
         if isinstance(item, RequestEnd):
-            scope.metrics.steps(scope.request, item, scope.span)
+            scope.metrics.steps(scope.request, item, scope.span, lambda: self._pause(until))
             return
         left, patience = CHUNK, PATIENCE
         for record in item.records:

@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
-.PHONY: help demo stack install lint test docs dashboards pictures clean
+.PHONY: help demo stack install lint test docs dashboards pictures bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -48,6 +48,9 @@ dashboards: $(VENV)/dev.stamp ## write grafana/dashboards from the generator (ne
 
 pictures: $(VENV)/dev.stamp ## draw the dashboards from a running stack (needs Node.js and Chromium): ARGS="overview --from -1h"
 	$(BIN)/python -m grafana.preview $(ARGS)
+
+bench: $(VENV)/dev.stamp ## measure what it costs on this CPU, ten minutes; ARGS="--help" for what else
+	$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## remove the virtual environment and all caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache demo-output build dist

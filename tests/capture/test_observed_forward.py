@@ -17,7 +17,6 @@ import torch._dynamo  # so that it can tell when something is compiled
 from torch import Tensor, nn
 
 from inferspan import semconv
-from inferspan.capture import compile_watch
 from inferspan.capture.observed_forward import OWNED
 from tests.attached import attached
 from tests.cases.telemetry import Telemetry
@@ -54,10 +53,9 @@ class Holder(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_compiled() -> None:
     """Other tests may have compiled something in this process, after which registered hooks do the work."""
-    monkeypatch.setattr(compile_watch.compiling, "_seen", False)
-    monkeypatch.setattr(compile_watch, "compiled_graphs", lambda: 0)
+    torch._dynamo.reset()
 
 
 @pytest.fixture
@@ -311,7 +309,6 @@ def test_traced_by_dynamo_in_the_middle_of_a_pass(telemetry: Telemetry) -> None:
     """A function that is compiled in the middle of an observed pass makes as many graphs and breaks as without us; all calls are seen."""
 
     def graphs(instrumented: bool) -> tuple[int, int, list[Tensor]]:
-        compile_watch.compiling._seen = False
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         model = Holder(Scaled(3.0))

@@ -1,23 +1,126 @@
-"""What torch.compile has done to a model, seen without touching it: which forward passes are compiled, and how many graphs there are."""
+"""What torch.compile has done to a model, seen without touching it, and how code of ours stays out of what is compiled.
+
+Dynamo must find nothing of ours: a hook that it traces is guarded on, and taking it off costs a recompilation; one that it meets as a
+frame of its own is compiled by itself. Only torch's extension module is used here: ``torch._dynamo`` is loaded by the user or not at all.
+"""
 
 from __future__ import annotations
 
+import functools
 import sys
+from types import FunctionType, MethodType
+from typing import Any
 
+import torch
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 
-__all__ = ["compiled_graphs", "is_compiled", "is_optimized"]
+__all__ = [
+    "compiled_graphs",
+    "has_compiled",
+    "holds_compiled",
+    "is_compiled",
+    "is_compiling",
+    "is_optimized",
+    "leave_alone",
+    "leave_frame",
+    "may_hook",
+    "set_eval_frame",
+]
+
+_frames: Any = torch._C._dynamo.eval_frame
+set_eval_frame: Any = _frames.set_eval_frame
+"""Sets what evaluates the frames of this thread and returns what did: ``None`` unless it runs inside something that was compiled."""
+
+
+_choose: Any = getattr(_frames, "set_code_exec_strategy", None)
+
+
+def leave_frame(function: Any) -> Any:
+    """Decorator: Dynamo runs frames of ``function`` as they are, where it would try to compile them; not so what they call."""
+    if _choose is not None:
+        action = _frames._FrameAction
+        _choose(function.__code__, _frames._FrameExecStrategy(action.SKIP, action.DEFAULT))
+    else:
+        _frames.skip_code(function.__code__)
+    return function
+
+
+def leave_alone(function: Any) -> Any:
+    """Decorator: Dynamo neither compiles ``function`` nor what it calls."""
+    if _choose is not None:
+        action = _frames._FrameAction
+        _choose(function.__code__, _frames._FrameExecStrategy(action.SKIP, action.SKIP))
+        return function
+    leave_frame(function)
+
+    @leave_frame
+    @functools.wraps(function)
+    def alone(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return function(*args, **kwargs)
+        evaluator = set_eval_frame(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            set_eval_frame(evaluator)
+
+    return alone
+
+
+def _is_product(function: object) -> bool:
+    """Whether ``function`` is what ``torch.compile`` has made of another; ``torch.compiler.disable`` leaves a similar mark."""
+    if not isinstance(function, FunctionType | MethodType):
+        return False
+    marks = function.__dict__
+    return "_torchdynamo_orig_callable" in marks and not marks.get("_torchdynamo_disable")
 
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether the module's own forward runs inside a compiled region, where hooks of ours must not be."""
-    forward = module.__dict__.get("forward")
-    return module.__dict__.get("_compiled_call_impl") is not None or getattr(forward, "_torchdynamo_orig_callable", None) is not None
+    own = module.__dict__
+    return own.get("_compiled_call_impl") is not None or _is_product(own.get("forward") or type(module).forward)
 
 
 def is_optimized(module: nn.Module) -> bool:
     """Whether the module is what ``torch.compile(model)`` returns: it may be hooked itself, what is inside it may not."""
     return type(module).__name__ == "OptimizedModule"
+
+
+def holds_compiled(module: nn.Module) -> bool:
+    """Whether the module has some compiled function, in itself or its class, that may run modules unseen."""
+    if any(_is_product(value) for value in module.__dict__.values()):
+        return True
+    classes = type(module).__mro__
+    return any(_is_product(value) for kind in classes[: classes.index(nn.Module)] for value in kind.__dict__.values())
+
+
+def has_compiled() -> bool:
+    """Whether Dynamo has compiled anything in this process: its guards may then be about any module."""
+    module = sys.modules.get("torch._dynamo.convert_frame")
+    return bool(getattr(getattr(module, "input_codes", None), "seen", None))
+
+
+def may_hook(module: nn.Module) -> bool:
+    """Whether a hook pair of ours can come and go without a guard that fails, whatever compiled code runs the module.
+
+    Guards take no notice of hooks where there were none; one hook of somebody else, and the number of hooks is guarded.
+    """
+    if not has_compiled():
+        return True
+    config = sys.modules.get("torch._dynamo.config")
+    return not module._forward_hooks and not module._forward_pre_hooks and getattr(config, "skip_nnmodule_hook_guards", True)
+
+
+def is_compiling() -> bool:
+    """Whether this thread compiles or exports something; torch's own answer is about all threads of the process."""
+    if not torch.compiler.is_compiling():
+        return False
+    exporting = getattr(torch.compiler, "is_exporting", None)
+    if is_dynamo_compiling() or exporting is None or exporting():
+        return True
+    guards: Any = sys.modules.get("torch._guards")
+    return guards is None or guards.CompileContext.try_get() is not None or guards.TracingContext.try_get() is not None
 
 
 def compiled_graphs() -> int:

@@ -1,4 +1,4 @@
-"""Tells hook engines when torch.compile is about to look at something, and when it has done so.
+"""Tells whoever has hooks on a model when torch.compile is about to look at something, and when it has done so.
 
 Nothing of ours may be seen by Dynamo: it would be traced, guarded on and, once it is gone, compiled again. A program may compile in the
 middle of a pass, so everything comes off the modules for as long as that takes. From the first compilation in a process on, hooks do the
@@ -8,11 +8,12 @@ work of what stands in the place of a ``forward``: code that was compiled withou
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from typing import Any, Protocol
 
 from ..guard import contain
-from .compilation import compiled_graphs
+from .compilation import has_compiled
 
 __all__ = ["Compiling", "compiling"]
 
@@ -30,29 +31,35 @@ class Compiling:
 
     def __init__(self) -> None:
         self._watchers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._seen = False
+        self._own = (self._begins, self._ends)
+        self._lock = threading.Lock()
 
     def watch(self, watcher: _Watcher, *, first: bool) -> bool:
         """Tell ``watcher`` of compilations; returns whether there was none so far.
 
         Without Dynamo in the process nothing can be compiled, unless a program loads it in the middle of its ``first`` pass.
         """
+        with self._lock:
+            self._watchers.add(watcher)
+        self.listen()
+        if "torch._dynamo.callback" not in sys.modules:
+            return not first and "torch._dynamo" not in sys.modules
+        return not has_compiled()
+
+    def listen(self) -> None:
+        """See that the callbacks are there: Dynamo may have been loaded since, and ``torch._dynamo.reset()`` takes them out."""
         module = sys.modules.get("torch._dynamo.callback")
         if module is None:
-            return not first and "torch._dynamo" not in sys.modules
+            return
         with contain("watching torch.compile"):
-            self._watchers.add(watcher)
-            self._seen = self._seen or compiled_graphs() > 0
             for callbacks, own in self._places(module):
-                # torch._dynamo.reset() takes them out.
                 if own not in callbacks:
                     callbacks.append(own)
-            return not self._seen
-        return False
 
     def leave(self, watcher: _Watcher) -> None:
         """``watcher`` need not be told any more."""
-        self._watchers.discard(watcher)
+        with self._lock:
+            self._watchers.discard(watcher)
         module = sys.modules.get("torch._dynamo.callback")
         if module is not None and not self._watchers:
             with contain("watching torch.compile"):
@@ -62,16 +69,23 @@ class Compiling:
 
     def _places(self, module: Any) -> tuple[tuple[list[Any], Any], ...]:
         handler = module.callback_handler
-        return (handler.start_callbacks, self._begins), (handler.end_callbacks, self._ends)
+        return (handler.start_callbacks, self._own[0]), (handler.end_callbacks, self._own[1])
+
+    def forked(self) -> None:
+        """Called in a forked child, where nobody is left to release the lock."""
+        self._lock = threading.Lock()
+
+    def _all(self) -> list[Any]:
+        with self._lock:
+            return list(self._watchers)
 
     def _begins(self, *_: Any) -> None:
-        self._seen = True
-        for watcher in list(self._watchers):
+        for watcher in self._all():
             with contain("watching torch.compile"):
                 watcher.compilation_begins()
 
     def _ends(self, *_: Any) -> None:
-        for watcher in list(self._watchers):
+        for watcher in self._all():
             with contain("watching torch.compile"):
                 watcher.compilation_ends()
 

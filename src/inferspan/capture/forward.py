@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 
 from .. import semconv
 from ..guard import contain, report
 from ..records import AttributeValue, Failure, ModuleInfo, RequestEnd, RequestStart
 from .budget import Budget
 from .call import Call, current, error_type, failure_of
-from .compilation import compiled_graphs
+from .compilation import compiled_graphs, is_compiling, leave_frame, set_eval_frame
+from .compile_watch import compiling
 from .logits import LogitRing
 from .logits import attributes as logit_attributes
 from .module_hooks import CopiedAway
@@ -56,14 +58,15 @@ def shape_attributes(described: Described, shapes: str, dtypes: str) -> dict[str
 class ForwardCall(Call):
     """One plain forward pass of an instrumented model."""
 
-    def __init__(self, target: Target, inputs: Described, **options: Any) -> None:
+    def __init__(self, target: Target, inputs: Described, *, compiled: bool = False, **options: Any) -> None:
         super().__init__(**options)
+        self.compiled = compiled
         self.target = target
         self.engine = target.engine
         self.inputs = inputs
         self.depth = 0
         self._once = threading.Lock()
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
         self.warmup = target.first_call
         self.graphs = compiled_graphs()
         self.modules = False
@@ -72,12 +75,13 @@ class ForwardCall(Call):
             self.output_stats = target.new_output_stats()
             engine = target.engine
             engine.prepare()
-            if engine.expected and self.budget.module_room(engine.expected, whole=False):
-                self.open_modules(engine.expected, whole=False)
+            expected = 0 if compiled else engine.expected
+            if expected and self.budget.module_room(expected, whole=False):
+                self.open_modules(expected, whole=False)
                 self.modules = True
                 engine.acquire()
             else:
-                self.budget.leave_out(engine.expected)
+                self.budget.leave_out(expected)
             self.clock = target.new_device_clock()
             if self.clock is not None:
                 self.clock.begin()
@@ -114,7 +118,7 @@ class ForwardCall(Call):
             self._release_part()
             return
         seen = self
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self.thread:
             seen = self._so_far()
             # What was seen so far must not stick out of the request.
             now = perf_counter_ns()
@@ -190,8 +194,11 @@ class ForwardCall(Call):
                 attributes |= {semconv.PROFILER_STEPS: self.part.steps, **self.part.attributes}
             if self.warmup or compiled_graphs() > self.graphs:
                 attributes[semconv.WARMUP] = True
-            if self.target.unobserved:
-                attributes[semconv.UNOBSERVED] = self.target.unobserved
+            if self.compiled:
+                attributes[semconv.MODEL_COMPILE_MODE] = "default"
+            unobserved = "modules: compiled" if self.compiled and self.target.engine.expected else self.target.unobserved
+            if unobserved:
+                attributes[semconv.UNOBSERVED] = unobserved
             if self.target.settings.logits and failure is None:
                 with contain("logit statistics"):
                     attributes |= _logits(output)
@@ -269,8 +276,9 @@ def close_stale(root: nn.Module | None) -> None:
         call = current.call
 
 
-def start_forward(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ForwardCall | None:
-    """Open the request of a plain forward pass, or ``None`` where telemetry stays out."""
+def start_forward(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], *, compiled: bool = False) -> ForwardCall | None:
+    """Open the request of a plain forward pass, or ``None`` where telemetry stays out; ``compiled``: Dynamo evaluates its frames."""
+    compiling.listen()
     if is_transforming() or _PACKED <= kwargs.keys():
         return None
     outer = current.call
@@ -284,7 +292,7 @@ def start_forward(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any])
     try:
         inputs = describe((*args[:8], *kwargs.values())) if kwargs else describe(args)
         budget = Budget(target.settings.span_budget, steps=False)
-        call = ForwardCall(target, inputs, scope=scope, start=start, offset=offset, budget=budget, outer=outer)
+        call = ForwardCall(target, inputs, compiled=compiled, scope=scope, start=start, offset=offset, budget=budget, outer=outer)
     except BaseException:
         # Nothing else would end the request.
         scope.end(RequestEnd(start + offset, None, {}))
@@ -315,10 +323,18 @@ class RootEnter(CopiedAway):
     def __init__(self, target: Target) -> None:
         self.target = target
 
+    @leave_frame
     def __call__(self, module: nn.Module, *arguments: Any) -> None:
         """Called by torch around the root's forward pass."""
-        if torch.compiler.is_compiling():
+        if is_dynamo_compiling():
             return
+        evaluator = set_eval_frame(None)
+        try:
+            self._enter(module, arguments, compiled=evaluator is not None)
+        finally:
+            set_eval_frame(evaluator)
+
+    def _enter(self, module: nn.Module, arguments: tuple[Any, ...], *, compiled: bool) -> None:
         target = self.target
         try:
             if not target.is_open:
@@ -335,7 +351,7 @@ class RootEnter(CopiedAway):
                 if isinstance(call, ForwardCall) and call.target is target:
                     call.enter_again(target.root_info, arguments)
                     return
-            start_forward(target, arguments[0], arguments[1] if len(arguments) > 1 else {})
+            start_forward(target, arguments[0], arguments[1] if len(arguments) > 1 else {}, compiled=compiled)
         except Exception as error:
             report("start of a forward pass", error)
 
@@ -348,10 +364,18 @@ class RootExit(CopiedAway):
     def __init__(self, target: Target) -> None:
         self.target = target
 
+    @leave_frame
     def __call__(self, module: nn.Module, *arguments: Any) -> None:
         """Called by torch around the root's forward pass."""
-        if torch.compiler.is_compiling():
+        if is_dynamo_compiling():
             return
+        evaluator = set_eval_frame(None)
+        try:
+            self._leave(module, arguments)
+        finally:
+            set_eval_frame(evaluator)
+
+    def _leave(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         target = self.target
         try:
             call = current.call
@@ -381,7 +405,7 @@ class RootExit(CopiedAway):
 def _passes_through(error: BaseException) -> bool:
     """Whether ``error`` came out of the running ``_call_impl``: a caller's own except block around the model also has one."""
     implementation = nn.Module._call_impl.__code__
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame is frame and frame.f_code is implementation:
@@ -400,7 +424,7 @@ class CompiledCall:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the original, seen from outside."""
         target = self._target()
-        if target is None or torch.compiler.is_compiling():
+        if target is None or is_compiling():
             return self.original(*args, **kwargs)
         call: ForwardCall | None = None
         with contain("start of a forward pass"):

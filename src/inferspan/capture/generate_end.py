@@ -223,8 +223,9 @@ def _produced(call: GenerateCall) -> int | None:
 
 def _unobserved(call: GenerateCall) -> str | None:
     reasons = [call.target.unobserved] if call.target.unobserved else []
-    if call.compiled and not reasons and call.target.engine.expected:
-        reasons.append("modules: compiled")
+    if call.compiled and call.target.engine.expected:
+        chunked = getattr(call.config, "prefill_chunk_size", None) is not None
+        reasons.append("modules: compiled" if chunked else "modules of decode steps: compiled")
     if any(loop.assisted for loop in call.loops) and call.ring is not None:
         reasons.append("logits: several tokens a step")
     return "; ".join(reasons) or None

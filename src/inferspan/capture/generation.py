@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ..guard import contain, report
 from .call import current
+from .compilation import is_compiling
 from .generate_call import GenerateCall
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def around_generate(target_of: Any) -> Any:
     """Wrapper of ``generate``; ``target_of(module)`` finds the instrumentation of a model, if it has one."""
 
     def generate(original: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return original(*args, **kwargs)
         call: GenerateCall | None = None
         inner: GenerateCall | None = None

@@ -21,7 +21,7 @@ from torch.compiler import is_dynamo_compiling
 from ..guard import contain, report
 from ..records import ModuleInfo
 from .call import current
-from .compilation import is_compiled, is_optimized
+from .compilation import holds_compiled, is_compiled, is_optimized, leave_alone, may_hook
 from .compile_watch import compiling
 from .module_selection import select
 from .observed_forward import ObservedForward, can_observe
@@ -74,6 +74,7 @@ class _Enter(CopiedAway):
         self._engine = engine
         self._last: Any = None
 
+    @leave_alone
     def __call__(self, module: nn.Module, args: Any = (), kwargs: Any = None, *rest: Any) -> None:
         if is_dynamo_compiling():
             return
@@ -112,6 +113,7 @@ class _Exit(CopiedAway):
         self._engine = engine
         self._last: Any = None
 
+    @leave_alone
     def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
         if is_dynamo_compiling():
             return
@@ -156,14 +158,14 @@ class HookEngine:
         self._selection: list[tuple[weakref.ref[nn.Module], ModuleInfo, weakref.ref[nn.Module], bool]] = []
         self._above: list[tuple[weakref.ref[nn.Module], bool, list[int]]] = []
         self.compiled_inside = False
-        """Whether something was compiled while a pass of this model ran."""
+        """Whether something was compiled while a request of this model ran: it may have run modules unseen."""
         self._unobserved: str | None = None
         self.refresh()
 
     @property
     def unobserved(self) -> str | None:
         """What of the modules cannot be seen, and why."""
-        return self._unobserved or ("modules: compiled in parts" if self.compiled_inside else None)
+        return self._unobserved or ("modules: compiled in parts" if self.compiled_inside and self.expected else None)
 
     @property
     def expected(self) -> int:
@@ -194,7 +196,7 @@ class HookEngine:
             return None
         if is_compiled(root) or is_optimized(root):
             return "modules: compiled"
-        compiled = any(is_compiled(module) or is_optimized(module) for module in root.modules())
+        compiled = any(is_compiled(module) or is_optimized(module) or holds_compiled(module) for module in root.modules())
         return "modules: compiled in parts" if compiled else None
 
     def prepare(self) -> None:
@@ -243,7 +245,7 @@ class HookEngine:
                 observed = ObservedForward(module, info, self)
                 self._observed.append(observed)
                 observed.attach()
-            else:
+            elif may_hook(module):
                 self._hook(module, info)
 
     def _hook(self, module: nn.Module, info: ModuleInfo) -> None:
@@ -256,8 +258,6 @@ class HookEngine:
             if not self._observed and not self._handles:
                 return
             self._detach()
-            call = current.call
-            self.compiled_inside |= call is not None and call.engine is self
 
     def compilation_ends(self) -> None:
         """Go on with the pass that was interrupted."""

@@ -19,7 +19,7 @@ from torch.compiler import is_dynamo_compiling
 from ..guard import contain, report
 from ..records import ModuleInfo
 from .call import Call, current, error_type
-from .compilation import is_optimized
+from .compilation import is_optimized, leave_frame
 from .shapes import describe
 
 __all__ = ["OWNED", "ObservedForward", "can_observe"]
@@ -90,6 +90,7 @@ class ObservedForward:
                 del names["forward"]
         self.__class__ = _Detached
 
+    @leave_frame
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass. Written for few instructions: between two large matrix products each of them is a cache miss."""
         if is_dynamo_compiling():

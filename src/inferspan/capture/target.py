@@ -23,6 +23,7 @@ from ..settings import Settings
 from . import energy
 from .budget import Budget
 from .call import Call, current
+from .compile_watch import compiling
 from .device_clock import CallClock, DeviceClock
 from .energy import EnergyMeter
 from .forward import INTERRUPTED, CompiledCall, ForwardCall, RootEnter, RootExit, close_stale
@@ -101,6 +102,7 @@ class Target:
         self._root_lock = threading.Lock()
         self._root_handles: list[Any] = []
         self._root_paused: set[int] = set()
+        self._aside = False
         self._forwards = 0
         self._open_calls: dict[int, Call] = {}
         try:
@@ -136,6 +138,7 @@ class Target:
         with _lock:
             _targets.setdefault(id(model), []).append(self)
             self._undo.push(lambda: self._unregister(self._model_id))
+        compiling.watch(self, first=True)
         self._attach_generate(model)
         self._attach_root(model)
         if callable(getattr(type(model), "compile", None)):
@@ -192,6 +195,33 @@ class Target:
                 self._root_paused.add(id(call))
                 self._take_root_hooks()
 
+    def _restore_root_hooks(self) -> None:
+        """Put root hooks back unless something still keeps them off; the caller holds the lock, if others run."""
+        model = self._model()
+        off = self._root_handles or self._root_paused or self._aside or self.compiled_call is not None or self.scripted
+        if self.is_open and model is not None and not off:
+            self._put_root_hooks(model)
+
+    def compilation_begins(self) -> None:
+        """Take hooks off while Dynamo compiles on this thread."""
+        call = current.call
+        if isinstance(call, ForwardCall | GenerateCall) and call.target is self and not call.compiled:
+            self.engine.compiled_inside = True
+        model, mine = self._model(), threading.get_ident()
+        with self._root_lock:
+            # Where somebody else has hooks, their number is guarded: ours are among them at each call. And who is inside must get out.
+            foreign = model is None or len(model._forward_hooks) + len(model._forward_pre_hooks) > len(self._root_handles)
+            others = any(isinstance(call, ForwardCall) and call.thread != mine for call in self._open_calls.values())
+            if self._root_handles and not foreign and not others and not iterates_hooks():
+                self._aside = True
+                self._take_root_hooks()
+
+    def compilation_ends(self) -> None:
+        """Put them back."""
+        with self._root_lock:
+            self._aside = False
+            self._restore_root_hooks()
+
     def refresh(self) -> None:
         """Look at the model again, after it was compiled or its structure has changed."""
         model = self._model()
@@ -212,14 +242,14 @@ class Target:
     def after_compile(self) -> None:
         """Watch the compiled call instead, or put the hooks back if nothing was compiled."""
         self.refresh()
-        model = self._model()
-        if self.is_open and model is not None and self.compiled_call is None and not self._root_handles:
-            self._put_root_hooks(model)
+        with self._root_lock:
+            self._restore_root_hooks()
 
     # --------------------------------------------------------------------------------------------------------- calls
     def start_generate(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GenerateCall | None:
         """Open the request of a ``generate()``, or ``None`` where telemetry stays out."""
         began = perf_counter_ns()
+        compiling.listen()
         close_stale(None)
         outer = current.call
         start, offset = Call.host_clock(outer)
@@ -263,9 +293,7 @@ class Target:
                 self._forwards -= isinstance(call, ForwardCall)
             if id(call) in self._root_paused:
                 self._root_paused.discard(id(call))
-                model = self._model()
-                if not self._root_paused and self.is_open and model is not None and self.compiled_call is None and not self._root_handles:
-                    self._put_root_hooks(model)
+                self._restore_root_hooks()
 
     def forked(self) -> None:
         """Called in a forked child: calls of the parent's other threads do not run in it, and nobody is left to release a lock."""
@@ -282,10 +310,9 @@ class Target:
             self._open_calls.clear()
             self._root_paused.clear()
             self._forwards = 0
+            self._aside = False
             self.engine.close_in_child()
-            model = self._model()
-            if self.is_open and model is not None and self.compiled_call is None and not self.scripted and not self._root_handles:
-                self._put_root_hooks(model)
+            self._restore_root_hooks()
 
     @property
     def first_call(self) -> bool:
@@ -330,6 +357,7 @@ class Target:
         """Take everything off the model and end what is still running; may be called twice."""
         self.is_open = False
         self.windows.shut()
+        compiling.leave(self)
         with contain("detaching"):
             self._end_interrupted()
         with contain("detaching"):
@@ -373,6 +401,7 @@ class Target:
         if not sys.is_finalizing():
             self.is_open = False
             self.device_clock.close()
+            compiling.leave(self)
             self._undo.close()
 
 
@@ -381,6 +410,7 @@ def forked() -> None:
     global _lock
     _lock = threading.RLock()
     _methods.forked()
+    compiling.forked()
     energy.forked()
 
 

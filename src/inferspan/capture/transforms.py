@@ -10,6 +10,8 @@ import sys
 
 import torch
 
+from .compilation import is_compiling
+
 __all__ = ["is_capturing", "is_transforming"]
 
 
@@ -42,7 +44,7 @@ def _is_dispatching_fake_keys() -> bool:
 def is_transforming() -> bool:
     """Whether the running forward pass is a trace, a transform or a simulation of the model."""
     return (
-        torch.compiler.is_compiling()
+        is_compiling()
         or torch._C._get_tracing_state() is not None
         or torch._C._functorch.peek_interpreter_stack() is not None
         or _is_fx_tracing()

@@ -59,6 +59,29 @@ def test_time_by_module_adds_up(session_path: Path) -> None:
     assert decode["layers"] == [[0, pytest.approx(0.004)], [1, pytest.approx(0.004)]]
 
 
+@pytest.mark.parametrize("measured", [True, False], ids=["all of them", "all but one"])
+def test_time_by_module_by_the_device_clock(recording: Any, tmp_path: Path, measured: bool) -> None:
+    """Where every span of the sampled steps has a device time, those are added up; times of two clocks are not mixed."""
+    trace = recording.trace()
+    request = recording.span("text_completion tiny", 0, 10, trace=trace)
+    facts: dict[str, Any] = {semconv.PHASE: "prefill"}
+    phase = recording.span("prefill", 0, 10, trace=trace, parent=request, attributes=facts)
+    facts[semconv.STEP_INDEX] = 0
+    step = recording.span("prefill_step", 1, 4, trace=trace, parent=phase, attributes={**facts, semconv.DEVICE_TIME: 0.008})
+    for layer, seconds in enumerate((0.003, 0.004)):
+        attributes = {**facts, semconv.MODULE_NAME: f"layers.{layer}", semconv.MODULE_TYPE: "TinyLayer", semconv.MODULE_LAYER_INDEX: layer}
+        if measured or layer:
+            attributes[semconv.DEVICE_TIME] = seconds
+        recording.span(f"layer {layer}", 1 + layer, 1, trace=trace, parent=step, attributes=attributes)
+    (found,) = page_data(render(read_session(recording.write(tmp_path / "session.jsonl"))))["requests"][0]["breakdowns"]
+    host = ("host", 0.004, 0.002, [[0, 0.001], [1, 0.001]])
+    device = ("device", 0.008, 0.001, [[0, 0.003], [1, 0.004]])
+    clock, seconds, outside, layers = device if measured else host
+    assert found["clock"] == clock
+    assert (found["seconds"], found["outside"]) == (pytest.approx(seconds), pytest.approx(outside))
+    assert found["layers"] == [[layer, pytest.approx(value)] for layer, value in layers]
+
+
 def test_absent_values_say_why(session_path: Path) -> None:
     """Texts that were not captured and tokens of a failed request come with the reason."""
     requests = page_data(render(read_session(session_path)))["requests"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import warnings
 from collections.abc import Callable
@@ -294,13 +295,16 @@ def test_a_forked_child_decides_for_itself(telemetry: Telemetry) -> None:
     """A lock that another thread held at that moment does not stop the child."""
     model = nn.Linear(4, 4)
     handle = telemetry.instrument(model, keep="slow", slow_quantile=0.5)
+    lock = handle._recorder.flight._lock
+    lock.acquire()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch has threads
-        with handle._recorder.flight._lock:
-            child = os.fork()
+        child = os.fork()
     if not child:
+        signal.alarm(30)
         model(torch.zeros(1, 4))
         os._exit(handle.summary().detail_left_out)
+    lock.release()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 

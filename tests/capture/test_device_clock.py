@@ -131,6 +131,15 @@ def test_threshold(cuda: FakeCuda, host: Host) -> None:
     assert cuda.calls["cuEventRecord"] == 2
 
 
+def test_passes_share_nothing(cuda: FakeCuda, host: Host) -> None:
+    """A pass that follows at once has boundaries of its own."""
+    call = _start()
+    passes = [_pass(call, host, events, cuda) for events in ("< w1 >", "+0 w2 -0", "< w3 >")]
+    call.read()
+    assert [_times(one) for one in passes] == [{None: 1}, {0: 2}, {None: 3}]
+    assert cuda.calls["cuEventRecord"] == 6
+
+
 def test_stream_is_asked_for_each_time(cuda: FakeCuda, host: Host) -> None:
     """The user may change streams between two boundaries; times the wrong way round between them are left out."""
     call = _start()
@@ -245,18 +254,20 @@ def test_other_threads_do_not_read(cuda: FakeCuda, host: Host) -> None:
 def test_captures_are_left_alone(cuda: FakeCuda, host: Host) -> None:
     """While the stream captures a graph nothing is recorded or asked; boundaries outside of it are measured."""
     call = _start()
+    earlier = _pass(call, host, "< w1 >", cuda)
     call.begin()
     host.now += SHARE_NS
     cuda.capturing = {0}
     call.enter(0)
-    call.read(leave=0)
+    call.read()
+    assert _times(earlier) == {} and call.between(0, 0) is None
     host.now += SHARE_NS
     call.leave(0)
     cuda.capturing = set()
     cuda.work[0] += 4
     measured = _pass(call, host, ". +1 w2 -1 . >", cuda)
     call.read()
-    assert _times(measured) == {None: 6, 1: 2}
+    assert _times(earlier) == {None: 1} and _times(measured) == {None: 6, 1: 2}
 
 
 def test_several_devices(two: FakeCuda, host: Host) -> None:

@@ -50,7 +50,7 @@ class RunningQuantile:
     """The quantile of the latest values, exact, and only once there are enough of them for one to lie above it.
 
     A window rather than P2 (Jain and Chlamtac, 1985): that one never forgets, so after a change of load or of the model it would call
-    everything slow, or nothing, for as long as it had run before. Two thousand numbers, kept sorted, cost a microsecond a request.
+    everything slow, or nothing, for as long as it had run before. Two thousand numbers, kept sorted, cost some microseconds a request.
 
     Args:
         share: of the values that are at most as large, such as 0.99.

@@ -116,7 +116,8 @@ def _step(number: int, modules: int, rows: int = 1) -> list[Any]:
         calls.extend((module, -1, INFO[module], at + module, at + module + 1, (), (), None, None))
     every = [LogitStatistics(*(number + row + column / 7 for column in range(len(LogitStatistics._fields)))) for row in range(rows)]
     known: dict[str, Any] = {semconv.INPUT_SHAPES: [f"1x{number}"], semconv.OUTPUT_SHAPES: [f"1x1x{number}"], semconv.STEP_TOKENS: number}
-    late = partial(generate_call._late_attributes, known, StepLogits(rows, every[0], tuple(every), (), ()), False, None)
+    values = [float(value or 0) for row in [every[0]] * (rows > 1) + every for value in row]
+    late = partial(generate_call._late_attributes, known, StepLogits(rows, 0, values, 0, len(values)), False, None)
     step = Step(number, "decode", at, at + 10**6, None, late)
     statistics = {}
     if rows == 2:

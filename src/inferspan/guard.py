@@ -47,8 +47,14 @@ class Swallowed(Exception):
         self.kind = kind
 
 
-def report(place: str, error: Exception) -> None:
-    """Count a contained error, and log it unless this place has failed in this way before."""
+def report(place: str, error: Exception, *, reason: str = "") -> None:
+    """Count a contained error, and log it unless this place has failed in this way before.
+
+    Args:
+        place: what failed.
+        error: the exception.
+        reason: words for the log where the exception's own may be told.
+    """
     kind = type(error).__name__
     with _lock:
         _counts[place] = _counts.get(place, 0) + 1
@@ -60,7 +66,8 @@ def report(place: str, error: Exception) -> None:
             observer(swallowed)
     if first:
         # The exception's own text may quote the user's inputs, so it goes to the debug level only.
-        _log.warning("%s failed (%s); your program is not affected, further failures here are only counted", place, kind)
+        told = f"{kind}: {reason}" if reason else kind
+        _log.warning("%s failed (%s); your program is not affected, further failures here are only counted", place, told)
         _log.debug("%s: %s", place, traceback.format_exc())
 
 

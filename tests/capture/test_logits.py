@@ -13,8 +13,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from inferspan import semconv
-from inferspan.capture import logits as module
-from inferspan.capture.logits import LogitRing, LogitStatistics, StepLogits, attributes, choose, compute
+from inferspan.capture import logit_reductions, logit_ring
+from inferspan.capture.logit_reductions import compute
+from inferspan.capture.logit_ring import LogitRing
+from inferspan.capture.logits import LogitStatistics, StepLogits, attributes, whole_logits
 
 INF, NAN = math.inf, math.nan
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -71,6 +73,11 @@ def measure(logits: Tensor, chosen: Tensor | None, top_k: int = 0) -> StepLogits
     return step
 
 
+def numbers(step: StepLogits) -> tuple[Any, ...]:
+    """All that a step says."""
+    return step.batch, step.mean, step.rows, step.top, step.counts, step.confidence
+
+
 def special(kind: str, logits: Tensor) -> Tensor:
     """Random logits made awkward in one way."""
     if kind == "half":
@@ -110,7 +117,7 @@ def test_statistics_equal_the_float64_reference(dtype: torch.dtype, shape: tuple
     logits = special(kind, torch.randn(shape, generator=generator) * 4 - 2).to(dtype)
     chosen = torch.randint(0, shape[1], shape[:1], generator=generator)
     step = measure(logits, chosen)
-    assert (step.batch, len(step.rows)) == (shape[0], shape[0])
+    assert (step.batch, step.rows_kept, len(step.rows)) == (shape[0], shape[0], shape[0])
     for row in range(shape[0]):
         agree(step.rows[row], reference(logits[row], int(chosen[row])))
 
@@ -126,13 +133,13 @@ def test_a_large_batch_keeps_its_mean_and_first_row(batch: int) -> None:
         ring.append(logits + shift, chosen)
     for shift, step in enumerate(ring.read()):
         want = [reference(logits[row] + shift, row) for row in range(batch)]
-        assert (step.batch, len(step.rows)) == (batch, 1)
+        assert (step.batch, step.rows_kept, len(step.rows)) == (batch, 1, 1)
         agree(step.rows[0], want[0])
         for name in ("entropy", "max", "min", "mean", "std", "margin", "top1", "logprob"):
             defined = [value for value in (getattr(row, name) for row in want) if value is not None]
             assert getattr(step.mean, name) == pytest.approx(np.mean(defined), rel=1e-4, abs=1e-5), name
         assert (step.mean.nan_count, step.mean.inf_count) == (1.0, 1.0)
-        assert step.top_ids == tuple(logits[0].topk(2).indices.tolist())
+        assert tuple(token for token, _ in step.top) == tuple(logits[0].topk(2).indices.tolist())
 
 
 def test_the_mean_of_a_small_batch_is_over_what_is_defined() -> None:
@@ -150,8 +157,8 @@ def test_top_k_are_the_most_likely_tokens_of_the_first_row(top_k: int) -> None:
     logits[0, 10:40] = -INF
     step = measure(logits, None, top_k)
     want = logits[0].double().softmax(-1).topk(min(top_k, 20))
-    assert step.top_ids == tuple(want.indices.tolist())
-    assert step.top_probabilities == pytest.approx(want.values.tolist(), rel=1e-5)
+    assert tuple(token for token, _ in step.top) == tuple(want.indices.tolist())
+    assert tuple(probability for _, probability in step.top) == pytest.approx(want.values.tolist(), rel=1e-5)
 
 
 @pytest.mark.parametrize("token", [-1, -100, 10, 2**40])
@@ -188,7 +195,7 @@ def test_a_batch_worked_on_in_chunks_gives_the_same(monkeypatch: pytest.MonkeyPa
     logits = torch.randn(7, 30, generator=torch.Generator().manual_seed(3))
     chosen = torch.arange(7)
     whole, without = compute(logits, chosen, top_k=3), compute(logits, None, top_k=3)
-    monkeypatch.setattr(module, "CHUNK", 60)
+    monkeypatch.setattr(logit_reductions, "CHUNK", 60)
     torch.testing.assert_close(compute(logits, chosen, top_k=3), whole, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(compute(logits, None, top_k=3), without, rtol=1e-6, atol=1e-6, equal_nan=True)
 
@@ -206,10 +213,10 @@ class Operations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "batch", "top_k", "limit"), [(torch.float32, 1, 0, 28), (torch.bfloat16, 16, 5, 32), (torch.bfloat16, 64, 0, 30)]
+    ("dtype", "batch", "top_k", "limit"), [(torch.float32, 1, 0, 29), (torch.bfloat16, 16, 5, 33), (torch.bfloat16, 64, 0, 31)]
 )
 def test_a_step_costs_few_operations_and_no_host_read(dtype: torch.dtype, batch: int, top_k: int, limit: int) -> None:
-    """Statistics of a step take about 28 operations, 4 more with top-k, whatever the batch, and never read a value on the host."""
+    """Statistics of a step take about 29 operations, 4 more with top-k, whatever the batch, and never read a value on the host."""
     logits, chosen = torch.randn(batch, 300).to(dtype), torch.zeros(batch, dtype=torch.long)
     ring, steps = LogitRing(top_k=top_k, capacity=50), 50
     with Operations() as operations:
@@ -238,14 +245,14 @@ def test_modes_of_the_caller_do_not_matter(context: Any) -> None:
     ring = LogitRing(top_k=2, capacity=1)
     with context():
         ring.append(logits.clone(), torch.tensor([1, 2]))
-    assert ring.read() == [plain]
+    assert [numbers(step) for step in ring.read()] == [numbers(plain)]
 
 
 def test_views_that_are_not_contiguous_are_read_as_they_are() -> None:
     """The last position of [B, T, V] logits gives what a copy of it gives."""
     logits = torch.randn(3, 5, 40, generator=torch.Generator().manual_seed(5))
     chosen = torch.tensor([1, 2, 3])
-    assert measure(logits[:, -1, :], chosen) == measure(logits[:, -1, :].clone(), chosen)
+    assert numbers(measure(logits[:, -1, :], chosen)) == numbers(measure(logits[:, -1, :].clone(), chosen))
 
 
 def test_the_ring_returns_every_step_in_order_and_forgets_it() -> None:
@@ -257,20 +264,20 @@ def test_the_ring_returns_every_step_in_order_and_forgets_it() -> None:
         assert ring.append(logits, torch.full((logits.shape[0],), step % 8)) == step
     steps = ring.read()
     want = [(shapes[step % 4][0], 1.0 + step % 5, (step % 8,), 1.0) for step in range(700)]
-    assert [(step.batch, step.mean.max, step.top_ids, step.rows[0].rank) for step in steps] == want
+    assert [(step.batch, step.mean.max, tuple(token for token, _ in step.top), step.rows[0].rank) for step in steps] == want
     assert ring.read() == []
 
 
 def test_a_full_ring_takes_nothing_until_it_is_read() -> None:
-    """Beyond its capacity a ring says None and keeps what it has; after ``read`` it counts from 0 again."""
+    """Beyond its capacity a ring says None and keeps what it has; after ``read`` it takes steps again, and counts on."""
     ring, logits = LogitRing(top_k=0, capacity=2), torch.ones(1, 4)
     assert [ring.append(logits, None) for _ in range(4)] == [0, 1, None, None]
-    assert (ring.full, len(ring.read()), ring.full, ring.append(logits, None)) == (True, 2, False, 0)
+    assert (ring.full, len(ring.read()), ring.full, ring.append(logits, None)) == (True, 2, False, 2)
 
 
 def test_rows_of_a_long_request_are_thinned_to_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a request's rows fill their share of memory, further steps of a batch keep their mean and first row."""
-    monkeypatch.setattr(module, "DETAIL_BYTES", 1000)
+    monkeypatch.setattr(logit_ring, "DETAIL_BYTES", 1000)
     ring, logits = LogitRing(top_k=0, capacity=100), torch.randn(4, 8, generator=torch.Generator().manual_seed(6))
     for _ in range(10):
         ring.append(logits, torch.tensor([1, 2, 3, 4]))
@@ -307,15 +314,15 @@ def test_what_is_no_batch_of_logits_is_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_another_implementation_can_be_given() -> None:
-    """The ring uses the implementation it is given, and otherwise the one chosen for the device."""
-    calls: list[int] = []
+    """The ring uses the implementation it is given, with a place for what it finds."""
+    calls: list[tuple[int, Any]] = []
 
-    def counted(logits: Tensor, chosen: Tensor | None, *, top_k: int) -> Tensor:
-        calls.append(top_k)
-        return compute(logits, chosen, top_k=top_k)
+    def counted(logits: Tensor, chosen: Tensor | None, *, top_k: int, out: Tensor | None = None) -> Tensor:
+        calls.append((top_k, None if out is None else tuple(out.shape)))
+        return compute(logits, chosen, top_k=top_k, out=out)
 
     LogitRing(top_k=3, capacity=1, statistics=counted).append(torch.ones(1, 9), None)
-    assert (calls, choose(torch.device("cpu"))) == ([3], compute)
+    assert calls == [(3, (1, 19))]
 
 
 def test_attributes_of_a_single_row() -> None:
@@ -369,6 +376,31 @@ def test_attributes_are_always_finite(batch: int, kind: str) -> None:
     numbers = np.hstack([np.asarray(value, dtype=float) for value in got.values()])
     assert len(numbers)
     assert np.isfinite(numbers).all(), got
+
+
+def test_parts_of_logits_are_told_from_whole_ones() -> None:
+    """A DTensor is whole if it is replicated, and a plain tensor if it is as wide as the vocabulary of a tensor-parallel model."""
+    from torch import distributed
+    from torch._C._distributed_c10d import HashStore
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    logits = torch.randn(1, 2, 8, requires_grad=True)
+    distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        replicated = whole_logits(distribute_tensor(logits, mesh, [Replicate()]))
+        assert type(replicated) is Tensor
+        assert torch.equal(replicated, logits)
+        assert whole_logits(distribute_tensor(logits, mesh, [Shard(2)])) is None
+        ring = LogitRing(top_k=0, capacity=2)
+        assert ring.append(distribute_tensor(logits.detach()[:, -1], mesh, [Shard(1)]), None) is None
+    finally:
+        distributed.destroy_process_group()
+    assert whole_logits(logits) is logits
+    assert whole_logits(logits, vocabulary=8) is logits
+    assert whole_logits(logits, vocabulary=16) is None
+    assert whole_logits(None, vocabulary=16) is None
 
 
 @pytest.mark.gpu

@@ -7,13 +7,13 @@ measurements, so that a long request holds few tensors. An appended tensor is ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Generic, NamedTuple, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["DeviceRows", "Place", "is_plain"]
+__all__ = ["DeviceRows", "Place", "is_plain", "raw_stream"]
 
 PACK_MEASUREMENTS = 256
 PACK_ROWS = 4096
@@ -38,8 +38,8 @@ def is_plain(tensor: object) -> TypeGuard[Tensor]:
     )
 
 
-def _stream(device: torch.device) -> int:
-    """Raw handle of the current stream: cheaper than a Stream object, and enough to see that it is another one."""
+def raw_stream(device: torch.device) -> int:
+    """Raw handle of the device's current stream: cheaper than a Stream object, and enough to see that it is another one."""
     return int(torch._C._cuda_getCurrentRawStream(device.index)) if device.type == "cuda" else 0
 
 
@@ -65,20 +65,15 @@ class Place(NamedTuple, Generic[K]):
 
 
 class DeviceRows(Generic[K]):
-    """Holds measurements; ``kind`` names those that may be packed together and must have the same shape.
+    """Holds measurements; ``kind`` names those that may be packed together and must have the same shape."""
 
-    Args:
-        pack: turns stacked measurements ``[n, rows, columns]`` of a kind into what is kept of them, ``[n, ...]``; runs on the device.
-    """
-
-    def __init__(self, pack: Callable[[K, Tensor], Tensor] | None = None) -> None:
-        self._pack_kind = pack
+    def __init__(self) -> None:
         self._lanes: dict[tuple[K, torch.dtype, torch.device, int], _Lane] = {}
         self._counts: dict[tuple[K, torch.dtype, torch.device, int], int] = {}
 
     def append(self, kind: K, rows: Tensor) -> Place[K]:
         """Keep ``rows``; launches work on the current stream at most, never waits."""
-        key = (kind, rows.dtype, rows.device, _stream(rows.device))
+        key = (kind, rows.dtype, rows.device, raw_stream(rows.device))
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = _Lane(rows.device, key[3], [], [])
@@ -86,7 +81,7 @@ class DeviceRows(Generic[K]):
         self._counts[key] = index + 1
         lane.loose.append(rows)
         if len(lane.loose) >= PACK_MEASUREMENTS or len(lane.loose) * rows.shape[0] >= PACK_ROWS:
-            self._pack(kind, lane)
+            self._pack(lane)
         return Place(key, index)
 
     def read(self) -> dict[tuple[K, torch.dtype, torch.device, int], Tensor]:
@@ -94,19 +89,19 @@ class DeviceRows(Generic[K]):
         lanes, self._lanes, self._counts = self._lanes, {}, {}
         result = {}
         for key, lane in lanes.items():
-            if lane.stream != _stream(lane.device):
+            if lane.stream != raw_stream(lane.device):
                 # Written on a stream that is not the current one, so nothing here is ordered after it.
                 torch.cuda.synchronize(lane.device)
-            self._pack(key[0], lane)
+            self._pack(lane)
             with torch.no_grad():
                 whole = lane.packed[0] if len(lane.packed) == 1 else torch.cat(lane.packed)
                 result[key] = (whole.cpu() if whole.device.type != "cpu" else whole).to(torch.float64)
         return result
 
-    def _pack(self, kind: K, lane: _Lane) -> None:
+    @staticmethod
+    def _pack(lane: _Lane) -> None:
         if not lane.loose:
             return
         with torch.no_grad():
-            stacked = torch.stack(lane.loose)
-            lane.packed.append(stacked if self._pack_kind is None else self._pack_kind(kind, stacked))
+            lane.packed.append(torch.stack(lane.loose))
         lane.loose.clear()

@@ -28,8 +28,9 @@ from .budget import Budget
 from .call import Call, current, error_type, failure_of
 from .compilation import compiled_graphs, is_compiling, leave_frame, set_eval_frame
 from .compile_watch import compiling
-from .logits import LogitRing
+from .logit_ring import LogitRing
 from .logits import attributes as logit_attributes
+from .logits import whole_logits
 from .module_hooks import CopiedAway
 from .shapes import Described, describe
 from .transforms import is_transforming
@@ -196,12 +197,17 @@ class ForwardCall(Call):
                 attributes[semconv.WARMUP] = True
             if self.compiled:
                 attributes[semconv.MODEL_COMPILE_MODE] = "default"
-            unobserved = "modules: compiled" if self.compiled and self.target.engine.expected else self.target.unobserved
-            if unobserved:
-                attributes[semconv.UNOBSERVED] = unobserved
-            if self.target.settings.logits and failure is None:
+            reason = "modules: compiled" if self.compiled and self.target.engine.expected else self.target.unobserved
+            unobserved = [reason] if reason else []
+            logits = dict.get(output, "logits") if self.target.settings.logits and failure is None and isinstance(output, dict) else None
+            if logits is not None:
                 with contain("logit statistics"):
-                    attributes |= _logits(output)
+                    whole = whole_logits(logits, vocabulary=self.target.sharded_vocabulary())
+                    attributes |= _logits(whole)
+                    if whole is None:
+                        unobserved.append("logits: sharded")
+            if unobserved:
+                attributes[semconv.UNOBSERVED] = "; ".join(unobserved)
         for kind, key in (("nan", semconv.LOGITS_NAN_COUNT), ("inf", semconv.LOGITS_INF_COUNT)):
             count = attributes.get(key)
             if isinstance(count, int) and count:
@@ -236,9 +242,8 @@ def _attended(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
     return int(ids.numel()) if mask is None and isinstance(ids, Tensor) and ids.dim() == 2 and not ids.is_floating_point() else None
 
 
-def _logits(output: Any) -> dict[str, AttributeValue]:
+def _logits(logits: object) -> dict[str, AttributeValue]:
     """Statistics of the last position's logits, on CPU only: on a device the read would make a plain forward wait for it."""
-    logits = output.get("logits") if isinstance(output, dict) else None
     if type(logits) is not Tensor or logits.device.type != "cpu" or not logits.is_floating_point() or logits.layout is not torch.strided:
         return {}
     if logits.dim() not in (2, 3) or logits.is_nested or 0 in logits.shape or logits.element_size() < 2:

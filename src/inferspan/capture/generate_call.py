@@ -23,7 +23,8 @@ from .call import Call, failure_of
 from .compilation import compiled_graphs
 from .forward import shape_attributes
 from .generate_end import MAX_TOKENS_IN_ARRAYS, describe_end, kv_cache_bytes, reused_tokens
-from .logits import LogitRing, StepLogits
+from .logit_ring import LogitRing
+from .logits import StepLogits, whole_logits
 from .logits import attributes as logit_attributes
 from .memory import MemoryMeter
 from .shapes import Described, describe
@@ -43,6 +44,8 @@ ROW_BYTES = 550
 """Statistics of one row of a step's logits as Python numbers."""
 LIVE_CALLS = 4096
 """Module calls for which the same holds."""
+MOST_LIVE = 8 * LIVE
+"""Steps that are kept at most before their statistics are waited for."""
 _NO_ATTRIBUTES: dict[str, AttributeValue] = {}
 
 
@@ -90,10 +93,14 @@ class GenerateCall(Call):
             if self.recording and target.settings.logits
             else None
         )
+        self.vocabulary = 0
+        self.sharded = False
         self.slot_base = 0
         self.slot_logits: list[StepLogits] = []
+        """Statistics that have come to the host, from slot ``slot_base`` on."""
         self.steps_kept: list[tuple[Step, int | None]] = []
         self.live_calls = 0
+        self.most_steps = LIVE
         self.noted = 0
         self.noted_index = 0
         self.logprobs: list[float] = []
@@ -109,6 +116,8 @@ class GenerateCall(Call):
         self.memory: MemoryMeter | None = None
         with contain("memory reading"):
             self.memory = MemoryMeter(target.device)
+        with contain("size of the vocabulary"):
+            self.vocabulary = target.sharded_vocabulary()
         self.energy = target.new_energy_meter()
         self.warmup = target.first_call
         self.graphs = compiled_graphs()
@@ -273,11 +282,15 @@ class GenerateCall(Call):
                 loop.mask_seen = True
                 mask = model_kwargs.get("attention_mask")
                 loop.attention_mask = mask if isinstance(mask, Tensor) else None
-        if self.ring is not None and (self.target.steps_wanted):
+        if self.ring is not None and self.target.steps_wanted:
             logits = dict.get(outputs, "logits")
+            if logits is not None and (type(logits) is not Tensor or self.vocabulary):
+                logits = whole_logits(logits, vocabulary=self.vocabulary)
+                self.sharded = self.sharded or logits is None
             if type(logits) is Tensor and logits.dim() == 3 and logits.is_floating_point() and 0 not in logits.shape:
+                last = logits.select(1, -1)
                 # A view of a whole prompt's logits would keep them alive longer than the loop does.
-                self.logits = logits[:, -1] if logits.shape[1] == 1 else logits[:, -1].clone()
+                self.logits = last if logits.shape[1] == 1 else last.clone()
 
     def _append_logits(self, logits: Tensor, input_ids: Tensor, loop: Loop) -> None:
         if not self.steps_kept or self.ring is None or loop.assisted or is_capturing():
@@ -285,12 +298,10 @@ class GenerateCall(Call):
         step, slot = self.steps_kept[-1]
         if slot is not None or step.number != self.index - 1:
             return
-        chosen = input_ids[:, -1] if loop.beams == 1 and input_ids.shape[0] == logits.shape[0] else None
-        if chosen is not None and chosen.device != logits.device:
-            chosen = None
-        appended = self.ring.append(logits, chosen)
-        if appended is not None:
-            self.steps_kept[-1] = (step, self.slot_base + len(self.slot_logits) + appended)
+        fitting = loop.beams == 1 and input_ids.shape[0] == logits.shape[0] and input_ids.device == logits.device
+        slot = self.ring.append(logits, input_ids.select(1, -1) if fitting else None)
+        if slot is not None:
+            self.steps_kept[-1] = (step, slot)
 
     def _close_step(self, now: int, outputs: Described, failure: str | None) -> None:
         if self.part is not None:
@@ -335,8 +346,10 @@ class GenerateCall(Call):
             step = Step(index, phase, self.epoch(self.step_start), self.epoch(now), failure, attributes)
             self.steps_kept.append((step, None))
         self._sample_modules(index + 1)
-        if len(self.steps_kept) > LIVE:
-            self._hand_over_steps(len(self.steps_kept) - 1)
+        if len(self.steps_kept) > self.most_steps:
+            self._hand_over_steps(len(self.steps_kept) - 1, wait=len(self.steps_kept) > MOST_LIVE)
+            # Those whose statistics are still on the device come with the next ones.
+            self.most_steps = len(self.steps_kept) + LIVE
         elif self.live_calls >= LIVE_CALLS:
             self._hand_over_modules()
 
@@ -407,23 +420,37 @@ class GenerateCall(Call):
         if self.hooked:
             self.open_modules(self.target.engine.expected, whole=False)
 
-    def _hand_over_steps(self, count: int, *, last: bool = False) -> None:
-        """Finish the first ``count`` kept steps with their statistics and give them to the recorder; the last ones go at the end."""
+    def _hand_over_steps(self, count: int, *, wait: bool, last: bool = False) -> None:
+        """Give the first ``count`` kept steps, with their statistics, to the recorder; the last ones go at the end.
+
+        Without ``wait`` only those go that have their statistics by now.
+        """
         with contain("hand-over of steps"):
             if self.ring is not None:
                 with contain("logit statistics"):
-                    self.slot_logits.extend(self.ring.read())
+                    if wait:
+                        self.slot_logits.extend(self.ring.read())
+                    elif not is_capturing():
+                        self.slot_logits.extend(self.ring.landed())
+                if not wait:
+                    count = self._steps_with_logits(count)
             for step, slot in self.steps_kept[:count]:
                 self.pending.append(self._with_logits(step, slot))
             del self.steps_kept[:count]
             waiting = [slot for _, slot in self.steps_kept if slot is not None]
-            done = (min(waiting) - self.slot_base) if waiting else len(self.slot_logits)
+            done = min([len(self.slot_logits), *(slot - self.slot_base for slot in waiting)])
             del self.slot_logits[:done]
             self.slot_base += done
             if not last:
                 if self.clock is not None:
                     self.clock.read(leave=len(self.steps_kept))
                 self.hand_over()
+
+    def _steps_with_logits(self, count: int) -> int:
+        """How many of the first ``count`` kept steps wait for no statistics."""
+        known = self.slot_base + len(self.slot_logits)
+        late = (index for index, (_, slot) in enumerate(self.steps_kept[:count]) if slot is not None and slot >= known)
+        return next(late, count)
 
     def _with_logits(self, step: Step, slot: int | None) -> Step:
         if slot is None or slot - self.slot_base >= len(self.slot_logits):
@@ -435,20 +462,20 @@ class GenerateCall(Call):
         decode: Callable[[int], str] | None = self.target.decode_token if self.target.ids_on_spans else None
         known = step.attributes() if callable(step.attributes) else step.attributes
         late = partial(_late_attributes, known, values, self.target.ids_on_spans, decode)
-        return step._replace(attributes=late, size=step.size + ROW_BYTES * len(values.rows))
+        return step._replace(attributes=late, size=step.size + ROW_BYTES * values.rows_kept)
 
     def _note_logits(self, values: StepLogits) -> None:
-        for kind, count in (("nan", values.mean.nan_count), ("inf", values.mean.inf_count)):
+        for kind, count in zip(("nan", "inf"), values.counts, strict=True):
             if count:
-                self.nonfinite["logits", kind] = self.nonfinite.get(("logits", kind), 0) + int(count)
-        first = values.rows[0]
+                self.nonfinite["logits", kind] = self.nonfinite.get(("logits", kind), 0) + count
+        entropy, top1, logprob = values.confidence
         # An array with holes cannot be told from a shorter one, so both end at the first step that has no value or was thinned out.
-        if first.entropy is not None and len(self.entropies) == self.noted < MAX_TOKENS_IN_ARRAYS:
-            self.entropies.append(first.entropy)
-            if first.top1 is not None and self.target.settings.entropy_metric:
-                self.top1_probabilities.append(first.top1)
-        if first.logprob is not None and len(self.logprobs) == self.noted < MAX_TOKENS_IN_ARRAYS:
-            self.logprobs.append(first.logprob)
+        if entropy is not None and len(self.entropies) == self.noted < MAX_TOKENS_IN_ARRAYS:
+            self.entropies.append(entropy)
+            if top1 is not None and self.target.settings.entropy_metric:
+                self.top1_probabilities.append(top1)
+        if logprob is not None and len(self.logprobs) == self.noted < MAX_TOKENS_IN_ARRAYS:
+            self.logprobs.append(logprob)
         self.noted += 1
 
     # ------------------------------------------------------------------------------------------------------------- end
@@ -501,7 +528,7 @@ class GenerateCall(Call):
         with contain("end of generate()"):
             if self.calls and self.recording:
                 self.close_modules(None, semconv.SPAN_DECODE if decoded else semconv.SPAN_PREFILL, now, kind)
-        self._hand_over_steps(len(self.steps_kept), last=True)
+        self._hand_over_steps(len(self.steps_kept), wait=True, last=True)
         if self.recording:
             first = self.first_token if self.first_token is not None else now
             self.pending.append(

@@ -228,6 +228,8 @@ def _unobserved(call: GenerateCall) -> str | None:
         reasons.append("modules: compiled" if chunked else "modules of decode steps: compiled")
     if any(loop.assisted for loop in call.loops) and call.ring is not None:
         reasons.append("logits: several tokens a step")
+    if call.sharded:
+        reasons.append("logits: sharded")
     return "; ".join(reasons) or None
 
 

@@ -134,6 +134,17 @@ class Target:
         """What cannot be seen of this model, and why."""
         return "forward passes: scripted" if self.scripted else self.engine.unobserved
 
+    def sharded_vocabulary(self) -> int:
+        """Size of whole logits, if the model is tensor-parallel, so that its logits may be parts; else 0."""
+        model = self._model()
+        parallel = getattr(model, "_tp_size", None) or 0
+        config = getattr(model, "config", None)
+        if not isinstance(parallel, int) or parallel < 2 or config is None:
+            return 0
+        text = getattr(config, "get_text_config", None)
+        size = getattr(text(decoder=True) if callable(text) else config, "vocab_size", None)
+        return size if type(size) is int else 0
+
     def _attach(self, model: nn.Module) -> None:
         with _lock:
             _targets.setdefault(id(model), []).append(self)

@@ -1,0 +1,281 @@
+"""The statistics of a request's logits, step by step: launched on the device now, read when they have come to the host.
+
+In: logits ``[batch, vocabulary]`` and the chosen token ids, still on the device. Out: one ``StepLogits`` a step, in order.
+Nothing before ``LogitRing.read`` waits for the device, writes to the logits, draws random numbers or keeps them alive. On CUDA a fused
+kernel takes them as soon as it is compiled, torch operations until then and elsewhere; what comes out is the same. All methods may
+raise on tensors that are not logits; the caller contains that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from .device_rows import is_plain
+from .fused_logits import FUSED, Call, FusedLogits, Variant
+from .logit_reductions import COLUMNS, Statistics, check, compute
+from .logits import Kind, StepLogits, pack, to_steps
+from .row_lane import Link, RowLane, link_of
+
+__all__ = ["LogitRing"]
+
+ROWS_KEPT = 16
+"""Largest batch whose rows are kept one by one; of larger ones the first row and the mean are."""
+DETAIL_BYTES = 8 << 20
+"""Bytes of row-by-row results that a request may hold; after that, the first row and the mean of each step are kept."""
+
+_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
+
+
+class _Lane(RowLane):
+    """Rows of one kind, and those of its steps that have been read."""
+
+    __slots__ = ("done", "kind", "top_k")
+
+    def __init__(self, kind: Kind, top_k: int, dtype: torch.dtype, device: torch.device, link: Link) -> None:
+        self.kind, self.top_k = kind, top_k
+        self.done: deque[StepLogits] = deque()
+        packing = partial(pack, kind, top_k) if kind.compact else None
+        super().__init__(kind.batch, COLUMNS + 2 * top_k, dtype, device, pack=packing, link=link)
+
+    def collect(self, rows: list[Tensor]) -> None:
+        """Make steps out of ``rows``, which are float64 on the host."""
+        if rows:
+            whole = rows[0] if len(rows) == 1 else torch.cat(rows)
+            self.done.extend(to_steps(self.kind, self.top_k, whole))
+
+
+class _Source:
+    """Logits as they were in the last step, and all that follows from how they were."""
+
+    __slots__ = (
+        "aligned",
+        "call",
+        "chosen_shape",
+        "device",
+        "dtype",
+        "ids",
+        "index",
+        "lane",
+        "scratch",
+        "shape",
+        "stride",
+        "strides",
+        "variant",
+    )
+
+    def __init__(self, logits: Tensor, chosen: Tensor | None, lane: _Lane, variant: Variant | None) -> None:
+        self.shape, self.strides, self.dtype, self.device = logits.shape, logits.stride(), logits.dtype, logits.device
+        self.ids = None if chosen is None else chosen.dtype
+        self.chosen_shape = None if chosen is None else chosen.shape
+        self.index = logits.device.index if logits.device.type == "cuda" else -1
+        self.lane, self.variant = lane, variant
+        self.aligned = variant is not None and variant.aligned
+        self.stride = logits.stride(0) if logits.shape[0] > 1 else 0
+        self.call: Call | None = None
+        self.scratch: Tensor | None = None
+
+    def holds(self, logits: Tensor, chosen: Tensor | None) -> bool:
+        """Whether these tensors are like those that this was made for."""
+        if chosen is None:
+            like = self.ids is None
+        else:
+            like = chosen.dtype is self.ids and chosen.shape == self.chosen_shape
+            # A kernel reads the ids where their address says.
+            like = like and (self.variant is None or chosen.device == self.device)
+        return (
+            like
+            and type(logits) is Tensor
+            and logits.shape == self.shape
+            and logits.dtype is self.dtype
+            and logits.device == self.device
+            and logits.stride() == self.strides
+            and not torch._C._functorch.is_functorch_wrapped_tensor(logits)
+            and (self.index < 0 or _raw_stream(self.index) == self.lane.stream)
+            and not (self.aligned and logits.data_ptr() & 15)
+        )
+
+
+class _Run:
+    """Successive steps of one lane."""
+
+    __slots__ = ("count", "lane")
+
+    def __init__(self, lane: _Lane) -> None:
+        self.lane, self.count = lane, 0
+
+
+class LogitRing:
+    """Statistics of the steps of one request, bounded, on the device until they are read.
+
+    Args:
+        top_k: how many of the most likely tokens are kept per step (content: 0 unless it is captured).
+        capacity: most steps that are kept until they are read.
+        statistics: implementation, default the fused kernel where there is one, else ``compute``.
+        fused: the kernels that there are.
+        link: names the way from a device to the host.
+    """
+
+    def __init__(
+        self,
+        *,
+        top_k: int,
+        capacity: int,
+        statistics: Statistics | None = None,
+        fused: FusedLogits = FUSED,
+        link: Callable[[torch.device], Link] = link_of,
+    ) -> None:
+        self._top_k = top_k
+        self._capacity = capacity
+        self._operations = compute if statistics is None else statistics
+        self._fused = fused if statistics is None else None
+        self._link = link
+        self._lanes: dict[tuple[Kind, torch.dtype, torch.device, int], _Lane] = {}
+        self._source: _Source | None = None
+        self._runs: deque[_Run] = deque()
+        self._run: _Run | None = None
+        self._taken = self._given = 0
+        self._detail_bytes = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more is taken until steps are read."""
+        return self._taken - self._given >= self._capacity
+
+    def append(self, logits: Tensor, chosen: Tensor | None) -> int | None:
+        """Launch the statistics of one step.
+
+        Args:
+            logits: raw logits ``[B, V]`` of the last position.
+            chosen: ``[B]`` ids that were taken.
+
+        Returns:
+            Number of the step, in the order in which ``landed`` and ``read`` return them, counted from the first one of the ring;
+            None if the ring is full, reading it has failed, or statistics of such a tensor are not taken.
+        """
+        if self._taken - self._given >= self._capacity:
+            return None
+        source = self._source
+        if source is None or not source.holds(logits, chosen):
+            source = self._source = self._look(logits, chosen)
+            if source is None:
+                return None
+        lane = source.lane
+        call = source.call or (None if source.variant is None else self._kernel(source))
+        if call is None or not self._launch(call, source, logits, chosen):
+            self._operations(logits, chosen, top_k=self._top_k, out=lane.row())
+        lane.commit()
+        run = self._run
+        if run is None or run.lane is not lane:
+            run = self._run = _Run(lane)
+            self._runs.append(run)
+        run.count += 1
+        if lane.kind.batch > 1 and not lane.kind.compact:
+            self._detail_bytes += lane.row_bytes
+            if self._detail_bytes > DETAIL_BYTES:
+                self._source = None
+        self._taken += 1
+        return self._taken - 1
+
+    def landed(self) -> list[StepLogits]:
+        """The next steps whose statistics have come to the host by themselves; does not wait. Not while the stream captures."""
+        try:
+            for lane in {id(run.lane): run.lane for run in self._runs}.values():
+                lane.collect(lane.landed())
+        except BaseException:
+            self._break()
+            raise
+        return self._give()
+
+    def read(self) -> list[StepLogits]:
+        """The statistics of all steps that are left, in the order of their ``append``. May wait for the device."""
+        lanes, self._lanes, self._source = self._lanes, {}, None
+        try:
+            for lane in lanes.values():
+                lane.collect(lane.read())
+        except BaseException:
+            self._break()
+            raise
+        return self._give()
+
+    def _break(self) -> None:
+        """Take nothing any more: after a failure it is not known which rows belong to which step."""
+        self._runs.clear()
+        self._lanes, self._source, self._capacity = {}, None, 0
+
+    def _give(self) -> list[StepLogits]:
+        steps: list[StepLogits] = []
+        while self._runs:
+            run = self._runs[0]
+            done = run.lane.done
+            ready = min(run.count, len(done))
+            steps.extend(done.popleft() for _ in range(ready))
+            run.count -= ready
+            if run.count:
+                break
+            self._runs.popleft()
+            if run is self._run:
+                self._run = None
+        self._given += len(steps)
+        if steps:
+            self._detail_bytes = 0
+        return steps
+
+    def _look(self, logits: Tensor, chosen: Tensor | None) -> _Source | None:
+        if not is_plain(logits):
+            return None
+        check(logits)
+        batch, vocabulary = logits.shape
+        kind = Kind(batch, vocabulary, batch > ROWS_KEPT or (batch > 1 and self._detail_bytes > DETAIL_BYTES))
+        device = logits.device
+        dtype = torch.float64 if logits.dtype is torch.float64 else torch.float32
+        key = (kind, dtype, device, _raw_stream(device.index) if device.type == "cuda" else 0)
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = _Lane(kind, self._top_k, dtype, device, self._link(device))
+        variant = None if self._fused is None else self._fused.choose(logits, chosen, top_k=self._top_k)
+        return _Source(logits, chosen, lane, variant)
+
+    def _kernel(self, source: _Source) -> Call | None:
+        """The fused kernel for ``source``, if it is ready."""
+        variant, fused = source.variant, self._fused
+        if variant is None or fused is None:
+            return None
+        if fused.failed:
+            source.variant = None
+            return None
+        call = fused.get(variant)
+        if call is not None:
+            source.call = call
+            with torch.inference_mode(False):
+                source.scratch = torch.empty(source.shape[0] * variant.scratch, dtype=torch.float32, device=source.device)
+        return call
+
+    def _launch(self, call: Call, source: _Source, logits: Tensor, chosen: Tensor | None) -> bool:
+        lane, scratch = source.lane, source.scratch
+        if lane.chunk is None:
+            lane.open()
+        if scratch is None:
+            return False
+        address = logits.data_ptr()
+        ids, step = (address, 1) if chosen is None else (chosen.data_ptr(), chosen.stride(0))
+        numbers = (
+            source.shape[0], lane.stream, address, source.stride, ids, step, scratch.data_ptr(), lane.base + lane.used * lane.row_bytes,
+        )  # fmt: skip
+        try:
+            if source.index < 0 or _current_device() == source.index:
+                call(*numbers)
+            else:
+                with torch.cuda.device(source.index):
+                    call(*numbers)
+        except Exception as error:
+            source.call = source.variant = None
+            if self._fused is not None:
+                self._fused.fail(error)
+            return False
+        return True

@@ -71,7 +71,9 @@ def destination_named(settings: Settings, environ: Mapping[str, str] | None = No
     return settings.session_file is not None or variables.names_destination(environ)
 
 
-def automatic_setup(settings: Settings, *, environ: Mapping[str, str] | None = None, given: Mapping[str, Any] | None = None) -> bool:
+def automatic_setup(
+    settings: Settings, *, environ: Mapping[str, str] | None = None, given: Mapping[str, Any] | None = None
+) -> bool:
     """Set providers up if a destination is named; otherwise open nothing and say once how to name one.
 
     Args:

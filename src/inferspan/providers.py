@@ -190,7 +190,9 @@ def _add_logs(provider: Any, exporter: Any, name: str) -> None:
     _own(f"logs-{name}", processor)
 
 
-def extend(session_file: str | None, signals: Sequence[str] = variables.SIGNALS, given: Mapping[str, Any] | None = None) -> None:
+def extend(
+    session_file: str | None, signals: Sequence[str] = variables.SIGNALS, given: Mapping[str, Any] | None = None
+) -> None:
     """Write a session file from SDK providers that exist already, the host's included: the file was asked for by name."""
     for signal in signals:
         for name, exporter in file_exporter(signal, session_file):

@@ -15,7 +15,6 @@ _LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", 2),
 )
 
-
 def ranks(environ: Mapping[str, str]) -> dict[str, int | None]:
     """Rank, rank on this host and number of ranks, by attribute name; ``None`` for what the launcher does not say."""
     for rank_name, local_name, size_name, smallest in _LAUNCHERS:

@@ -169,7 +169,9 @@ class SamplerLoop:
         next_round = self._clock()
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._stopping or self._meter.due or self._round.due, max(0.0, next_round - self._clock()))
+                self._condition.wait_for(
+                    lambda: self._stopping or self._meter.due or self._round.due, max(0.0, next_round - self._clock())
+                )
                 if self._stopping:
                     break
                 if self._meter.due:

@@ -164,7 +164,7 @@ class ForwardCall(Call):
 
     def _release_part(self) -> None:
         """Let go of the profiler window, on the call's own thread: only there can it be closed."""
-        if self.part is not None and threading.get_ident() == self._thread:
+        if self.part is not None and threading.get_ident() == self.thread:
             with contain("profiler window"):
                 self.part.release()
 

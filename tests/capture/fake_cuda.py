@@ -45,6 +45,8 @@ class FakeCuda:
         """Streams that capture a graph."""
         self.current_stream = [0] * devices
         self.device = 0
+        self.recorders: set[int] = set()
+        """Threads that have recorded."""
         self.readers: set[int] = set()
         """Threads that have asked for times."""
         self.alive = 0
@@ -120,6 +122,7 @@ class FakeCuda:
         self.work[device] += self.tick
         self._events[event.value] = (device, self.work[device])
         self.recorded.append((device, handle))
+        self.recorders.add(threading.get_ident())
         return 0
 
     def _cuEventElapsedTime(self, place: Any, begin: ctypes.c_void_p, end: ctypes.c_void_p) -> int:

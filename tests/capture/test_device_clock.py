@@ -20,7 +20,7 @@ from inferspan.capture.target import Target
 from inferspan.records import ModuleBatch, Phase, Step
 from inferspan.settings import Settings
 from tests.capture.fake_cuda import FakeCuda
-from tests.capture.test_target import Recorder
+from tests.capture.test_target import Recorder, Scope
 from tests.cases import models
 
 MODEL = nn.Linear(2, 2)
@@ -310,6 +310,11 @@ def test_events_go_back_to_the_driver(cuda: FakeCuda, host: Host) -> None:
     assert cuda.alive == 2 and clock.start(MODEL) is None
     call.close()
     assert cuda.alive == 0
+    # A module call that is still under way has the clock in its hands.
+    cuda.calls.clear()
+    assert _pass(call, host, ". -0 . > .", cuda) is None
+    call.read()
+    assert call.between(0, 0) is None and not cuda.calls
 
 
 def test_forked_child(cuda: FakeCuda, host: Host) -> None:
@@ -485,17 +490,32 @@ def test_calls_of_the_driver_for_a_step(cuda: FakeCuda) -> None:
         counts.append(steps)
     assert counts[:2] == [6, 12] and 15 < counts[2] <= 17
     target.close()
+    target, recorder = _target(model, steps="none")
+    cuda.calls.clear()
+    _generate(model)
+    # What is left: where the first pass begins and ends, the first token, the end; the request and its phases.
+    assert (cuda.calls["cuEventRecord"], cuda.calls["cuEventElapsedTime"]) == (4, 3)
+    assert set(_device_times(recorder.scopes[0])) == {None, "prefill", "decode"}
+    target.close()
 
 
 def test_long_generate(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that are handed over while the request runs have their times as well."""
+    """Steps that are handed over while the request runs have their times by then."""
     monkeypatch.setattr("inferspan.capture.generate_call.LIVE", 8)
+    handed: list[tuple[int, Any]] = []
+
+    def detail(scope: object, records: Any) -> None:
+        for record in records:
+            if isinstance(record, Step):
+                attributes = record.attributes() if callable(record.attributes) else record.attributes
+                handed.append((record.number, attributes.get(semconv.DEVICE_TIME)))
+
+    monkeypatch.setattr(Scope, "detail", detail)
     cuda.tick = 1.0
     model = models.llama()
-    target, recorder = _target(model, modules="none")
+    target, _ = _target(model, modules="none")
     _generate(model, 20)
-    times = _device_times(recorder.scopes[0])
-    assert {number: times[number] for number in range(20)} == dict.fromkeys(range(20), 1)
+    assert handed == [(number, pytest.approx(1e-3)) for number in range(20)]
     target.close()
 
 
@@ -563,11 +583,12 @@ def test_forward_that_another_thread_ends(cuda: FakeCuda) -> None:
     target, recorder = _target(model)
     thread = threading.Thread(target=lambda: model(torch.ones(1, 2)))
     thread.start()
+    own = {thread.ident}
     assert model.inside.wait(10)
     target.close()
     model.go.set()
     thread.join()
-    assert _device_times(recorder.scopes[0]) == {None: None} and not cuda.readers
+    assert _device_times(recorder.scopes[0]) == {None: None} and not cuda.readers and cuda.recorders == own
 
 
 def test_switched_off(cuda: FakeCuda) -> None:

@@ -164,7 +164,7 @@ class CallClock:
 
     def cut(self, *, wanted: bool = True) -> Measured | None:
         """End the pass: what was recorded of it will be read when the device is done; ``None`` if there is nothing, or it is not wanted."""
-        if self._last < 0:
+        if self._last < 0 or self._closed:
             return None
         self.end()
         measured = Measured(self._slots, self._marks, self._begin, self._end)
@@ -223,7 +223,6 @@ class CallClock:
         """Give every event back; on another thread than the request's they are left to the end of the process."""
         if self._closed or threading.get_ident() != self._thread:
             return
-        self._closed = True
         self.cut()
         while self._waiting:
             self._forget_oldest()

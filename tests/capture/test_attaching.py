@@ -1,0 +1,63 @@
+"""How often something is attached to the modules of a model: for recorded passes, and for nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
+
+from inferspan.capture.module_hooks import HookEngine
+from tests.attached import attached
+from tests.cases import models
+from tests.cases.telemetry import Telemetry
+
+
+@pytest.fixture
+def attachings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Grows by one whenever an engine puts its observers on the modules."""
+    found: list[int] = []
+    attach = HookEngine._attach
+
+    def counted(engine: HookEngine) -> None:
+        found.append(1)
+        attach(engine)
+
+    monkeypatch.setattr(HookEngine, "_attach", counted)
+    yield found
+
+
+@pytest.mark.parametrize(
+    ("sampler", "settings", "times", "recorded"),
+    [
+        (ALWAYS_ON, {}, 3, [0, 1, 2, 4, 8]),
+        (ALWAYS_ON, {"every_step": True}, 1, list(range(12))),
+        (ALWAYS_ON, {"modules": "none"}, 0, []),
+        (ALWAYS_OFF, {"every_step": True}, 0, []),
+    ],
+    ids=["default", "every step", "no modules", "not sampled"],
+)
+def test_attached_for_recorded_steps_only(
+    attachings: list[int], sampler: Sampler, settings: dict[str, Any], times: int, recorded: list[int]
+) -> None:
+    """Steps that are recorded have observers on the modules, one after the other without taking them off; all others have none."""
+    telemetry, model = Telemetry(sampler), models.llama()
+    seen: list[bool] = []
+    prepare = model.prepare_inputs_for_generation
+
+    def prepared(*args: Any, **kwargs: Any) -> Any:
+        seen.append(any(attached(model.model).values()))
+        return prepare(*args, **kwargs)
+
+    model.prepare_inputs_for_generation = prepared
+    telemetry.instrument(model, **settings)
+    try:
+        with torch.no_grad():
+            model.generate(models.prompt(), do_sample=False, max_new_tokens=12, min_new_tokens=12)
+    finally:
+        telemetry.close()
+    assert [index for index, one in enumerate(seen) if one] == recorded and len(seen) == 12
+    assert len(attachings) == times <= len(recorded)
+    assert not any(attached(model).values())

@@ -13,7 +13,7 @@ from opentelemetry.trace import SpanContext, TraceFlags
 from inferspan import packed_modules, wire
 from inferspan.module_template import Part
 from inferspan.packed_modules import ModulePacker
-from inferspan.records import ModuleBatch, ModuleInfo
+from inferspan.records import ModuleBatch, ModuleInfo, Profiled
 
 SHAPES = (((1, 7, 64), "torch.float32"),)
 
@@ -77,3 +77,24 @@ def test_passes_that_never_repeat_are_packed_all_the_same() -> None:
         spans = ExportTraceServiceRequest.FromString(data).resource_spans[0].scope_spans[0].spans
         assert [span.name for span in spans] == [f"layer {n}" for n in chosen]
         assert {span.parent_span_id for span in spans} == {(9).to_bytes(8, "big")}
+
+
+@pytest.mark.parametrize("count", [0, 3, 423])
+def test_kernels_and_operations_hang_under_their_modules(count: int) -> None:
+    """What a profiler window saw follows the module calls, one by one or from a template, each under its own parent; all are counted."""
+    packer, infos = ModulePacker(_described), _infos(count)
+    profiled = [Profiled(1000, count - 1, "aten::linear", 3, 5, {"inferspan.profiler.kind": "op"})]
+    profiled += [Profiled(1001 + n, 1000 if n else -1, f"gemm{n}", n, n + 1, {"inferspan.profiler.kind": "kernel"}) for n in range(200)]
+    for step in range(3):
+        pieces = [*packer.pack(CONTEXT, _decode(count, step, infos)._replace(profiled=profiled), 9)]
+        data = wire.request(b"", b"", "", [piece for piece, _ in pieces])
+        spans = ExportTraceServiceRequest.FromString(data).resource_spans[0].scope_spans[0].spans
+        assert len(spans) == count + 201 == sum(number for _, number in pieces) == len({span.span_id for span in spans})
+        modules, (op, *kernels) = spans[:count], spans[count:]
+        above = (9).to_bytes(8, "big")
+        assert op.parent_span_id == (modules[-1].span_id if modules else above)
+        assert [kernel.parent_span_id for kernel in kernels] == [above] + [op.span_id] * 199
+        assert (op.name, op.start_time_unix_nano, op.end_time_unix_nano) == ("aten::linear", 13, 15)
+        keys = {attribute.key: attribute.value for attribute in kernels[0].attributes}
+        assert keys["inferspan.step.index"].int_value == step and keys["inferspan.phase"].string_value == "decode"
+        assert keys["inferspan.profiler.kind"].string_value == "kernel"

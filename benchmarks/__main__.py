@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -116,10 +117,9 @@ def _choose(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tup
 
 
 def _table(
-    cases: Sequence[plans.Case], options: argparse.Namespace, address: str, seconds: float
-) -> tuple[list[dict[str, Any]], Workload | None]:
-    """The main table, and the first workload for the part after it."""
-    lines: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]], cases: Sequence[plans.Case], options: argparse.Namespace, address: str, seconds: float
+) -> Workload | None:
+    """Add the lines of the main table; returns the first workload, for the part after it."""
     first = None
     deadline = time.monotonic() + seconds
     left = sum(case.share for case in cases)
@@ -134,7 +134,7 @@ def _table(
         first = first or work
         # The next model is loaded before this name would be bound anew.
         del work
-    return lines, first
+    return first
 
 
 def _run(options: argparse.Namespace, parser: argparse.ArgumentParser, address: str) -> dict[str, Any]:
@@ -156,13 +156,18 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser, address: 
     work: Workload | None = None
     for part in parts:
         seconds = max(0.0, deadline - time.monotonic()) * shares[part] / sum(shares[one] for one in parts[parts.index(part) :])
-        if part == "table":
-            found[part], work = _table(cases, options, address, seconds)
-        elif part == "export":
-            found[part] = limits.export_rate(work, address, seconds=seconds)
-        else:
-            with machine.one_thread():
-                found[part] = _SMALL[part](address, seconds, options)
+        found[part] = []
+        try:
+            if part == "table":
+                work = _table(found[part], cases, options, address, seconds)
+            elif part == "export":
+                found[part] = limits.export_rate(work, address, seconds=seconds)
+            else:
+                with machine.one_thread():
+                    found[part] = _SMALL[part](address, seconds, options)
+        except Exception as error:  # what was measured before is worth its minutes
+            traceback.print_exc()
+            found[part].append({"setting": part, "verdict": f"FAILED: {type(error).__name__}: {error}", "failed": True})
     # Before the receiver goes: what is sent at the exit would be retried.
     otlp.shutdown(30)
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from tests.cases.telemetry import Telemetry
 
 
 @pytest.fixture
-def attachings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def attachings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one whenever an engine puts its observers on the modules."""
     found: list[int] = []
     attach = HookEngine._attach
@@ -26,7 +25,7 @@ def attachings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         attach(engine)
 
     monkeypatch.setattr(HookEngine, "_attach", counted)
-    yield found
+    return found
 
 
 @pytest.mark.parametrize(

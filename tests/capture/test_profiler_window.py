@@ -516,3 +516,38 @@ def test_signals_that_cannot_be_used(telemetry: Telemetry, name: Any) -> None:
     """A signal that is unknown or means something else is refused, and the message names those that can be used."""
     with pytest.raises(inferspan.SettingsError, match=r"profile_signal.*SIGHUP"):
         telemetry.instrument(Blocks(), profile_signal=name)
+
+
+def test_detail_of_a_profiled_request_is_kept(telemetry: Telemetry) -> None:
+    """A request that somebody wanted profiled is worth its detail, though it was neither slow nor failed."""
+    model = Blocks()
+    handle = telemetry.instrument(model, keep="errors")
+    model(torch.ones(2, 8))
+    with handle.profile(steps=1):
+        model(torch.ones(2, 8))
+    assert [span.name for span in _profiled(telemetry)] == ["aten::linear", "aten::relu", "aten::linear"]
+    assert len([span for span in telemetry.modules() if span.name == "first"]) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_kernels(telemetry: Telemetry) -> None:
+    """On a GPU every linear layer has its kernels under it, as many as torch.profiler sees, begun after the pass did."""
+    model, x = Blocks().cuda(), torch.ones(2, 8, device="cuda")
+    with torch.no_grad():
+        model(x)
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as expected:
+            model(x)
+            torch.cuda.synchronize()
+    names = Counter(event.name for event in expected.events() if event.device_type == _autograd.DeviceType.CUDA)
+    handle = telemetry.instrument(model, modules="all")
+    with torch.no_grad(), handle.profile(steps=1) as window:
+        model(x)
+    found = _profiled(telemetry)
+    assert Counter(_of(span)[semconv.KERNEL_NAME] for span in found) == names
+    assert window.kernels == len(found) and window.kernel_seconds > 0
+    parents = {span.context.span_id: span.name for span in telemetry.spans()}
+    assert {parents[span.parent.span_id] for span in found} == {"first", "second", "forward Blocks"}
+    (forward,) = [span for span in telemetry.forwards() if semconv.PROFILER_STEPS in _of(span)]
+    assert all(span.start_time >= forward.start_time for span in found)
+    telemetry.check()

@@ -8,6 +8,7 @@ runs root hooks; its compiled call is wrapped from outside instead. The span of 
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 import threading
 import weakref
@@ -50,10 +51,15 @@ def shape_attributes(described: Described, shapes: str, dtypes: str) -> dict[str
     """Shapes as ``1x12x4096`` and dtypes as ``bfloat16`` under the given keys; nothing where nothing is known."""
     if not described:
         return {}
-    return {
-        shapes: ["x".join(map(str, shape)) or "scalar" for shape, _ in described],
-        dtypes: [str(dtype).removeprefix("torch.") for _, dtype in described],
-    }
+    sizes, kinds = _texts(described)
+    return {shapes: sizes, dtypes: kinds}
+
+
+@functools.lru_cache(maxsize=1024)
+def _texts(described: Described) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Decoding steps have the same shapes over and over, and this is on the model's path."""
+    sizes = tuple("x".join(map(str, shape)) or "scalar" for shape, _ in described)
+    return sizes, tuple(str(dtype).removeprefix("torch.") for _, dtype in described)
 
 
 class ForwardCall(Call):

@@ -186,12 +186,12 @@ def attributes(step: StepLogits, *, content: bool, decode: Callable[[int], str] 
     """
     result: dict[str, AttributeValue] = {}
     mean, rows = step.mean, step.rows
+    rowwise = 2 <= step.batch == len(rows)
     for name, key in _DOUBLES:
         value = getattr(mean, name)
         if value is not None:
             result[key] = value
-        values = [getattr(row, name) for row in rows]
-        if 2 <= step.batch == len(values) and None not in values:
+        if rowwise and None not in (values := [getattr(row, name) for row in rows]):
             result[semconv.LOGITS_ROWS[key]] = values
     for key, count in (
         (semconv.LOGITS_NAN_COUNT, mean.nan_count),

@@ -53,6 +53,10 @@ class Measured:
     failed: bool = False
 
 
+SETTLE = 0.1
+"""Seconds between attaching and the request."""
+
+
 def once(work: Workload, row: Row, address: str, *, piped: bool) -> Run:
     """Run one request under one row; the time begins when everything is attached, and ends before anything is taken off."""
     import inferspan
@@ -61,6 +65,9 @@ def once(work: Workload, row: Row, address: str, *, piped: bool) -> Run:
     # What the last run left behind is not this one's to collect.
     gc.collect()
     undo = row.attach(work)
+    if row is not PLAIN:
+        # The first reading of the machine, on its own thread, belongs to instrument(), not to a request.
+        time.sleep(SETTLE)
     try:
         machine.reset_peak()
         wall, begun = time.monotonic(), time.perf_counter()

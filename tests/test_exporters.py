@@ -91,7 +91,21 @@ def test_part_that_fails_fails_the_batch() -> None:
 @pytest.mark.parametrize(
     ("environ", "http", "over_grpc"),
     [
-        ({}, Compression.Gzip, grpc.Compression.Gzip),
+        ({}, Compression.NoCompression, grpc.Compression.NoCompression),
+        *(
+            ({"OTEL_EXPORTER_OTLP_ENDPOINT": address}, Compression.NoCompression, grpc.Compression.NoCompression)
+            for address in ("http://localhost:4318", "http://127.0.0.1:4318", "http://[::1]:4318")
+        ),
+        *(
+            ({"OTEL_EXPORTER_OTLP_ENDPOINT": address}, Compression.Gzip, grpc.Compression.Gzip)
+            for address in ("http://collector:4318", "https://10.0.0.1", "http://localhost.example.org:4318")
+        ),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://far:1/v1/traces"},
+            Compression.Gzip,
+            grpc.Compression.Gzip,
+        ),
+        ({"OTEL_EXPORTER_OTLP_COMPRESSION": "gzip"}, Compression.Gzip, grpc.Compression.Gzip),
         ({"OTEL_EXPORTER_OTLP_COMPRESSION": "none"}, Compression.NoCompression, grpc.Compression.NoCompression),
         (
             {"OTEL_EXPORTER_OTLP_COMPRESSION": "gzip", "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION": "none"},
@@ -105,7 +119,7 @@ def test_part_that_fails_fails_the_batch() -> None:
 def test_compression(
     environ: dict[str, str], http: Any, over_grpc: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Both protocols take none, gzip and deflate; gzip is the default, also for what is unknown, which is said."""
+    """Both protocols take none, gzip and deflate; the default is gzip, none on this machine; unknown is gzip, which is said."""
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     with caplog.at_level(logging.WARNING, logger="inferspan"):

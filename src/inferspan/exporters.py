@@ -22,7 +22,7 @@ from opentelemetry.sdk._logs.export import LogRecordExporter, LogRecordExportRes
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from inferspan.variables import per_signal, positive_number, read
+from inferspan.variables import per_signal, positive_number, read, stays_here
 
 __all__ = ["GuardedLogs", "GuardedMetrics", "GuardedSpans", "build_exporter", "open_exporter", "within_limit"]
 
@@ -87,7 +87,8 @@ def _timeout(environ: Mapping[str, str], signal: str) -> float:
 
 def _compression(environ: Mapping[str, str], signal: str, kind: str) -> Any:
     found = read(environ, *per_signal(signal, "COMPRESSION"))
-    word = found[1].lower() if found else "gzip"
+    # To a collector on the same machine it would take the processor's time and save nothing.
+    word = found[1].lower() if found else "none" if stays_here(environ, signal) else "gzip"
     if found and word not in ("none", "gzip", "deflate"):
         _log.warning("%s=%s is ignored, gzip is used: it must be gzip, deflate or none", *found)
         word = "gzip"

@@ -9,10 +9,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from inferspan.settings import SettingsError
 
-__all__ = ["SIGNALS", "check_endpoints", "choose_exporters", "destination", "names_destination", "per_signal", "positive_number", "read"]
+__all__ = [
+    "SIGNALS",
+    "check_endpoints",
+    "choose_exporters",
+    "destination",
+    "names_destination",
+    "per_signal",
+    "positive_number",
+    "read",
+    "stays_here",
+]
 
 _log = logging.getLogger("inferspan")
 
@@ -53,6 +65,19 @@ def destination(environ: Mapping[str, str], signal: str) -> str | None:
         return found[0] if any(name != "none" for name in _split(found[1])) else None
     found = read(environ, *per_signal(signal, "ENDPOINT"))
     return found[0] if found else None
+
+
+def stays_here(environ: Mapping[str, str], signal: str) -> bool:
+    """Whether the endpoint of a signal is on this machine, as the standard's default is."""
+    found = read(environ, *per_signal(signal, "ENDPOINT"))
+    if found is None:
+        return True
+    text = found[1] if "://" in found[1] else f"//{found[1]}"
+    try:
+        host = urlsplit(text).hostname or ""
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def names_destination(environ: Mapping[str, str]) -> bool:

@@ -58,6 +58,7 @@ class FakeCuda:
         """What torch would say."""
         return TorchCuda(
             stream=lambda index: self.current_stream[index],
+            devices=len(self.work),
             device=lambda: self.device,
             capturing=lambda: self.current_stream[self.device] in self.capturing,
             has_context=lambda index: index < len(self.work),

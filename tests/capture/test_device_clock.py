@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +16,7 @@ from torch import nn
 
 from inferspan import guard, semconv
 from inferspan.capture import cuda_events, device_clock
-from inferspan.capture.device_clock import READ_AT, SHARE_NS, CallClock, DeviceClock, cuda_devices
+from inferspan.capture.device_clock import READ_AT, SHARE_DATA_NS, SHARE_NS, CallClock, DeviceClock, cuda_devices
 from inferspan.capture.target import Target
 from inferspan.records import ModuleBatch, Phase, Step
 from inferspan.settings import Settings
@@ -50,7 +51,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
 
 def _install(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     monkeypatch.setattr(device_clock, "torch_cuda", fake.torch_cuda)
-    monkeypatch.setattr(device_clock, "load_driver", lambda: fake)
+    monkeypatch.setattr(device_clock, "load_driver", lambda devices: fake)
     monkeypatch.setattr(device_clock, "cuda_devices", lambda model: tuple(range(len(fake.work))))
     yield fake
     assert not fake.faults
@@ -131,6 +132,57 @@ def test_threshold(cuda: FakeCuda, host: Host) -> None:
     assert cuda.calls["cuEventRecord"] == 2
 
 
+def _tensors(call: CallClock, host: Host, cuda: FakeCuda, events: str) -> Any:
+    """One pass in which time passes before each event: ``+n:x`` is module call n that takes tensor x, ``-n:y`` gives y, ``w`` works 1 ms."""
+    tensors: dict[str, torch.Tensor] = {}
+    call.begin()
+    for word in events.split():
+        host.now += SHARE_NS
+        if word == "w":
+            cuda.work[0] += 1
+            continue
+        number, name = word[1:].split(":")
+        (call.enter if word[0] == "+" else call.leave)(int(number), tensors.setdefault(name, torch.zeros(1)))
+    host.now += SHARE_NS
+    return call.cut()
+
+
+@pytest.mark.parametrize(
+    ("events", "times", "records"),
+    [
+        pytest.param("+0:x +1:x w -1:y -0:y", {None: 1, 0: 1, 1: 1}, 4, id="a child takes and gives what its parent does"),
+        pytest.param("+0:x w -0:y +1:y w -1:z", {None: 2, 0: 1, 1: 1}, 5, id="one takes what the last one gave"),
+        pytest.param("+0:x +1:x w -1:a +2:x w -2:b -0:c", {None: 2, 0: 2, 1: 1, 2: 1}, 6, id="two children take what their parent took"),
+        pytest.param("+0:x w -0:x", {None: 1, 0: 1}, 4, id="changed in place"),
+        pytest.param("+0:x +1:x w -1:x -0:x", {None: 1, 0: 1, 1: 1}, 4, id="a child changes in place what its parent takes and gives"),
+        pytest.param("+0:x w -0:y w +1:z w -1:u", {None: 3, 0: 1, 1: 1}, 6, id="something else was made in between"),
+        pytest.param("+0:x +1:x w -1:y w -0:z", {None: 2, 0: 2, 1: 1}, 5, id="a parent gives something of its own"),
+    ],
+)
+def test_a_tensor_that_was_there(cuda: FakeCuda, host: Host, events: str, times: dict[int | None, float], records: int) -> None:
+    """Boundaries between which one tensor is passed on share an event, whatever a slow host does there; nothing else does."""
+    call = _start()
+    measured = _tensors(call, host, cuda, events)
+    assert cuda.calls["cuEventRecord"] == records
+    call.read()
+    assert _times(measured) == times
+
+
+def test_a_tensor_that_was_there_long_ago(cuda: FakeCuda, host: Host) -> None:
+    """After some time much may have been launched, so the boundary is recorded; and no tensor is kept alive."""
+    call = _start()
+    call.begin()
+    x = torch.zeros(1)
+    host.now += SHARE_NS
+    call.enter(0, x)
+    host.now += SHARE_DATA_NS
+    call.enter(1, x)
+    assert cuda.calls["cuEventRecord"] == 3
+    gone = weakref.ref(x)
+    del x
+    assert gone() is None
+
+
 def test_passes_share_nothing(cuda: FakeCuda, host: Host) -> None:
     """A pass that follows at once has boundaries of its own."""
     call = _start()
@@ -191,6 +243,7 @@ def test_what_is_given_up_stays_unknown(cuda: FakeCuda, host: Host) -> None:
 def test_long_request_holds_few_events(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """100,000 steps need no more events than a hundred, and each costs two records and one question."""
     monkeypatch.setattr(device_clock, "SHARE_NS", 0)
+    monkeypatch.setattr(device_clock, "SHARE_DATA_NS", 0)
     clock = DeviceClock()
     call = _start(clock)
     cuda.tick = 1.0
@@ -215,6 +268,7 @@ def test_device_that_is_never_done(cuda: FakeCuda, monkeypatch: pytest.MonkeyPat
     """A loop that runs ahead of the device without end keeps a bounded number of passes and events, and knows no times."""
     monkeypatch.setattr(cuda_events, "MOST_EVENTS", 300)
     monkeypatch.setattr(device_clock, "SHARE_NS", 0)
+    monkeypatch.setattr(device_clock, "SHARE_DATA_NS", 0)
     cuda.reached = [-1.0]
     call = _start()
     passes = []
@@ -253,11 +307,12 @@ def test_other_threads_do_not_read(cuda: FakeCuda, host: Host) -> None:
 
 def test_captures_are_left_alone(cuda: FakeCuda, host: Host) -> None:
     """While the stream captures a graph nothing is recorded or asked; boundaries outside of it are measured."""
+    cuda.current_stream[0] = stream = 0xFFFF_7000_0000
     call = _start()
     earlier = _pass(call, host, "< w1 >", cuda)
     call.begin()
     host.now += SHARE_NS
-    cuda.capturing = {0}
+    cuda.capturing = {stream}
     call.enter(0)
     call.read()
     assert _times(earlier) == {} and call.between(0, 0) is None
@@ -377,7 +432,7 @@ class TorchEvent:
 def test_events_of_torch(cuda: FakeCuda, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the driver's library cannot be used, events of torch give the same times, on the current stream and outside of captures."""
     TorchEvent.cuda = cuda
-    monkeypatch.setattr(device_clock, "load_driver", lambda: None)
+    monkeypatch.setattr(device_clock, "load_driver", lambda devices: None)
     monkeypatch.setattr(torch.cuda, "Event", TorchEvent)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda index: 7 + index)
     clock = DeviceClock()
@@ -461,6 +516,7 @@ def _device_times(scope: Any) -> dict[Any, Any]:
 def test_generate(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """Request, phases, steps and modules of a ``generate()`` have the device's times; the outputs are those without us."""
     monkeypatch.setattr(device_clock, "SHARE_NS", 0)
+    monkeypatch.setattr(device_clock, "SHARE_DATA_NS", 0)
     cuda.tick = 1.0
     model = models.llama()
     expected = _generate(model)
@@ -522,6 +578,7 @@ def test_long_generate(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_encoder_and_decoder(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """The encoder, which runs before the first step, is inside the prefill and the request."""
     monkeypatch.setattr(device_clock, "SHARE_NS", 0)
+    monkeypatch.setattr(device_clock, "SHARE_DATA_NS", 0)
     cuda.tick = 1.0
     model = models.t5()
     target, recorder = _target(model, modules=["encoder.block.[01]", "decoder.block.[01]"])
@@ -535,6 +592,7 @@ def test_encoder_and_decoder(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) ->
 def test_forward(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plain forward has the device's time on its span and its modules if the device is done when the call has been described."""
     monkeypatch.setattr(device_clock, "SHARE_NS", 0)
+    monkeypatch.setattr(device_clock, "SHARE_DATA_NS", 0)
     cuda.tick = 1.0
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     target, recorder = _target(model)
@@ -550,6 +608,7 @@ def test_forward(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_forward_that_fails(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """Module calls that an exception ended have no device time; those that returned have theirs."""
     monkeypatch.setattr(device_clock, "SHARE_NS", 0)
+    monkeypatch.setattr(device_clock, "SHARE_DATA_NS", 0)
     cuda.tick = 1.0
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(3, 3))
     target, recorder = _target(model)

@@ -42,10 +42,11 @@ class DriverError(RuntimeError):
 
 
 class TorchCuda(NamedTuple):
-    """What is asked of torch: handle of a device's current stream, current device, whether its stream captures, and a guard."""
+    """What is asked of torch: handle of a device's current stream, current device, number of devices, whether its stream captures, ..."""
 
     stream: Callable[[int], int]
     device: Callable[[], int]
+    devices: int
     capturing: Callable[[], bool]
     has_context: Callable[[int], bool]
     guard: Callable[[int], Any]
@@ -63,22 +64,24 @@ def torch_cuda() -> TorchCuda | None:
     return TorchCuda(
         inner._cuda_getCurrentRawStream,
         inner._cuda_getDevice,
+        torch.cuda.device_count(),
         inner._cuda_isCurrentStreamCapturing,
         inner._cuda_hasPrimaryContext,
         torch.cuda.device,
     )
 
 
-def load_driver() -> Any:
+def load_driver(devices: int) -> Any:
     """The driver's library as ctypes sees it, or ``None`` where there is none (ROCm has other names, and torch's events work).
 
-    Its functions give the interpreter away while they run: one that waits for room in the device's queue would else keep those out
-    that could make room.
+    With several ``devices`` its functions give the interpreter away while they run: one that waits for room in a device's queue would
+    else keep those out that could make room, by launching what another device waits for. With one they keep it, as torch's do.
     """
     if torch.version.hip is not None:
         return None
     try:
-        library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        kind = ctypes.CDLL if devices > 1 else ctypes.PyDLL
+        library = kind("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
         for name in _FUNCTIONS:
             getattr(library, name)
     except (OSError, AttributeError) as error:
@@ -196,6 +199,7 @@ class DriverEvents(EventPool):
         super().__init__(index, cuda)
         self._library = library
         self._device, self._capturing, self._stream = cuda.device, cuda.capturing, cuda.stream
+        self._several = cuda.devices > 1
         self._record = library.cuEventRecord
         self._elapsed = library.cuEventElapsedTime
         self._handles: dict[int, ctypes.c_void_p] = {}
@@ -206,29 +210,27 @@ class DriverEvents(EventPool):
     def record(self) -> int:
         """Record on the device's current stream; see ``EventPool``."""
         try:
-            if self._device() != self.index:
+            if self._several and self._device() != self.index:
                 return self._record_elsewhere()
-            if self._capturing():
+            stream = self._stream(self.index)
+            # The default stream, which has no handle, cannot capture.
+            if stream and self._capturing():
                 return NOTHING
-            return self._record_here()
+            return self._record_on(stream)
         except Exception as error:
             return self._failed(error)
 
-    def _record_here(self) -> int:
-        stream = self._stream(self.index)
+    def _record_on(self, stream: int) -> int:
+        free = self.free
         try:
-            handle = self._handles[stream]
-        except KeyError:
-            handle = self._handle(stream)
-        try:
-            slot = self.free.pop()
+            slot = free.pop()
         except IndexError:
             slot = self._grow()
             if slot < 0:
                 return NOTHING
-        status = self._record(self.events[slot], handle)
+        status = self._record(self.events[slot], self._handles.get(stream) or self._handle(stream))
         if status:
-            self.free.append(slot)
+            free.append(slot)
             raise DriverError(f"cuEventRecord: {status}")
         return slot
 
@@ -236,9 +238,9 @@ class DriverEvents(EventPool):
         """Another device is the current one, as between the layers of a model that is spread over several."""
         capturing = ctypes.c_int()
         with self._current():
-            handle = self._handle(self._stream(self.index))
-            self._check("cuStreamIsCapturing", handle, ctypes.byref(capturing))
-            return NOTHING if capturing.value else self._record_here()
+            stream = self._stream(self.index)
+            self._check("cuStreamIsCapturing", self._handle(stream), ctypes.byref(capturing))
+            return NOTHING if capturing.value else self._record_on(stream)
 
     def _handle(self, stream: int) -> ctypes.c_void_p:
         if len(self._handles) >= MOST_STREAMS:

@@ -98,7 +98,7 @@ class _Enter(CopiedAway):
                 inputs = describe(args)
             call.stack.append((number, self.info, perf_counter_ns(), inputs))
             if call.clock is not None:
-                call.clock.enter(number)
+                call.clock.enter(number, args[0] if args else next(iter(kwargs.values()), None) if kwargs else None)
         except Exception as error:
             report("module hook", error)
 
@@ -128,7 +128,7 @@ class _Exit(CopiedAway):
                 return
             number, info, start, inputs = stack.pop()
             if call.clock is not None:
-                call.clock.leave(number)
+                call.clock.leave(number, output)
             if type(output) is Tensor and not output.is_nested:
                 outputs = self._last
                 if not outputs or outputs[0][0] != output.shape or outputs[0][1] is not output.dtype:

@@ -126,7 +126,7 @@ class ObservedForward:
             stack.append(frame)
             clock = call.clock
             if clock is not None:
-                clock.enter(number)
+                clock.enter(number, args[0] if args else next(iter(kwargs.values()), None))
         except Exception as error:
             report("module call", error)
             return self.__wrapped__(*args, **kwargs)
@@ -141,7 +141,7 @@ class ObservedForward:
                 return output
             stack.pop()
             if clock is not None:
-                clock.leave(number)
+                clock.leave(number, output)
             outputs = self._given
             if type(output) is not Tensor:
                 outputs = describe(output)

@@ -111,7 +111,8 @@ def test_everything_arrives_at_exit(program: Program, receiver: Received) -> Non
     assert [(log.body.string_value, log.trace_id.hex()) for log in receiver.logs()] == [("hello", trace_id)]
     for _, _, headers, encoding, _ in receiver.requests:
         assert (headers["authorization"], headers["team"]) == ("Bearer x", "ml")
-        assert encoding in ("gzip", "unknown")
+        # "unknown" is what gRPC's server says; the receiver is on this machine, so nothing is compressed.
+        assert encoding in ("none", "unknown")
     resources = [
         receiver.of("traces")[0].resource_spans[0].resource,
         receiver.of("metrics")[0].resource_metrics[0].resource,

@@ -35,7 +35,7 @@ def _attributes(result: Any) -> dict[str, Any]:
 def test_shapes_as_text() -> None:
     """Sizes joined by x, ``scalar`` without any, dtypes without the prefix; nothing for nothing."""
     described = (((2, 3), torch.float16), ((), torch.int64))
-    assert shape_attributes(described, "shapes", "dtypes") == {"shapes": ["2x3", "scalar"], "dtypes": ["float16", "int64"]}
+    assert shape_attributes(described, "shapes", "dtypes") == {"shapes": ("2x3", "scalar"), "dtypes": ("float16", "int64")}
     assert shape_attributes((), "shapes", "dtypes") == {}
 
 
@@ -45,7 +45,7 @@ def test_logits_of_the_last_position() -> None:
     logits[:, :2] = 100 * torch.eye(8)[:2]
     attributes = _attributes({"logits": logits})
     assert attributes[semconv.LOGITS_ENTROPY] == pytest.approx(torch.log(torch.tensor(8.0)).item(), rel=1e-5)
-    assert attributes[semconv.OUTPUT_SHAPES] == ["2x3x8"] and attributes[semconv.BATCH_SIZE] == 2
+    assert attributes[semconv.OUTPUT_SHAPES] == ("2x3x8",) and attributes[semconv.BATCH_SIZE] == 2
 
 
 @pytest.mark.parametrize(

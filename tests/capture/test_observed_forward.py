@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -362,3 +363,71 @@ def test_each_module_has_one_span(telemetry: Telemetry) -> None:
         model(ONES)
     telemetry.check()
     assert sorted(span.name for span in telemetry.spans()) == ["forward Holder", "forward Holder", "layer 0", "layer 1"]
+
+
+@pytest.mark.parametrize("change", ["forward of the class", "class of the module"])
+def test_follows_the_class(telemetry: Telemetry, change: str) -> None:
+    """A pass goes on with what the class of a module becomes in the middle of it, as a lookup of forward would, and is recorded."""
+
+    class Before(Scaled):
+        pass
+
+    class Tripled(Scaled):
+        def forward(self, x: Tensor, *, self_: float = 0.0, **more: Any) -> Tensor:
+            return x * 3
+
+    model = Holder(Before(), Before())
+
+    def inside(parts: Any) -> None:
+        parts[0](ONES)
+        if change == "forward of the class":
+            Before.forward = Tripled.forward  # type: ignore[method-assign, assignment]
+        else:
+            parts[0].__class__ = Tripled
+
+    model.inside = inside
+    with telemetry.instrument(model, modules="all"):
+        found = model(ONES)
+    assert torch.equal(found, ONES * (9 if change == "forward of the class" else 6))
+    assert len(telemetry.modules()) == 3
+    telemetry.check()
+
+
+def test_taken_for_a_pattern(telemetry: Telemetry) -> None:
+    """A wrapper that looks like our stand-in, as libraries make them with functools, carries nothing of ours and can be copied."""
+    part = Scaled()
+    model = Holder(part)
+
+    def inside(parts: Any) -> Any:
+        inner = parts[0].forward
+        parts[0].forward = functools.update_wrapper(functools.partial(lambda x: inner(x) + 1), inner)
+        return vars(inner), inner == Scaled.forward.__get__(part), hash(inner) == hash(Scaled.forward.__get__(part))
+
+    assert _run(telemetry, model, inside) == ({}, True, True)
+    theirs = vars(part)["forward"]
+    assert set(vars(theirs)) == {"__module__", "__name__", "__qualname__", "__doc__", "__annotations__", "__wrapped__"}
+    assert torch.equal(copy.deepcopy(part)(ONES), ONES * 3)
+
+
+@pytest.mark.parametrize("then", ["call", "compile", "record"])
+def test_put_back_after_the_pass(telemetry: Telemetry, then: str) -> None:
+    """A patch of forward that begins in a pass and ends after it puts ours back: it works as the module does, and goes when it is called."""
+
+    class Before(Scaled):
+        pass
+
+    part = Before()
+    model = Holder(part)
+    patch = mock.patch.object(part, "forward", side_effect=lambda x: x * 5)
+    _run(telemetry, model, lambda parts: patch.start() and None)
+    patch.stop()
+    assert "forward" in vars(part)
+    model.inside = lambda parts: None
+    if then == "compile":
+        assert torch.equal(torch.compile(model, fullgraph=True, backend="eager")(ONES), ONES * 2)
+    if then == "record":
+        _run(telemetry, model, lambda parts: None)
+    else:
+        Before.forward = lambda _, x: x * 7  # type: ignore[method-assign, assignment, misc]
+        assert torch.equal(part(ONES), ONES * 7)
+    assert "forward" not in vars(part)

@@ -42,6 +42,14 @@ def can_observe(module: nn.Module) -> bool:
     return _counted and plain and not is_optimized(module) and not hasattr(kind, "cls_to_become")
 
 
+def _of_class(module: nn.Module) -> Any:
+    """The ``forward`` that a module has by its class."""
+    kind = type(module)
+    found = getattr_static(kind, "forward")
+    bind = getattr(type(found), "__get__", None)
+    return found if bind is None else bind(found, module, kind)
+
+
 def _itself(forward: Any) -> Any:
     return forward
 
@@ -60,7 +68,8 @@ class ObservedForward:
         self.info = info
         self._engine = engine
         self._own = "forward" in module.__dict__
-        self.__wrapped__ = module.forward
+        self.__wrapped__: Any = module.forward
+        self._found: Any = type(module).forward
         self._key = OWNED
         self._owned = object()
         self._taken: Any = None
@@ -79,22 +88,35 @@ class ObservedForward:
         names = self.owner.__dict__
         if names.get(self._key) is self._owned:
             del names[self._key]
-        if names.get("forward") is self:
-            below: Any = self
-            # Another of ours may have been below, and gone before.
-            while below._own and type(below.__wrapped__) is _Detached:
-                below = below.__wrapped__
-            if below._own:
-                names["forward"] = below.__wrapped__
-            else:
-                del names["forward"]
+        self._go(names)
         self.__class__ = _Detached
+
+    def _go(self, names: dict[str, Any]) -> None:
+        """Put back what was there, if this stands in ``names``, the dictionary of its module."""
+        if names.get("forward") is not self:
+            return
+        below: Any = self
+        # Another of ours may have been below, and gone before.
+        while below._own and type(below.__wrapped__) is _Detached:
+            below = below.__wrapped__
+        if below._own:
+            names["forward"] = below.__wrapped__
+        else:
+            del names["forward"]
+
+    def _follow(self) -> None:
+        """The module has another class, or its class another ``forward``, than when this was last looked at."""
+        self._found = type(self.owner).forward
+        if not self._own:
+            self.__wrapped__ = _of_class(self.owner)
 
     @leave_frame
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass. Written for few instructions: between two large matrix products each of them is a cache miss."""
         if is_dynamo_compiling():
             return self.__wrapped__(*args, **kwargs)
+        if type(self.owner).forward is not self._found:
+            self._follow()
         if _references(self._owned) != _REFERENCES:
             forward = self._of_copy()
             if forward is not None:
@@ -178,9 +200,17 @@ class ObservedForward:
         return caller.forward
 
     __doc__ = property(lambda self: self.__wrapped__.__doc__)
+    # For vars() and functools.wraps(), which would take what is ours along.
+    __dict__ = property(lambda self: self.__wrapped__.__dict__)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__wrapped__, name)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.__wrapped__ == (other.__wrapped__ if isinstance(other, ObservedForward) else other))
+
+    def __hash__(self) -> int:
+        return hash(self.__wrapped__)
 
     def __copy__(self) -> Any:
         return self.__wrapped__
@@ -194,7 +224,19 @@ class ObservedForward:
 
 
 class _Detached(ObservedForward):
-    """One that still stands in a copy of the module's dictionary, or inside of what somebody else has put in its place."""
+    """One that still stands in a copy of the module's dictionary, or inside of what somebody else has put in its place.
 
+    Whoever has replaced it in a pass, ``unittest.mock.patch`` for instance, may put it back long after: then it goes when it is called.
+    """
+
+    @leave_frame
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return (self._of_copy() or self.__wrapped__)(*args, **kwargs)
+        if is_dynamo_compiling():
+            return self.__wrapped__(*args, **kwargs)
+        if type(self.owner).forward is not self._found:
+            self._follow()
+        forward = self._of_copy()
+        if forward is None:
+            self._go(self.owner.__dict__)
+            forward = self.__wrapped__
+        return forward(*args, **kwargs)

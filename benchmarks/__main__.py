@@ -31,7 +31,7 @@ TITLES = {
 EPILOG = """
 examples:
   python -m benchmarks                                  the plan for a CPU: all parts, ten minutes on two cores
-  python -m benchmarks gpu --json gpu.json              the plan for one NVIDIA GPU, less than nine minutes
+  python -m benchmarks gpu --json gpu.json              the plan for one NVIDIA GPU, about ten minutes
   python -m benchmarks --models smollm2 --rows a/a,def,all --rounds 20
   python -m benchmarks --parts micro,scale
   python -m benchmarks --models llama-8b --mode compiled --tokens 64 --prompt 64
@@ -117,7 +117,12 @@ def _choose(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tup
 
 
 def _table(
-    lines: list[dict[str, Any]], cases: Sequence[plans.Case], options: argparse.Namespace, address: str, seconds: float
+    lines: list[dict[str, Any]],
+    cases: Sequence[plans.Case],
+    options: argparse.Namespace,
+    address: str,
+    seconds: float,
+    keep: Callable[[], None],
 ) -> Workload | None:
     """Add the lines of the main table; returns the first workload, for the part after it."""
     first = None
@@ -131,6 +136,7 @@ def _table(
         lines += table.lines_of(
             work, measure(work, rows, address, rounds=options.rounds or plans.PLANS[options.plan].rounds, seconds=limit)
         )
+        keep()
         first = first or work
         # The next model is loaded before this name would be bound anew.
         del work
@@ -159,7 +165,7 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser, address: 
         found[part] = []
         try:
             if part == "table":
-                work = _table(found[part], cases, options, address, seconds)
+                work = _table(found[part], cases, options, address, seconds, lambda: _write(found, options))
             elif part == "export":
                 found[part] = limits.export_rate(work, address, seconds=seconds)
             else:
@@ -168,6 +174,7 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser, address: 
         except Exception as error:  # what was measured before is worth its minutes
             traceback.print_exc()
             found[part].append({"setting": part, "verdict": f"FAILED: {type(error).__name__}: {error}", "failed": True})
+        _write(found, options)
     # Before the receiver goes: what is sent at the exit would be retried.
     otlp.shutdown(30)
     return found
@@ -179,6 +186,14 @@ _SMALL: dict[str, Callable[[str, float, argparse.Namespace], list[dict[str, Any]
     "micro": lambda address, seconds, options: micro.micro(address, seconds=seconds),
 }
 """Parts whose models are too small for more than one thread."""
+
+
+def _write(found: dict[str, Any], options: argparse.Namespace) -> None:
+    """Write what there is so far: a run that is ended from outside, at a limit of time, keeps what it has measured."""
+    if options.markdown:
+        options.markdown.write_text(render(found), encoding="utf-8")
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def render(found: dict[str, Any]) -> str:
@@ -209,12 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             OTEL_EXPORTER_OTLP_ENDPOINT=address, OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf", OTEL_METRIC_EXPORT_INTERVAL="3600000"
         )
         found = _run(options, parser, address)
-    text = render(found)
-    print(text)
-    if options.markdown:
-        options.markdown.write_text(text, encoding="utf-8")
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(render(found))
     failed = [line for part in TITLES for line in found.get(part, []) if line.get("failed")]
     for line in failed:
         note(f"FAILED: {line.get('model')} {line.get('setting', '')}: {line['verdict']}")

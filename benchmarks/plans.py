@@ -1,4 +1,4 @@
-"""What is measured on which machine: ``cpu`` for two cores in about ten minutes, ``gpu`` for one card in less than nine.
+"""What is measured on which machine: ``cpu`` for two cores in about ten minutes, ``gpu`` for one card in about ten.
 
 A plan is a list of workloads, each with its share of the time, the greatest ratios it may show, and the parts that follow. Models are
 loaded one after the other; the first one stays for the part after the table.

@@ -42,6 +42,21 @@ def test_tiny(tmp_path: Path) -> None:
     assert "INFERSPAN_MODULES is left out of account" in run.stderr and "revision" in found["machine"]
 
 
+def test_ended_from_outside(tmp_path: Path) -> None:
+    """A run that is ended in its last part has left the parts before it in its files."""
+    lines = [
+        "from benchmarks import __main__ as program",
+        'program._SMALL["scale"] = lambda *_: [{"setting": "first"}]',
+        "def stop(*_): raise KeyboardInterrupt",
+        'program._SMALL["micro"] = stop',
+        f'program.main(["--parts", "scale,micro", "--json", {str(tmp_path / "found.json")!r}, "--markdown", {str(tmp_path / "found.md")!r}])',
+    ]
+    run = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert run.returncode != 0 and "KeyboardInterrupt" in run.stderr
+    assert json.loads((tmp_path / "found.json").read_text())["scale"] == [{"setting": "first"}]
+    assert "How the cost grows" in (tmp_path / "found.md").read_text()
+
+
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     """The help names every plan, model, row and part."""
     with pytest.raises(SystemExit) as ended:

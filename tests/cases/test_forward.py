@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from inferspan import semconv
 from inferspan.capture.forward import ForwardCall
+from inferspan.capture.target import Target
 from tests.attached import attached
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
@@ -744,6 +745,25 @@ def test_uninstrument_in_an_always_called_hook(telemetry: Telemetry, where: str)
     telemetry.check()
     assert len(telemetry.forwards()) == 1
     telemetry.instrument(model)
+    model(hidden=HIDDEN)
+    telemetry.check()
+    assert len(telemetry.forwards()) == 2
+
+
+@pytest.mark.parametrize("place", ["new_device_clock", "closed"])
+def test_interrupts_inside_our_own_code(telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """Ctrl-C that arrives while we open or end a request passes, leaves nothing on a module, and the next call is clean."""
+    model = Net()
+    telemetry.instrument(model)
+
+    def interrupt(*_: Any) -> Any:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Target, place, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(hidden=HIDDEN)
+    assert _hooks_on(model.layers) == 0
     model(hidden=HIDDEN)
     telemetry.check()
     assert len(telemetry.forwards()) == 2

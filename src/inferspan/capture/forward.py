@@ -79,26 +79,36 @@ class ForwardCall(Call):
         self.modules = False
         self.input_tokens: int | None = None
         if self.recording:
-            self.output_stats = target.new_output_stats()
-            engine = target.engine
-            engine.prepare()
-            expected = 0 if compiled else engine.expected
-            if expected and self.budget.module_room(expected, whole=False):
-                self.open_modules(expected, whole=False)
-                self.modules = True
-                engine.acquire()
-            else:
-                self.budget.leave_out(expected)
-            self.clock = target.new_device_clock()
-            if self.clock is not None:
-                self.clock.begin()
-            if target.windows.active:
-                self.part = target.windows.claim(first_call=self.warmup)
+            try:
+                self._open(target)
+            except BaseException:
+                # An interrupt: nothing else would take the modules' observers off again.
+                if self.modules:
+                    target.engine.release()
+                raise
+
+    def _open(self, target: Target) -> None:
+        """Attach and begin what detail needs."""
+        self.output_stats = target.new_output_stats()
+        engine = target.engine
+        engine.prepare()
+        expected = 0 if self.compiled else engine.expected
+        if expected and self.budget.module_room(expected, whole=False):
+            self.open_modules(expected, whole=False)
+            engine.acquire()
+            self.modules = True
+        else:
+            self.budget.leave_out(expected)
+        self.clock = target.new_device_clock()
+        if self.clock is not None:
+            self.clock.begin()
+        if target.windows.active:
+            self.part = target.windows.claim(first_call=self.warmup)
 
     def enter_again(self, info: ModuleInfo, arguments: tuple[Any, ...]) -> None:
         """The model calls itself: one more module call inside this request."""
         self.depth += 1
-        if not self.room:
+        if self.room <= 0:
             self.missed += 1
         else:
             self.room -= 1
@@ -119,19 +129,19 @@ class ForwardCall(Call):
 
     def finish(self, output: Any, failure: Failure | None, now: int) -> None:
         """End the request; ``output`` is what the model returned. Once only: a second call does nothing."""
+        seen, end = self, RequestEnd(self.epoch(now), failure, {})
         # Claimed first: uninstrument() on another thread may end this call in the very moment that it ends itself.
         if not self._once.acquire(blocking=False):
             self.pop(now)
             self._release_part()
             return
-        seen = self
-        if threading.get_ident() != self.thread:
-            seen = self._so_far()
-            # What was seen so far must not stick out of the request.
-            now = perf_counter_ns()
-        end = RequestEnd(self.epoch(now), failure, {})
         # An interrupt that arrives in here must not leave the span open or hooks attached.
         try:
+            if threading.get_ident() != self.thread:
+                seen = self._so_far()
+                # What was seen so far must not stick out of the request.
+                now = perf_counter_ns()
+                end = RequestEnd(self.epoch(now), failure, {})
             if seen.clock is not None:
                 seen.clock.end()
             if seen.part is not None:
@@ -148,16 +158,18 @@ class ForwardCall(Call):
             with contain("hand-over of a forward pass"):
                 seen.hand_over()
         finally:
-            if self.modules:
-                with contain("end of a forward pass"):
-                    self.target.engine.release()
-            self.output_stats = None
-            if seen.clock is not None:
-                with contain("device clock"):
-                    seen.clock.close()
-            self._release_part()
-            self.target.closed(self)
-            self.scope.end(end)
+            try:
+                if self.modules:
+                    with contain("end of a forward pass"):
+                        self.target.engine.release()
+                self.output_stats = None
+                if seen.clock is not None:
+                    with contain("device clock"):
+                        seen.clock.close()
+                self._release_part()
+                self.target.closed(self)
+            finally:
+                self.scope.end(end)
 
     def _so_far(self) -> ForwardCall:
         """A copy for a thread that ends this call from outside, while hooks on the call's own thread still write into the original."""

@@ -509,11 +509,13 @@ class GenerateCall(Call):
             with contain("hand-over of generate()"):
                 self.hand_over()
         finally:
-            with contain("end of generate()"):
-                self._release_modules()
-            self._let_go()
-            self.scope.end(end)
-            self.target.closed(self)
+            try:
+                with contain("end of generate()"):
+                    self._release_modules()
+                self._let_go()
+                self.target.closed(self)
+            finally:
+                self.scope.end(end)
 
     def _close_open(self, now: int, failure: Failure | None) -> None:
         kind = failure.type if failure is not None else None

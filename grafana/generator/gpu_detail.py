@@ -62,7 +62,8 @@ def _memory() -> Row:
     by = ["hw_id", "inferspan_device"]
     kinds = ((semconv.M_TORCH_REQUESTED, "asked for"), (semconv.M_TORCH_ALLOCATED, "allocated"), (semconv.M_TORCH_ACTIVE, "active"))
     parts = [*kinds, (semconv.M_TORCH_RESERVED, "reserved")]
-    unused = f"1 - {Q.total(semconv.M_TORCH_ALLOCATED, by=PROCESS)} / ({Q.total(semconv.M_TORCH_RESERVED, by=PROCESS)} > 0)"
+    # A scrape may catch the collector between the two metrics, and then more seems allocated than reserved.
+    unused = f"clamp_min(1 - {Q.total(semconv.M_TORCH_ALLOCATED, by=PROCESS)} / ({Q.total(semconv.M_TORCH_RESERVED, by=PROCESS)} > 0), 0)"
     panels = [
         trend(
             "Memory of the cards",

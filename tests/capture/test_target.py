@@ -115,10 +115,9 @@ def test_found_for_its_model_only() -> None:
 
 def test_dies_with_its_model() -> None:
     """The model is held weakly; when it goes, the wrappers on its class go too."""
-    # A class of this test alone: models of others may still be instrumented, or wait for the collector.
-    kind = type("OwnLlama", (type(models.llama()),), {})
     model = models.llama()
-    model.__class__ = kind
+    # A class of this test alone: models of others may wait for the collector.
+    model.__class__ = kind = type("OwnLlama", (type(model),), {})
     target = _target(model)
     assert "generate" in vars(kind)
     alive = weakref.ref(model)

@@ -120,7 +120,7 @@ def test_every_module(telemetry: Telemetry) -> None:
 def test_pattern_that_matches_nothing(telemetry: Telemetry) -> None:
     """A pattern without a match is refused, and the model is untouched."""
     model = models.llama()
-    # A class of this test alone: models of others may still be instrumented, or wait for the collector.
+    # A class of this test alone: models of others may wait for the collector.
     model.__class__ = type("OwnLlama", (type(model),), {})
     before = dict(vars(type(model)))
     with pytest.raises(SettingsError, match="matches no module"):

@@ -6,6 +6,7 @@ of one of them; ``None`` for what cannot be sent. One value that cannot be encod
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from numbers import Integral, Real
@@ -13,7 +14,7 @@ from typing import Any
 
 from .records import AttributeValue
 
-__all__ = ["exportable", "exportable_attributes", "exportable_text"]
+__all__ = ["exportable", "exportable_attributes", "exportable_text", "shape_texts"]
 
 _INT64 = 2**63
 
@@ -65,3 +66,10 @@ def exportable_attributes(attributes: Mapping[str, object]) -> dict[str, Attribu
     """Those attributes that can be sent."""
     found = ((exportable_text(key), exportable(value)) for key, value in attributes.items())
     return {key: value for key, value in found if value is not None}
+
+
+@functools.lru_cache(maxsize=4096)
+def shape_texts(described: tuple[tuple[Any, Any], ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Texts of (shape, dtype) pairs, ``1x12x4096`` and ``bfloat16``; kept, because steps have the same shapes over and over."""
+    sizes = tuple("x".join(map(str, shape)) or "scalar" for shape, _ in described)
+    return sizes, tuple(str(dtype).removeprefix("torch.") for _, dtype in described)

@@ -18,6 +18,7 @@ from opentelemetry import trace
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
 
 from . import semconv
+from .attribute_values import shape_texts
 from .buffer import Buffer
 from .guard import guarded
 from .ids import ids
@@ -34,7 +35,6 @@ PAUSE = 0.001
 ROOM = 256
 PATIENCE = 2.0
 """Longest time in seconds that a chunk waits for a batch processor to empty its queue."""
-_SHAPES_KEPT = 4096
 
 
 class _Own(threading.local):
@@ -74,8 +74,7 @@ class SpanWriter:
 
     def __init__(self) -> None:
         self._buffer: Buffer[tuple[RequestSpan, Detail | RequestEnd]] = Buffer(self._write)
-        self._shapes: dict[Any, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-        self._raw = RawDetail(self._described)
+        self._raw = RawDetail(shape_texts)
 
     def put(self, scope: RequestSpan, item: Detail | RequestEnd, weight: int) -> bool:
         """Queue detail of a request, or the end of one whose steps are to be measured; false if there is no room."""
@@ -207,9 +206,9 @@ class SpanWriter:
             if info.layer_index is not None:
                 attributes[semconv.MODULE_LAYER_INDEX] = info.layer_index
             if inputs:
-                attributes[semconv.INPUT_SHAPES], attributes[semconv.INPUT_DTYPES] = self._described(inputs)
+                attributes[semconv.INPUT_SHAPES], attributes[semconv.INPUT_DTYPES] = shape_texts(inputs)
             if outputs:
-                attributes[semconv.OUTPUT_SHAPES], attributes[semconv.OUTPUT_DTYPES] = self._described(outputs)
+                attributes[semconv.OUTPUT_SHAPES], attributes[semconv.OUTPUT_DTYPES] = shape_texts(outputs)
             if (seconds := batch.device.get(number)) is not None:
                 attributes[semconv.DEVICE_TIME] = seconds
             if statistics is not None:
@@ -220,15 +219,3 @@ class SpanWriter:
             if batch.step is not None:
                 attributes[semconv.STEP_INDEX] = batch.step
             yield name, own[number], own.get(parent, above), start + batch.offset, end + batch.offset, attributes, None
-
-    def _described(self, described: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        known = self._shapes.get(described)
-        if known is None:
-            if len(self._shapes) >= _SHAPES_KEPT:
-                self._shapes.clear()
-            known = (
-                tuple("x".join(map(str, shape)) or "scalar" for shape, _ in described),
-                tuple(str(dtype).removeprefix("torch.") for _, dtype in described),
-            )
-            self._shapes[described] = known
-        return known

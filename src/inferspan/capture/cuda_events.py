@@ -19,7 +19,18 @@ import torch
 
 from ..guard import report
 
-__all__ = ["MOST_EVENTS", "NOTHING", "DriverError", "DriverEvents", "EventPool", "TorchCuda", "TorchEvents", "load_driver", "torch_cuda"]
+__all__ = [
+    "MOST_EVENTS",
+    "NOTHING",
+    "DriverError",
+    "DriverEvents",
+    "EventPool",
+    "TorchCuda",
+    "TorchEvents",
+    "leave_captures_alone",
+    "load_driver",
+    "torch_cuda",
+]
 
 NOTHING = -1
 """Slot of a boundary that could not be recorded."""
@@ -33,6 +44,8 @@ NOT_READY = 600
 UNKNOWN = float("nan")
 RELAXED = 2
 TIMING = 0
+
+_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 _log = logging.getLogger("inferspan")
 
@@ -81,7 +94,7 @@ def load_driver(devices: int) -> Any:
         return None
     try:
         kind = ctypes.CDLL if devices > 1 else ctypes.PyDLL
-        library = kind("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        library = kind(_LIBRARY)
         for name in _FUNCTIONS:
             getattr(library, name)
     except (OSError, AttributeError) as error:
@@ -94,6 +107,19 @@ _FUNCTIONS = (
     "cuEventCreate", "cuEventDestroy_v2", "cuEventRecord", "cuEventElapsedTime", "cuCtxGetCurrent", "cuCtxPushCurrent_v2",
     "cuCtxPopCurrent_v2", "cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode",
 )  # fmt: skip
+
+
+def leave_captures_alone() -> None:
+    """Let the calling thread allocate and load code while another captures a graph; CUDA would end the capture with an error.
+
+    Raises:
+        OSError: there is no CUDA driver.
+        RuntimeError: the driver refuses.
+    """
+    driver = ctypes.CDLL(_LIBRARY)
+    status = driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(RELAXED)))
+    if status:
+        raise RuntimeError(f"cuThreadExchangeStreamCaptureMode: {status}")
 
 
 class EventPool:

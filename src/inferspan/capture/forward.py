@@ -8,7 +8,6 @@ runs root hooks; its compiled call is wrapped from outside instead. The span of 
 from __future__ import annotations
 
 import copy
-import functools
 import sys
 import threading
 import weakref
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from .. import semconv
+from ..attribute_values import shape_texts
 from ..guard import contain, report
 from ..records import AttributeValue, Failure, ModuleInfo, RequestEnd, RequestStart
 from .budget import Budget
@@ -51,15 +51,8 @@ def shape_attributes(described: Described, shapes: str, dtypes: str) -> dict[str
     """Shapes as ``1x12x4096`` and dtypes as ``bfloat16`` under the given keys; nothing where nothing is known."""
     if not described:
         return {}
-    sizes, kinds = _texts(described)
+    sizes, kinds = shape_texts(described)
     return {shapes: sizes, dtypes: kinds}
-
-
-@functools.lru_cache(maxsize=1024)
-def _texts(described: Described) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Decoding steps have the same shapes over and over, and this is on the model's path."""
-    sizes = tuple("x".join(map(str, shape)) or "scalar" for shape, _ in described)
-    return sizes, tuple(str(dtype).removeprefix("torch.") for _, dtype in described)
 
 
 class ForwardCall(Call):

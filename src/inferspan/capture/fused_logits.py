@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..guard import report
-from .transforms import leave_captures_alone
+from .cuda_events import leave_captures_alone
 
 __all__ = ["FUSED", "SCRATCH_FLOATS", "FusedLogits", "Variant"]
 

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from .cuda_events import leave_captures_alone
 from .device_rows import raw_stream
-from .transforms import leave_captures_alone
 
 __all__ = ["LANDINGS", "CudaLink", "Landings", "Link", "RowLane", "Transfer", "link_of"]
 

@@ -6,16 +6,13 @@ of ours would end up in the user's graph. Every entry point of ours asks here fi
 
 from __future__ import annotations
 
-import ctypes
 import sys
 
 import torch
 
 from .compilation import is_compiling
 
-__all__ = ["is_capturing", "is_transforming", "leave_captures_alone"]
-
-_RELAXED = 2
+__all__ = ["is_capturing", "is_transforming"]
 
 
 def _is_fx_tracing() -> bool:
@@ -59,16 +56,3 @@ def is_transforming() -> bool:
 def is_capturing() -> bool:
     """Whether the current CUDA stream is capturing a graph; never initialises CUDA."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
-
-
-def leave_captures_alone() -> None:
-    """Let the calling thread allocate and load code while another captures a graph; CUDA would end the capture with an error.
-
-    Raises:
-        OSError: there is no CUDA driver.
-        RuntimeError: the driver refuses.
-    """
-    driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    status = driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_RELAXED)))
-    if status:
-        raise RuntimeError(f"cuThreadExchangeStreamCaptureMode: {status}")

@@ -56,9 +56,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=_positive, help="pairs of every row (default: 40 on a CPU, 60 on a GPU, or what the time allows)")
     parser.add_argument(
         "--mode",
-        choices=["eager", "compiled"],
+        choices=["eager", "compiled", "prefill"],
         default="eager",
-        help="with --models: compiled is a static cache, for which generate() compiles the decode step",
+        help="with --models: compiled is a static cache, for which generate() compiles the decode step; prefill names a request of "
+        "one token, such as --tokens 1 --prompt 2048 --batch 32",
     )
     parser.add_argument("--tokens", type=_positive, default=32, help="with --models: new tokens of a request (default: %(default)s)")
     parser.add_argument("--prompt", type=_positive, default=16, help="with --models: tokens of the prompt (default: %(default)s)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,14 @@ def measure(logits: Tensor, chosen: Tensor | None, top_k: int = 0) -> StepLogits
 def numbers(step: StepLogits) -> tuple[Any, ...]:
     """All that a step says."""
     return step.batch, step.mean, step.rows, step.top, step.counts, step.confidence
+
+
+def flat(step: StepLogits) -> Iterator[float]:
+    """The same as one series."""
+    for row in (step.mean, *step.rows):
+        yield from (math.nan if value is None else value for value in row)
+    for pair in step.top:
+        yield from pair
 
 
 def special(kind: str, logits: Tensor) -> Tensor:
@@ -216,14 +225,37 @@ class Operations(TorchDispatchMode):
     ("dtype", "batch", "top_k", "limit"), [(torch.float32, 1, 0, 29), (torch.bfloat16, 16, 5, 33), (torch.bfloat16, 64, 0, 31)]
 )
 def test_a_step_costs_few_operations_and_no_host_read(dtype: torch.dtype, batch: int, top_k: int, limit: int) -> None:
-    """Statistics of a step take about 29 operations, 4 more with top-k, whatever the batch, and never read a value on the host."""
-    logits, chosen = torch.randn(batch, 300).to(dtype), torch.zeros(batch, dtype=torch.long)
+    """On a device, statistics of a step take about 29 operations, 4 more with top-k, whatever the batch, and never read a value on the host.
+
+    The meta device stands for it: it has no values that could be read.
+    """
+    logits, chosen = torch.empty(batch, 300, dtype=dtype, device="meta"), torch.zeros(batch, dtype=torch.long, device="meta")
     ring, steps = LogitRing(top_k=top_k, capacity=50), 50
     with Operations() as operations:
         for _ in range(steps):
             ring.append(logits, chosen)
     assert operations.counts.total() <= (limit + 0.5) * steps, operations.counts
     assert not HOST_READS & set(operations.counts), operations.counts
+
+
+@pytest.mark.parametrize(("batch", "vocabulary", "most"), [(1, 300, 11), (16, 3000, 11), (1, 200_000, 24), (16, 200_000, 31)])
+def test_steps_on_a_cpu_are_done_in_one_go(batch: int, vocabulary: int, most: int) -> None:
+    """On a CPU the logits of up to 16 steps are copied and taken together, while they are small: a few operations a step; results are the same."""
+    steps = [torch.randn(batch, vocabulary) for _ in range(37)]
+    chosen = torch.arange(batch)
+    ring = LogitRing(top_k=2, capacity=50)
+    with Operations() as operations:
+        for logits in steps:
+            kept = logits.clone()
+            ring.append(kept, chosen)
+            # The model may use the memory of its logits again.
+            kept.fill_(float("nan"))
+    found = ring.read()
+    want = [measure(logits, chosen, top_k=2) for logits in steps]
+    assert (operations.counts.total() - 2 * len(steps)) / len(steps) <= most, operations.counts
+    assert len(found) == len(want)
+    for got, step in zip(found, want, strict=True):
+        assert [*flat(got)] == pytest.approx([*flat(step)], rel=1e-5, abs=1e-5, nan_ok=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

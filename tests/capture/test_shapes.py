@@ -6,10 +6,11 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
-from inferspan.capture.shapes import describe
+from inferspan.capture.shapes import describe, describe_like
 
 ONE = torch.ones(2, 3)
 PAIR = ((2, 3), torch.float32)
@@ -100,3 +101,39 @@ def test_tensor_subclass_that_refuses() -> None:
 
     shy = torch.ones(2).as_subclass(Shy)
     assert _plain([shy, ONE]) == [PAIR]
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    NESTED: Tensor = torch.nested.nested_tensor([ONE, ONE])
+_CALLS: list[tuple[Any, ...]] = [
+    (),
+    (ONE,),
+    (ONE, ONE),
+    (ONE, None, 3, True, "word"),
+    (ONE.double(),),
+    (torch.ones(2, 3),),
+    (torch.nn.Parameter(ONE),),
+    ((ONE, ONE), ONE),
+    ((ONE, None), ONE),
+    ((ONE, (ONE,)), ONE),
+    ([ONE], ONE),
+    ({"key": ONE}, ONE),
+    (object(), ONE),
+    (ONE, object()),
+    (NESTED,),
+    (ONE, NESTED),
+    (ONE,) * 8,
+    (ONE,) * 9,
+    (None,) * 15 + (ONE,),
+    (None,) * 16 + (ONE,),
+    ((None,) * 16 + (ONE,),),
+    ((),),
+]
+
+
+@pytest.mark.parametrize("value", _CALLS)
+@pytest.mark.parametrize("earlier", _CALLS)
+def test_what_an_earlier_call_was_like_changes_nothing(earlier: tuple[Any, ...], value: tuple[Any, ...]) -> None:
+    """A description that is looked for by way of an earlier one is that which is found without."""
+    assert describe_like(describe(earlier), value) == describe(value)

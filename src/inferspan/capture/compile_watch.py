@@ -26,30 +26,46 @@ class _Watcher(Protocol):
         """It has done so."""
 
 
+class _Imports:
+    """Stands in ``sys.meta_path`` and finds nothing: it sees when a program loads Dynamo, which may be in the middle of a pass.
+
+    ``torch._dynamo`` imports its ``callback`` module as one of the first of some ninety, so one of the others comes after it.
+    """
+
+    def __init__(self, compiling: Compiling) -> None:
+        self._compiling = compiling
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Called for each module that is imported for the first time."""
+        if name.startswith("torch._dynamo."):
+            self._compiling.listen()
+
+
 class Compiling:
     """What torch.compile has done in this process, and who wants to know."""
 
     def __init__(self) -> None:
         self._watchers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._own = (self._begins, self._ends)
+        self._imports = _Imports(self)
         self._lock = threading.Lock()
 
-    def watch(self, watcher: _Watcher, *, first: bool) -> bool:
-        """Tell ``watcher`` of compilations; returns whether there was none so far.
-
-        Without Dynamo in the process nothing can be compiled, unless a program loads it in the middle of its ``first`` pass.
-        """
+    def watch(self, watcher: _Watcher) -> bool:
+        """Tell ``watcher`` of compilations; returns whether there was none so far."""
         with self._lock:
             self._watchers.add(watcher)
+            if self._imports not in sys.meta_path:
+                sys.meta_path.insert(0, self._imports)
         self.listen()
         if "torch._dynamo.callback" not in sys.modules:
-            return not first and "torch._dynamo" not in sys.modules
+            # On another thread its import may have begun.
+            return "torch._dynamo" not in sys.modules
         return not has_compiled()
 
     def listen(self) -> None:
         """See that the callbacks are there: Dynamo may have been loaded since, and ``torch._dynamo.reset()`` takes them out."""
         module = sys.modules.get("torch._dynamo.callback")
-        if module is None:
+        if getattr(module, "callback_handler", None) is None:
             return
         with contain("watching torch.compile"):
             for callbacks, own in self._places(module):
@@ -60,6 +76,8 @@ class Compiling:
         """``watcher`` need not be told any more."""
         with self._lock:
             self._watchers.discard(watcher)
+            if not self._watchers and self._imports in sys.meta_path:
+                sys.meta_path.remove(self._imports)
         module = sys.modules.get("torch._dynamo.callback")
         if module is not None and not self._watchers:
             with contain("watching torch.compile"):

@@ -28,6 +28,10 @@ ROWS_KEPT = 16
 DETAIL_BYTES = 8 << 20
 """Bytes of row-by-row results that a request may hold; after that, the first row and the mean of each step are kept."""
 
+HELD_BYTES = 2 << 20
+HELD_STEPS = 16
+"""Logits on a CPU that are held until their statistics are taken in one go."""
+
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 
@@ -50,6 +54,41 @@ class _Lane(RowLane):
             self.done.extend(to_steps(self.kind, self.top_k, whole))
 
 
+class _Held:
+    """Logits of successive steps on a CPU, copied until there are enough for one go.
+
+    The thirty operations cost as much for one row as for three.
+
+    Args:
+        logits: like those that will come.
+        chosen: the same.
+        steps: how many are held.
+    """
+
+    __slots__ = ("chosen", "count", "logits", "steps")
+
+    def __init__(self, logits: Tensor, chosen: Tensor | None, steps: int) -> None:
+        self.steps, self.count = steps, 0
+        # What is made in inference mode could not be written to outside of it.
+        with torch.inference_mode(False):
+            self.logits = torch.empty((steps, *logits.shape), dtype=logits.dtype)
+            self.chosen = None if chosen is None else torch.empty((steps, *chosen.shape), dtype=chosen.dtype)
+
+    def put(self, logits: Tensor, chosen: Tensor | None) -> bool:
+        """Copy one step; returns whether there is no room for another."""
+        with torch.no_grad():
+            self.logits[self.count].copy_(logits)
+            if self.chosen is not None and chosen is not None:
+                self.chosen[self.count].copy_(chosen)
+        self.count += 1
+        return self.count == self.steps
+
+    def take(self) -> tuple[Tensor, Tensor | None]:
+        """The rows of all steps, one below the other, and their ids; forgets them."""
+        count, self.count = self.count, 0
+        return self.logits[:count].flatten(0, 1), None if self.chosen is None else self.chosen[:count].flatten(0, 1)
+
+
 class _Source:
     """Logits as they were in the last step, and all that follows from how they were."""
 
@@ -59,6 +98,7 @@ class _Source:
         "chosen_shape",
         "device",
         "dtype",
+        "held",
         "ids",
         "index",
         "lane",
@@ -79,6 +119,13 @@ class _Source:
         self.stride = logits.stride(0) if logits.shape[0] > 1 else 0
         self.call: Call | None = None
         self.scratch: Tensor | None = None
+        self.held: _Held | None = None
+
+    def hold(self, logits: Tensor, chosen: Tensor | None) -> None:
+        """Do several steps of logits like these in one go, if they are on a CPU and small enough."""
+        steps = min(HELD_STEPS, HELD_BYTES // (logits.numel() * logits.element_size()))
+        if steps > 1 and logits.device.type == "cpu" and (chosen is None or chosen.device.type == "cpu"):
+            self.held = _Held(logits, chosen, steps)
 
     def holds(self, logits: Tensor, chosen: Tensor | None) -> bool:
         """Whether these tensors are like those that this was made for."""
@@ -162,14 +209,19 @@ class LogitRing:
             return None
         source = self._source
         if source is None or not source.holds(logits, chosen):
+            self._settle()
             source = self._source = self._look(logits, chosen)
             if source is None:
                 return None
         lane = source.lane
-        call = source.call or (None if source.variant is None else self._kernel(source))
-        if call is None or not self._launch(call, source, logits, chosen):
-            self._operations(logits, chosen, top_k=self._top_k, out=lane.row())
-        lane.commit()
+        if source.held is not None:
+            if source.held.put(logits, chosen):
+                self._settle()
+        else:
+            call = source.call or (None if source.variant is None else self._kernel(source))
+            if call is None or not self._launch(call, source, logits, chosen):
+                self._operations(logits, chosen, top_k=self._top_k, out=lane.row())
+            lane.commit()
         run = self._run
         if run is None or run.lane is not lane:
             run = self._run = _Run(lane)
@@ -178,12 +230,14 @@ class LogitRing:
         if lane.kind.batch > 1 and not lane.kind.compact:
             self._detail_bytes += lane.row_bytes
             if self._detail_bytes > DETAIL_BYTES:
+                self._settle()
                 self._source = None
         self._taken += 1
         return self._taken - 1
 
     def landed(self) -> list[StepLogits]:
         """The next steps whose statistics have come to the host by themselves; does not wait. Not while the stream captures."""
+        self._settle()
         try:
             for lane in {id(run.lane): run.lane for run in self._runs}.values():
                 lane.collect(lane.landed())
@@ -194,6 +248,7 @@ class LogitRing:
 
     def read(self) -> list[StepLogits]:
         """The statistics of all steps that are left, in the order of their ``append``. May wait for the device."""
+        self._settle()
         lanes, self._lanes, self._source = self._lanes, {}, None
         try:
             for lane in lanes.values():
@@ -202,6 +257,21 @@ class LogitRing:
             self._break()
             raise
         return self._give()
+
+    def _settle(self) -> None:
+        """Take the statistics of what is held."""
+        source = self._source
+        if source is None or source.held is None or not source.held.count:
+            return
+        try:
+            lane = source.lane
+            rows = self._operations(*source.held.take(), top_k=self._top_k)
+            for row in rows.view(-1, lane.kind.batch, rows.shape[1]):
+                lane.row().copy_(row)
+                lane.commit()
+        except BaseException:
+            self._break()
+            raise
 
     def _break(self) -> None:
         """Take nothing any more: after a failure it is not known which rows belong to which step."""
@@ -239,7 +309,10 @@ class LogitRing:
         if lane is None:
             lane = self._lanes[key] = _Lane(kind, self._top_k, dtype, device, self._link(device))
         variant = None if self._fused is None else self._fused.choose(logits, chosen, top_k=self._top_k)
-        return _Source(logits, chosen, lane, variant)
+        source = _Source(logits, chosen, lane, variant)
+        if variant is None and self._operations is compute:
+            source.hold(logits, chosen)
+        return source
 
     def _kernel(self, source: _Source) -> Call | None:
         """The fused kernel for ``source``, if it is ready."""

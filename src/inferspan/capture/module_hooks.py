@@ -151,7 +151,6 @@ class HookEngine:
         self._style = style
         self._lock = threading.Lock()
         self._users = 0
-        self._passes = 0
         self._closed = False
         self._handles: list[Any] = []
         self._observed: list[ObservedForward] = []
@@ -234,8 +233,7 @@ class HookEngine:
 
     def _attach(self) -> None:
         self._detach()
-        observe = compiling.watch(self, first=not self._passes)
-        self._passes += 1
+        observe = compiling.watch(self)
         for reference, info, _, observable in self._selection:
             module = reference()
             if module is None:

@@ -20,15 +20,13 @@ from ..guard import contain, report
 from ..records import ModuleInfo
 from .call import Call, current, error_type
 from .compilation import is_optimized, leave_frame
-from .shapes import describe
+from .shapes import Described, describe, describe_like
 
 __all__ = ["OWNED", "ObservedForward", "can_observe"]
 
 OWNED = "_inferspan_owned"
-"""Key beside ``forward`` in the module's ``__dict__``: an object whose reference count tells whether somebody has copied the dictionary."""
-_REFERENCES = 3
-"""The module's dictionary, our own slot, and the argument of ``getrefcount``."""
-_references: Any = getattr(sys, "getrefcount", lambda _: _REFERENCES)
+"""Key beside ``forward`` in the module's ``__dict__``: its reference count tells whether somebody has copied the dictionary."""
+_references: Any = getattr(sys, "getrefcount", lambda _: 0)
 _counted = hasattr(sys, "getrefcount") and getattr(sys, "_is_gil_enabled", lambda: True)()
 """Whether reference counts are exact: not in free-threaded builds, nor where there are none."""
 _torch_calls = nn.Module._call_impl.__globals__
@@ -54,7 +52,48 @@ def _itself(forward: Any) -> Any:
     return forward
 
 
-class ObservedForward:
+class _Hot:
+    """All that an observed call reads, in two cache lines, and in a class whose attributes Python finds without searching.
+
+    It stands beside ``forward`` in the module's dictionary as well, so that a copy of the dictionary shows in its reference count.
+    """
+
+    __slots__ = ("__weakref__", "engine", "forward", "found", "given", "info", "module", "taken")
+
+    forward: Any
+    """What the module had before."""
+    found: Any
+    """``forward`` of the module's class when it was last looked at."""
+
+    def __init__(self, module: nn.Module, info: ModuleInfo, engine: object) -> None:
+        self.module: Any = module
+        self.info, self.engine = info, engine
+        self.forward, self.found = module.forward, type(module).forward
+        self.taken: Described = ()
+        self.given: Described = ()
+
+    def __reduce__(self) -> Any:
+        # What is copied along with a module holds nothing of ours.
+        return object, ()
+
+
+def _expected_references() -> int:
+    """How often one is referred to while it is looked at in ``__call__``, as the running Python counts: by its two places and there."""
+    places = [_Hot.__new__(_Hot)]
+    places += places
+    hot = places[0]
+    return int(_references(hot))
+
+
+_REFERENCES = _expected_references()
+
+
+class _Slots:
+    # With a dictionary, though nothing is in it: Dynamo asks every object for one.
+    __slots__ = ("__dict__", "__weakref__", "_hot", "_key", "_own")
+
+
+class ObservedForward(_Slots):
     """Calls the ``forward`` that a module had before, and records the call.
 
     Args:
@@ -63,30 +102,32 @@ class ObservedForward:
         engine: whose calls record; those of others, such as that of a model inside this one, do not.
     """
 
+    __slots__ = ()
+    _hot: _Hot
+    _key: str
+    _own: bool
+
     def __init__(self, module: nn.Module, info: ModuleInfo, engine: object) -> None:
-        self.owner = module
-        self.info = info
-        self._engine = engine
         self._own = "forward" in module.__dict__
-        self.__wrapped__: Any = module.forward
-        self._found: Any = type(module).forward
+        self._hot = _Hot(module, info, engine)
         self._key = OWNED
-        self._owned = object()
-        self._taken: Any = None
-        self._given: Any = None
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self._hot.forward
 
     def attach(self) -> None:
         """Put this in the place of the module's ``forward``."""
-        names = self.owner.__dict__
+        names: dict[str, Any] = self._hot.module.__dict__
         while self._key in names:
             self._key += "_"
-        names[self._key] = self._owned
+        names[self._key] = self._hot
         names["forward"] = self
 
     def detach(self) -> None:
         """Put back what was there; if somebody else has replaced ``forward`` meanwhile, theirs stays, and ours in it records no more."""
-        names = self.owner.__dict__
-        if names.get(self._key) is self._owned:
+        names: dict[str, Any] = self._hot.module.__dict__
+        if names.get(self._key) is self._hot:
             del names[self._key]
         self._go(names)
         self.__class__ = _Detached
@@ -106,76 +147,81 @@ class ObservedForward:
 
     def _follow(self) -> None:
         """The module has another class, or its class another ``forward``, than when this was last looked at."""
-        self._found = type(self.owner).forward
+        hot = self._hot
+        hot.found = type(hot.module).forward
         if not self._own:
-            self.__wrapped__ = _of_class(self.owner)
+            hot.forward = _of_class(hot.module)
 
     @leave_frame
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass. Written for few instructions: between two large matrix products each of them is a cache miss."""
+        # Once: a class with __getattr__ has every attribute searched for.
+        hot = self._hot
         if is_dynamo_compiling():
-            return self.__wrapped__(*args, **kwargs)
-        if type(self.owner).forward is not self._found:
+            return hot.forward(*args, **kwargs)
+        if type(hot.module).forward is not hot.found:
             self._follow()
-        if _references(self._owned) != _REFERENCES:
+        if _references(hot) != _REFERENCES:
             forward = self._of_copy()
             if forward is not None:
                 return forward(*args, **kwargs)
         call = current.call
-        if call is None or call.engine is not self._engine:
-            return self.__wrapped__(*args, **kwargs)
+        if call is None or call.engine is not hot.engine:
+            return hot.forward(*args, **kwargs)
         if call.room <= 0:
             call.missed += 1
-            return self.__wrapped__(*args, **kwargs)
+            return hot.forward(*args, **kwargs)
         try:
             call.room -= 1
             number = call.count
             call.count = number + 1
-            inputs = self._taken
+            inputs = hot.taken
             if kwargs:
-                inputs = describe((*args[:8], *kwargs.values()))
+                inputs = hot.taken = describe_like(inputs, (*args[:8], *kwargs.values()))
             elif len(args) != 1 or type(args[0]) is not Tensor:
-                inputs = describe(args)
+                inputs = hot.taken = describe_like(inputs, args)
             else:
                 try:
-                    if not inputs or inputs[0][0] != args[0].shape or inputs[0][1] is not args[0].dtype:
-                        inputs = self._taken = describe(args)
+                    if not inputs or inputs[0][0] != args[0].shape or inputs[0][1] is not args[0].dtype or len(inputs) != 1:
+                        inputs = hot.taken = describe(args)
                 except RuntimeError:
                     # A nested tensor has no shape. Asking first would cost more than an exception that is not raised.
                     inputs = ()
             stack = call.stack
-            frame = (number, self.info, perf_counter_ns(), inputs)
+            frame = (number, hot.info, perf_counter_ns(), inputs)
             stack.append(frame)
             clock = call.clock
             if clock is not None:
                 clock.enter(number, args[0] if args else next(iter(kwargs.values()), None))
         except Exception as error:
             report("module call", error)
-            return self.__wrapped__(*args, **kwargs)
+            return hot.forward(*args, **kwargs)
         try:
-            output = self.__wrapped__(*args, **kwargs)
+            output = hot.forward(*args, **kwargs)
         except BaseException as error:
             self._failed(call, frame, error)
             raise
         try:
             now = perf_counter_ns()
-            if not stack or (stack[-1] is not frame and not call.unwind_to(self.info, now)):
+            if not stack or (stack[-1] is not frame and not call.unwind_to(hot.info, now)):
                 return output
             stack.pop()
             if clock is not None:
                 clock.leave(number, output)
-            outputs = self._given
-            if type(output) is not Tensor:
+            outputs = hot.given
+            if type(output) is tuple:
+                outputs = hot.given = describe_like(outputs, output)
+            elif type(output) is not Tensor:
                 outputs = describe(output)
             else:
                 try:
-                    if not outputs or outputs[0][0] != output.shape or outputs[0][1] is not output.dtype:
-                        outputs = self._given = describe(output)
+                    if not outputs or outputs[0][0] != output.shape or outputs[0][1] is not output.dtype or len(outputs) != 1:
+                        outputs = hot.given = describe(output)
                 except RuntimeError:
                     outputs = ()
             collector = call.output_stats
             statistics = collector.append(output) if collector is not None else None
-            call.calls.extend((number, stack[-1][0] if stack else -1, self.info, frame[2], now, inputs, outputs, None, statistics))
+            call.calls.extend((number, stack[-1][0] if stack else -1, hot.info, frame[2], now, inputs, outputs, None, statistics))
         except Exception as error:
             report("module call", error)
         return output
@@ -184,14 +230,14 @@ class ObservedForward:
         """Record a call through which an exception passes."""
         with contain("module call"):
             now = perf_counter_ns()
-            if call.stack and (call.stack[-1] is frame or call.unwind_to(self.info, now)):
+            if call.stack and (call.stack[-1] is frame or call.unwind_to(self._hot.info, now)):
                 call.close_frame(now, error_type(error))
 
     def _of_copy(self) -> Any:
         """What to call instead, where the caller is not our module but one that has got a copy of its dictionary."""
         frame = sys._getframe(2)
         caller = frame.f_locals.get("self") if frame.f_globals is _torch_calls else None
-        if caller is None or caller is self.owner or caller.__dict__.get("forward") is not self:
+        if caller is None or caller is self._hot.module or caller.__dict__.get("forward") is not self:
             return None
         del caller.__dict__["forward"]
         caller.__dict__.pop(self._key, None)
@@ -220,7 +266,7 @@ class ObservedForward:
 
     def __reduce__(self) -> Any:
         # A file must not need this package to be read, and an own forward is one that pickles, or did not before either.
-        return (_itself, (self.__wrapped__,)) if self._own else (getattr, (self.owner, "forward"))
+        return (_itself, (self.__wrapped__,)) if self._own else (getattr, (self._hot.module, "forward"))
 
 
 class _Detached(ObservedForward):
@@ -229,14 +275,17 @@ class _Detached(ObservedForward):
     Whoever has replaced it in a pass, ``unittest.mock.patch`` for instance, may put it back long after: then it goes when it is called.
     """
 
+    __slots__ = ()
+
     @leave_frame
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        hot = self._hot
         if is_dynamo_compiling():
-            return self.__wrapped__(*args, **kwargs)
-        if type(self.owner).forward is not self._found:
+            return hot.forward(*args, **kwargs)
+        if type(hot.module).forward is not hot.found:
             self._follow()
         forward = self._of_copy()
         if forward is None:
-            self._go(self.owner.__dict__)
-            forward = self.__wrapped__
+            self._go(hot.module.__dict__)
+            forward = hot.forward
         return forward(*args, **kwargs)

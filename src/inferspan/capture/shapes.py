@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Described", "describe"]
+__all__ = ["Described", "describe", "describe_like"]
 
 Described = tuple[tuple[Any, Any], ...]
 _known: dict[Described, Described] = {}
@@ -87,3 +87,33 @@ def describe(value: Any) -> Described:
     found: list[tuple[Any, Any]] = []
     _walk(value, 0, found)
     return _shared(tuple(found))
+
+
+def describe_like(known: Described, values: tuple[Any, ...]) -> Described:
+    """``describe(values)``, for less where ``known``, the description of an earlier call, still holds."""
+    if len(values) > MAX_ENTRIES:
+        return describe(values)
+    place = 0
+    try:
+        for value in values:
+            kind = type(value)
+            if kind is Tensor:
+                shape, dtype = known[place]
+                if value.dtype is not dtype or value.shape != shape:
+                    break
+                place += 1
+            elif kind is tuple and len(value) <= MAX_ENTRIES:
+                for part in value:
+                    shape, dtype = known[place]
+                    if type(part) is not Tensor or part.dtype is not dtype or part.shape != shape:
+                        return describe(values)
+                    place += 1
+            elif value is not None and kind not in _SCALARS and isinstance(value, (dict, list, tuple, Tensor)):
+                break
+        else:
+            if place == len(known):
+                return known
+    except (IndexError, RuntimeError):
+        # More tensors than were known, or one without a shape.
+        return describe(values)
+    return describe(values)

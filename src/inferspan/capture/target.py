@@ -149,7 +149,7 @@ class Target:
         with _lock:
             _targets.setdefault(id(model), []).append(self)
             self._undo.push(lambda: self._unregister(self._model_id))
-        compiling.watch(self, first=True)
+        compiling.watch(self)
         self._attach_generate(model)
         self._attach_root(model)
         if callable(getattr(type(model), "compile", None)):

@@ -1,0 +1,113 @@
+"""A program that loads Dynamo in the middle of a recorded pass; in processes of their own, since it cannot be unloaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+HEAD = """
+    import sys, torch, inferspan
+    from torch import nn
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+    from inferspan.capture.observed_forward import ObservedForward
+
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    inside = []
+
+    class Part(nn.Linear):
+        def forward(self, value):
+            inside.append(type(self.__dict__.get("forward")))
+            return super().forward(value)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.compile = Part(4, 4), Part(4, 4), False
+
+        def forward(self, value):
+            value = self.first(value)
+            if self.compile:
+                assert "torch._dynamo" not in sys.modules
+                self.answer = torch.compile(self.second, backend="eager", fullgraph=True)(value)
+            return self.second(value)
+
+    model = Model()
+    before = list(sys.meta_path)
+    handle = inferspan.instrument(
+        model, tracer_provider=provider, meter_provider=MeterProvider([]), modules="all", nvml=False, host=False, every_step=True
+    )
+    ones = torch.ones(2, 4)
+
+    def run():
+        exporter.clear()
+        with torch.no_grad():
+            answer = model(ones)
+        inferspan.flush()
+        return answer, sorted(span.name for span in exporter.get_finished_spans())
+"""
+
+
+def _run(body: str) -> str:
+    code = textwrap.dedent(HEAD) + textwrap.dedent(body)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_first_pass_is_observed_as_later_ones_are() -> None:
+    """Where Dynamo was never loaded, no hook is registered in the first pass either."""
+    assert (
+        _run(
+            """
+        first, second = run(), run()
+        assert inside == [ObservedForward] * 4, inside
+        assert first[1] == second[1] and len(first[1]) == 3, first[1]
+        print("torch._dynamo" in sys.modules)
+        """
+        )
+        == "False"
+    )
+
+
+@pytest.mark.parametrize("earlier", [0, 2], ids=["in the first pass", "in a later pass"])
+def test_dynamo_is_loaded_in_the_middle_of_a_pass(earlier: int) -> None:
+    """What a pass compiles while Dynamo is loaded for it sees nothing of ours: frames, graphs and recompilations are those of a plain run."""
+    body = f"""
+        for _ in range({earlier}):
+            run()
+        model.compile = True
+        answer, names = run()
+        assert torch.equal(answer, model.answer)
+        handle.uninstrument()
+        with torch.no_grad():
+            torch.compile(model.second, backend="eager", fullgraph=True)(model.first(ones))
+        counters = torch._dynamo.utils.counters
+        print(names)
+        print(counters["frames"], counters["stats"], counters["graph_break"], counters["recompiles"])
+    """
+    names, counted = _run(body).splitlines()
+    plain, want = _run("handle.uninstrument()\n" + textwrap.dedent(body)).splitlines()
+    assert counted == want
+    assert plain == "[]" and names.count("first") == 1
+
+
+def test_nothing_is_left_among_the_importers() -> None:
+    """What watches for Dynamo stands in ``sys.meta_path`` while a model is instrumented, and not after."""
+    assert (
+        _run(
+            """
+        run()
+        during = len(sys.meta_path) - len(before)
+        handle.uninstrument()
+        print(during, sys.meta_path == before)
+        """
+        )
+        == "1 True"
+    )

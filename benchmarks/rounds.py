@@ -54,7 +54,8 @@ class Measured:
 
 
 SETTLE = 0.1
-"""Seconds between attaching and the request."""
+SETTLE_CUDA = 0.3
+"""Seconds between attaching and the request; NVML is asked what a card can tell, which takes its time."""
 
 
 def once(work: Workload, row: Row, address: str, *, piped: bool) -> Run:
@@ -67,7 +68,7 @@ def once(work: Workload, row: Row, address: str, *, piped: bool) -> Run:
     undo = row.attach(work)
     if row is not PLAIN:
         # The first reading of the machine, on its own thread, belongs to instrument(), not to a request.
-        time.sleep(SETTLE)
+        time.sleep(SETTLE_CUDA if work.cuda else SETTLE)
     try:
         machine.reset_peak()
         wall, begun = time.monotonic(), time.perf_counter()

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 
-from inferspan.attribute_values import exportable, exportable_attributes, exportable_text
+from inferspan.attribute_values import exportable, exportable_attributes, exportable_text, shape_attributes
 
 
 class _Word(str, enum.Enum):
@@ -55,3 +56,10 @@ def test_attributes_and_texts() -> None:
     """What cannot be sent is left out of a mapping, keys are made encodable as well."""
     assert exportable_attributes({"a": 1, "b": float("nan"), "c\ud800": "x"}) == {"a": 1, "c?": "x"}
     assert exportable_text("naïve \ud83d") == "naïve ?"
+
+
+def test_shapes_as_text() -> None:
+    """Sizes joined by x, ``scalar`` without any, dtypes without the prefix; nothing for nothing."""
+    described = (((2, 3), torch.float16), ((), torch.int64))
+    assert shape_attributes(described, "shapes", "dtypes") == {"shapes": ("2x3", "scalar"), "dtypes": ("float16", "int64")}
+    assert shape_attributes((), "shapes", "dtypes") == {}

@@ -14,7 +14,7 @@ from typing import Any
 
 from .records import AttributeValue
 
-__all__ = ["exportable", "exportable_attributes", "exportable_text", "shape_texts"]
+__all__ = ["exportable", "exportable_attributes", "exportable_text", "shape_attributes", "shape_texts"]
 
 _INT64 = 2**63
 
@@ -73,3 +73,11 @@ def shape_texts(described: tuple[tuple[Any, Any], ...]) -> tuple[tuple[str, ...]
     """Texts of (shape, dtype) pairs, ``1x12x4096`` and ``bfloat16``; kept, because steps have the same shapes over and over."""
     sizes = tuple("x".join(map(str, shape)) or "scalar" for shape, _ in described)
     return sizes, tuple(str(dtype).removeprefix("torch.") for _, dtype in described)
+
+
+def shape_attributes(described: tuple[tuple[Any, Any], ...], shapes: str, dtypes: str) -> dict[str, AttributeValue]:
+    """Shapes as ``1x12x4096`` and dtypes as ``bfloat16`` under the given keys; nothing where nothing is known."""
+    if not described:
+        return {}
+    sizes, kinds = shape_texts(described)
+    return {shapes: sizes, dtypes: kinds}

@@ -26,7 +26,7 @@ from inferspan.shutdown import Pipeline
 __all__ = ["RawSpanSink", "raw_sink"]
 
 QUEUE_BYTES = 24 * 1024 * 1024
-WAKE_BYTES = 1024 * 1024
+WAKE_BYTES = REQUEST_LIMIT
 
 
 class RawSpanSink:

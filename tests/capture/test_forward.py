@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from inferspan import semconv
-from inferspan.capture.forward import shape_attributes
 from tests.capture.test_target import Recorder, _target
 
 
@@ -30,13 +29,6 @@ def _attributes(result: Any) -> dict[str, Any]:
     assert model(torch.ones(2, 3)) is result
     target.close()
     return dict(recorder.scopes[0].ended[0].attributes)
-
-
-def test_shapes_as_text() -> None:
-    """Sizes joined by x, ``scalar`` without any, dtypes without the prefix; nothing for nothing."""
-    described = (((2, 3), torch.float16), ((), torch.int64))
-    assert shape_attributes(described, "shapes", "dtypes") == {"shapes": ("2x3", "scalar"), "dtypes": ("float16", "int64")}
-    assert shape_attributes((), "shapes", "dtypes") == {}
 
 
 def test_logits_of_the_last_position() -> None:

@@ -32,7 +32,7 @@ The worst error is work that was launched faster than that: it counts for what c
 between them. Without any, up to this much idle time of the device is left out.
 """
 SHARE_DATA_NS = 40_000
-"""The same for boundaries that pass one tensor on: a module that takes what the last one gave, or what a module around it took, and
+"""The same for boundaries that pass one tensor on: a module that takes what the last one gave, or what the module around it took, and
 one that returns what its last submodule gave. A recorded event costs 3 to 8 us, and half of the boundaries of a transformer are such.
 
 The worst error is work on something else, launched between the two in less than this time (eight launches at most): as above.
@@ -137,9 +137,9 @@ class CallClock:
         """The newest boundary of the running pass."""
         self._slots: list[list[int]] = [[] for _ in self._pools]
         self._marks: list[int] = []
-        self._taken: list[Any] = []
-        """Weak references to what the open module calls took."""
-        self._given: Any = None
+        self._taken: list[Callable[[], Any]] = [_nothing]
+        """Weak references to what the open module calls took, innermost last; of modules without submodules none."""
+        self._given: Callable[[], Any] = _nothing
         """Weak reference to what the last module call gave, if nothing was entered since."""
         self._begin = self._end = -1
         self._waiting: deque[Measured] = deque()
@@ -148,30 +148,35 @@ class CallClock:
         self._closed = False
 
     # --------------------------------------------------------------------------------------------------------- boundaries
-    def enter(self, number: int, taken: Any = None) -> None:
-        """A recorded module call begins; ``taken`` is its first input."""
-        apart = perf_counter_ns() - self._recorded
-        if apart >= SHARE_NS:
-            given = self._given
-            known = given is not None and given() is taken
-            if apart >= SHARE_DATA_NS or type(taken) is not Tensor or not (known or any(one() is taken for one in self._taken)):
-                self._record()
-        self._given = None
-        self._taken.append(ref(taken) if type(taken) is Tensor else _nothing)
+    def enter(self, number: int, taken: Any = None, now: int = 0, *, inner: bool = True) -> None:
+        """A recorded module call begins.
+
+        Args:
+            number: of the call.
+            taken: its first input.
+            now: reading of the host's clock, if there is one that is less than a microsecond old.
+            inner: whether the module has submodules.
+        """
+        apart = (now or perf_counter_ns()) - self._recorded
+        if apart >= SHARE_NS and (
+            apart >= SHARE_DATA_NS or type(taken) is not Tensor or (self._given() is not taken and self._taken[-1]() is not taken)
+        ):
+            self._record()
+        self._given = _nothing
+        if inner:
+            self._taken.append(ref(taken) if type(taken) is Tensor else _nothing)
         self._marks += (number, self._last)
 
-    def leave(self, number: int, given: Any = None) -> None:
-        """A recorded module call has returned ``given``."""
-        apart = perf_counter_ns() - self._recorded
+    def leave(self, number: int, given: Any = None, now: int = 0, *, inner: bool = True) -> None:
+        """A recorded module call has returned ``given``; the rest is as for ``enter``."""
+        apart = (now or perf_counter_ns()) - self._recorded
         if type(given) is tuple and given:
             given = given[0]
-        if apart >= SHARE_NS:
-            last = self._given
-            # Without a submodule since it was entered, a module that returns what it took has changed it in place.
-            if apart >= SHARE_DATA_NS or last is None or given is None or last() is not given:
-                self._record()
-        self._given = ref(given) if type(given) is Tensor else None
-        if self._taken:
+        # Without a submodule since it was entered, a module that returns what it took has changed it in place.
+        if apart >= SHARE_NS and (apart >= SHARE_DATA_NS or given is None or self._given() is not given):
+            self._record()
+        self._given = ref(given) if type(given) is Tensor else _nothing
+        if inner and len(self._taken) > 1:
             self._taken.pop()
         self._marks += (~number, self._last)
 
@@ -199,7 +204,7 @@ class CallClock:
         self.end()
         measured = Measured(self._slots, self._marks, self._begin, self._end)
         self._slots, self._marks = [[] for _ in self._pools], []
-        self._taken, self._given = [], None
+        self._taken, self._given = [_nothing], _nothing
         self._begin = self._end = self._last = -1
         self._recorded = 0
         if not self._anchors:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from .. import semconv
-from ..attribute_values import shape_texts
+from ..attribute_values import shape_attributes
 from ..guard import contain, report
 from ..records import AttributeValue, Failure, ModuleInfo, RequestEnd, RequestStart
 from .budget import Budget
@@ -40,19 +40,11 @@ if TYPE_CHECKING:
     from .device_clock import CallClock
     from .target import Target
 
-__all__ = ["CompiledCall", "ForwardCall", "RootEnter", "RootExit", "close_stale", "shape_attributes"]
+__all__ = ["CompiledCall", "ForwardCall", "RootEnter", "RootExit", "close_stale"]
 
 _PACKED = frozenset({"cu_seq_lens_q", "read_index"})
 """Arguments by which transformers' continuous batching packs the requests of several callers into one row: nobody's own request."""
 INTERRUPTED = Failure("_OTHER", "the forward pass was interrupted", "")
-
-
-def shape_attributes(described: Described, shapes: str, dtypes: str) -> dict[str, AttributeValue]:
-    """Shapes as ``1x12x4096`` and dtypes as ``bfloat16`` under the given keys; nothing where nothing is known."""
-    if not described:
-        return {}
-    sizes, kinds = shape_texts(described)
-    return {shapes: sizes, dtypes: kinds}
 
 
 class ForwardCall(Call):

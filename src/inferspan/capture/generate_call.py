@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from .. import semconv
-from ..guard import contain
+from ..guard import contain, report
 from ..records import Attributes, AttributeValue, Failure, ModuleCall, Phase, RequestEnd, Step
 from .call import Call, failure_of
 from .compilation import compiled_graphs
-from .forward import shape_attributes
 from .generate_end import MAX_TOKENS_IN_ARRAYS, describe_end, kv_cache_bytes, reused_tokens
 from .logit_ring import LogitRing
 from .logits import StepLogits, whole_logits
 from .logits import attributes as logit_attributes
 from .memory import MemoryMeter
-from .shapes import Described, describe
+from .shapes import Described, describe_like
+from .step_facts import StepFacts
 from .stopping import observe_criteria
 from .tokens import Loop, sequences_of
 from .transforms import is_capturing
@@ -76,7 +76,7 @@ class GenerateCall(Call):
         self.step_start = self.start
         self.step_given: Any = None
         self.step_inputs: Described = ()
-        self.step_width: int | None = None
+        self.step_outputs: Described = ()
         self.length: int | None = None
         self.index = 0
         self.decode_steps = 0
@@ -107,6 +107,7 @@ class GenerateCall(Call):
         self.entropies: list[float] = []
         self.top1_probabilities: list[float] = []
         self.nonfinite: dict[tuple[str, str], int] = {}
+        self.every_step = target.settings.every_step
         self.next_sampled = 0
         self.hooked = False
         self.refused = 0
@@ -205,7 +206,7 @@ class GenerateCall(Call):
         now = perf_counter_ns()
         if self.clock is not None:
             self.clock.end()
-        with contain("end of a step"):
+        try:
             outputs = args[0] if args else kwargs.get("outputs")
             model_kwargs = args[1] if len(args) > 1 else kwargs.get("model_kwargs")
             new_tokens = kwargs.get("num_new_tokens", args[3] if len(args) > 3 else None)
@@ -213,7 +214,9 @@ class GenerateCall(Call):
                 self.step_start = self.last
             self.fresh = True
             self._look_at_outputs(outputs, model_kwargs, new_tokens)
-            self._close_step(now, describe(self.logits) if self.logits is not None and self.recording else (), None)
+            self._close_step(now, self._describe_logits() if self.logits is not None and self.recording else (), None)
+        except Exception as error:
+            report("end of a step", error)
         if self.clock is not None:
             # The loop has waited for the device before this step, which now has work again.
             self.clock.read_some()
@@ -287,10 +290,12 @@ class GenerateCall(Call):
             if logits is not None and (type(logits) is not Tensor or self.vocabulary):
                 logits = whole_logits(logits, vocabulary=self.vocabulary)
                 self.sharded = self.sharded or logits is None
-            if type(logits) is Tensor and logits.dim() == 3 and logits.is_floating_point() and 0 not in logits.shape:
-                last = logits.select(1, -1)
-                # A view of a whole prompt's logits would keep them alive longer than the loop does.
-                self.logits = last if logits.shape[1] == 1 else last.clone()
+            if type(logits) is Tensor and logits.dim() == 3 and logits.is_floating_point():
+                shape = logits.shape
+                if 0 not in shape:
+                    last = logits.select(1, -1)
+                    # A view of a whole prompt's logits would keep them alive longer than the loop does.
+                    self.logits = last if shape[1] == 1 else last.clone()
 
     def _append_logits(self, logits: Tensor, input_ids: Tensor, loop: Loop) -> None:
         if not self.steps_kept or self.ring is None or loop.assisted or is_capturing():
@@ -324,9 +329,12 @@ class GenerateCall(Call):
         wanted = wanted or (self.target.steps_wanted == "sampled" and (self.hooked or self.refused > 0))
         kept = False
         # On its own, so that the modules of this step are not taken for those of a later one.
-        with contain("end of a step"):
+        try:
             kept = wanted and self.budget.take_step(wanted=profiled)
-        self.budget.leave_out(self.refused)
+        except Exception as error:
+            report("end of a step", error)
+        if self.refused:
+            self.budget.leave_out(self.refused)
         self.measured = None
         if self.hooked:
             self._flush_modules(index if kept else None, now, failure)
@@ -335,17 +343,19 @@ class GenerateCall(Call):
         elif self.clock is not None:
             self.measured = self.clock.cut(wanted=kept)
         if kept:
-            attributes: dict[str, AttributeValue] = {}
-            with contain("end of a step"):
-                self.step_inputs, self.step_width = _step_inputs(given, self.recording)
-                attributes = self._step_attributes(outputs)
+            inputs, width = self._look_at_inputs(given)
+            length = self.length
+            if length is None:
+                length = ((self.reused or 0) if self.first_token is None else 0) + (width or 0)
+            more = self.part.attributes if profiled and self.part is not None else None
+            facts = StepFacts(inputs, outputs, width, length, more)
             if self.measured is not None:
-                self.measured.on_known = partial(attributes.__setitem__, semconv.DEVICE_TIME)
-            if profiled and self.part is not None:
-                attributes |= self.part.attributes
-            step = Step(index, phase, self.epoch(self.step_start), self.epoch(now), failure, attributes)
-            self.steps_kept.append((step, None))
-        self._sample_modules(index + 1)
+                self.measured.on_known = facts.on_device
+            self.steps_kept.append((Step(index, phase, self.step_start + self.offset, now + self.offset, failure, facts), None))
+        if self.hooked or self.every_step or index + 1 == self.next_sampled or self.part is not None or self.target.windows.active:
+            self._sample_modules(index + 1)
+        else:
+            self.room = self.refused = 0
         if len(self.steps_kept) > self.most_steps:
             self._hand_over_steps(len(self.steps_kept) - 1, wait=len(self.steps_kept) > MOST_LIVE)
             # Those whose statistics are still on the device come with the next ones.
@@ -356,23 +366,30 @@ class GenerateCall(Call):
     def _will_keep_step(self) -> bool:
         return self.target.steps_wanted == "all" and self.budget.keeps_next_step
 
-    def _step_attributes(self, outputs: Described) -> dict[str, AttributeValue]:
-        attributes = shape_attributes(self.step_inputs, semconv.INPUT_SHAPES, semconv.INPUT_DTYPES)
-        attributes |= shape_attributes(outputs, semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES)
-        if self.step_width is not None:
-            attributes[semconv.STEP_TOKENS] = self.step_width
-            before = (self.length or 0) if self.first_token is not None else (self.reused or 0)
-            attributes[semconv.SEQUENCE_LENGTH] = self.length if self.length is not None else before + self.step_width
-        return attributes
+    def _describe_logits(self) -> Described:
+        """Shape and type of the logits, in most steps those of the last one."""
+        self.step_outputs = describe_like(self.step_outputs, (self.logits,))
+        return self.step_outputs
+
+    def _look_at_inputs(self, given: Any) -> tuple[Described, int | None]:
+        """Shapes of what goes into the forward pass, and how many positions per row it holds."""
+        try:
+            main = _main_input(given)
+            if main is None:
+                return (), None
+            self.step_inputs = describe_like(self.step_inputs, (main,))
+            return self.step_inputs, int(main.shape[1])
+        except Exception as error:
+            report("end of a step", error)
+            return (), None
 
     def _sample_modules(self, index: int) -> None:
         """Decide whether the step ``index`` is recorded with its modules, and attach or detach hooks for it."""
         target = self.target
-        every = target.settings.every_step
         if self.part is None and target.windows.active:
             self.part = target.windows.claim(first_call=self.warmup)
         profiled = self.part is not None and self.part.due
-        wanted = target.engine.expected > 0 and (every or profiled or index == self.next_sampled)
+        wanted = target.engine.expected > 0 and (self.every_step or profiled or index == self.next_sampled)
         if index == self.next_sampled:
             self.next_sampled = max(1, index * 2)
             if self.memory is not None:
@@ -460,8 +477,7 @@ class GenerateCall(Call):
             self.noted_index += 1
             self._note_logits(values)
         decode: Callable[[int], str] | None = self.target.decode_token if self.target.ids_on_spans else None
-        known = step.attributes() if callable(step.attributes) else step.attributes
-        late = partial(_late_attributes, known, values, self.target.ids_on_spans, decode)
+        late = partial(_late_attributes, step.attributes, values, self.target.ids_on_spans, decode)
         return step._replace(attributes=late, size=step.size + ROW_BYTES * values.rows_kept)
 
     def _note_logits(self, values: StepLogits) -> None:
@@ -569,25 +585,22 @@ class GenerateCall(Call):
 
 
 def _late_attributes(
-    attributes: Attributes, values: StepLogits, content: bool, decode: Callable[[int], str] | None
+    known: Attributes | Callable[[], Attributes], values: StepLogits, content: bool, decode: Callable[[int], str] | None
 ) -> dict[str, AttributeValue]:
     """Attributes of a step, made off the model's path; a tokenizer that fails costs the texts only."""
     found = logit_attributes(values, content=content, decode=None)
     if content and decode is not None:
         with contain("token texts"):
             found = logit_attributes(values, content=True, decode=decode)
-    return {**attributes, **found}
+    return {**(known() if callable(known) else known), **found}
 
 
-def _step_inputs(inputs: Any, recording: bool) -> tuple[Described, int | None]:
-    """Shapes of what goes into the forward pass, and how many positions per row it holds."""
+def _main_input(inputs: Any) -> Tensor | None:
+    """The tensor among the inputs of a forward pass whose second dimension is that of the positions."""
     if not isinstance(inputs, dict):
-        return (), None
-    width = None
-    main = None
+        return None
     for key in ("decoder_input_ids", "input_ids", "decoder_inputs_embeds", "inputs_embeds"):
         value = inputs.get(key)
         if isinstance(value, Tensor) and value.dim() >= 2:
-            width, main = int(value.shape[1]), value
-            break
-    return (describe(main) if recording and main is not None else ()), width
+            return value
+    return None

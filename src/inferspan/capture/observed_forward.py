@@ -58,7 +58,7 @@ class _Hot:
     It stands beside ``forward`` in the module's dictionary as well, so that a copy of the dictionary shows in its reference count.
     """
 
-    __slots__ = ("__weakref__", "engine", "forward", "found", "given", "info", "module", "taken")
+    __slots__ = ("__weakref__", "engine", "forward", "found", "given", "info", "inner", "module", "taken")
 
     forward: Any
     """What the module had before."""
@@ -69,6 +69,7 @@ class _Hot:
         self.module: Any = module
         self.info, self.engine = info, engine
         self.forward, self.found = module.forward, type(module).forward
+        self.inner = bool(module._modules)
         self.taken: Described = ()
         self.given: Described = ()
 
@@ -192,7 +193,8 @@ class ObservedForward(_Slots):
             stack.append(frame)
             clock = call.clock
             if clock is not None:
-                clock.enter(number, args[0] if args else next(iter(kwargs.values()), None))
+                taken = args[0] if args else next(iter(kwargs.values()), None)
+                clock.enter(number, taken, frame[2], inner=hot.inner)
         except Exception as error:
             report("module call", error)
             return hot.forward(*args, **kwargs)
@@ -207,7 +209,7 @@ class ObservedForward(_Slots):
                 return output
             stack.pop()
             if clock is not None:
-                clock.leave(number, output)
+                clock.leave(number, output, now, inner=hot.inner)
             outputs = hot.given
             if type(output) is tuple:
                 outputs = hot.given = describe_like(outputs, output)

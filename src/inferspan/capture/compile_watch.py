@@ -76,7 +76,8 @@ class Compiling:
         """``watcher`` need not be told any more."""
         with self._lock:
             self._watchers.discard(watcher)
-            if not self._watchers and self._imports in sys.meta_path:
+            # An interpreter that exits has no importers any more.
+            if not self._watchers and self._imports in (sys.meta_path or ()):
                 sys.meta_path.remove(self._imports)
         module = sys.modules.get("torch._dynamo.callback")
         if module is not None and not self._watchers:

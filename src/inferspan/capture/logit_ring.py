@@ -71,8 +71,8 @@ class _Held:
         self.steps, self.count = steps, 0
         # What is made in inference mode could not be written to outside of it.
         with torch.inference_mode(False):
-            self.logits = torch.empty((steps, *logits.shape), dtype=logits.dtype)
-            self.chosen = None if chosen is None else torch.empty((steps, *chosen.shape), dtype=chosen.dtype)
+            self.logits = torch.empty((steps, *logits.shape), dtype=logits.dtype, device="cpu")
+            self.chosen = None if chosen is None else torch.empty((steps, *chosen.shape), dtype=chosen.dtype, device="cpu")
 
     def put(self, logits: Tensor, chosen: Tensor | None) -> bool:
         """Copy one step; returns whether there is no room for another."""

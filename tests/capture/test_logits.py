@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
-from collections.abc import Iterator
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +22,7 @@ from inferspan.capture import logit_reductions, logit_ring
 from inferspan.capture.logit_reductions import compute
 from inferspan.capture.logit_ring import LogitRing
 from inferspan.capture.logits import LogitStatistics, StepLogits, attributes, whole_logits
+from inferspan.guard import Swallowed
 
 INF, NAN = math.inf, math.nan
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -408,6 +413,85 @@ def test_attributes_are_always_finite(batch: int, kind: str) -> None:
     numbers = np.hstack([np.asarray(value, dtype=float) for value in got.values()])
     assert len(numbers)
     assert np.isfinite(numbers).all(), got
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_failure_of_held_steps_leaves_those_before_them(
+    monkeypatch: pytest.MonkeyPatch, contained: list[Swallowed], error: type[BaseException]
+) -> None:
+    """What had been reduced when memory ran out, or an interrupt came, is given; later steps are not taken."""
+    logits, reduce, calls = torch.randn(40, 2, 64), logit_reductions._reduce, 0
+
+    def fail(*args: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise error
+        return reduce(*args)
+
+    monkeypatch.setattr(logit_reductions, "_reduce", fail)
+    ring = LogitRing(top_k=0, capacity=100)
+    slots = []
+    for step in logits:
+        with contextlib.suppress(KeyboardInterrupt):
+            slots.append(ring.append(step, None))
+    assert slots[:31] == list(range(31))
+    assert slots[-8:] == [None] * 8
+    assert [one.place for one in contained] == ["logit statistics"] * (error is MemoryError)
+    contained.clear()
+    got = ring.read()
+    assert len(got) == 16
+    for measured, rows in zip(got, logits, strict=False):
+        agree(measured.rows[1], reference(rows[1], None)._replace(chosen=None))
+
+
+def _exit_code_of_child(work: Callable[[], int]) -> int | None:
+    """What ``work`` returns in a forked child, ``None`` if it does not within five seconds."""
+    child = os.fork()
+    if child == 0:
+        os._exit(work())
+    for _ in range(500):
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_does_not_wait_for_threads_of_its_parent() -> None:
+    """Held steps are the parent's; a request that begins in the child is measured step by step, as long as torch needs no threads."""
+    logits, ids, before = torch.randn(20, 1, 1000), torch.zeros(1, dtype=torch.long), torch.get_num_threads()
+    ring = LogitRing(top_k=0, capacity=100)
+    for step in logits[:5]:
+        ring.append(step, ids)
+
+    def leave() -> int:
+        return 10 + len(ring.read())
+
+    def go_on() -> int:
+        taken = [ring.append(step, ids) for step in (*logits[5:], torch.randn(1, 7), torch.randn(1, 7))]
+        return 10 + len(ring.read()) + (taken[-1] is not None)
+
+    def begin() -> int:
+        own = LogitRing(top_k=0, capacity=100)
+        for step in logits:
+            own.append(step, ids)
+        return 10 + len(own.read())
+
+    torch.set_num_threads(2)
+    try:
+        torch.randn(64, 4096).softmax(-1)
+        assert [_exit_code_of_child(work) for work in (leave, go_on, begin)] == [10, 10, 30]
+    finally:
+        torch.set_num_threads(before)
+    for step in logits[5:]:
+        ring.append(step, ids)
+    for got, row in zip(ring.read(), logits, strict=True):
+        agree(got.rows[0], reference(row[0], 0))
 
 
 def test_parts_of_logits_are_told_from_whole_ones() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 import threading
 import time
@@ -304,6 +305,8 @@ def test_inputs_embeds(telemetry: Telemetry) -> None:
     assert only.shape[1] == 4 and both.shape[1] == 10
     telemetry.check()
     assert telemetry.usage() == [(12, 8), (12, 8)]
+    lengths = [(span.attributes or {})[semconv.SEQUENCE_LENGTH] for span in telemetry.steps()]
+    assert lengths == [6, 6, 7, 7, 8, 8, 9, 9]
 
 
 def test_no_prompt(telemetry: Telemetry) -> None:
@@ -371,6 +374,8 @@ def test_chunked_prefill(telemetry: Telemetry, chunk: int) -> None:
     assert [(span.attributes or {})[semconv.STEP_INDEX] for span in telemetry.steps()] == list(range(passes + 3))
     tokens: list[Any] = [(span.attributes or {})[semconv.STEP_TOKENS] for span in telemetry.steps()]
     assert sum(tokens[:passes]) == 7
+    lengths: list[Any] = [(span.attributes or {})[semconv.SEQUENCE_LENGTH] for span in telemetry.steps()]
+    assert lengths == [*itertools.accumulate(tokens[:passes]), 8, 9, 10]
     assert telemetry.only()[semconv.DECODE_STEPS] == 3
 
 

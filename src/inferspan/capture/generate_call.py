@@ -78,6 +78,12 @@ class GenerateCall(Call):
         self.step_inputs: Described = ()
         self.step_outputs: Described = ()
         self.length: int | None = None
+        self.cached = self.reused or 0
+        """Tokens of a row that are in the cache before the pass, until the first token."""
+        self.embedded = 0
+        """Positions of a row of the prompt, if the first pass took embeddings."""
+        self.without_ids = 0
+        """Those that the loop has no ids of."""
         self.index = 0
         self.decode_steps = 0
         self.first_token: int | None = None
@@ -178,7 +184,10 @@ class GenerateCall(Call):
         now = perf_counter_ns()
         if self.step_open:
             # Chunked prefill runs several passes before the first token; the next one's preparation ends the last.
+            given = self.step_given
             self._close_step(now, (), None)
+            if self.length is None and getattr(self.config, "prefill_chunk_size", None) is not None:
+                self.cached += self._look_at_inputs(given)[1] or 0
         if self.awaiting:
             self._token_known(now)
         self.last = now
@@ -239,8 +248,10 @@ class GenerateCall(Call):
         if loop.prompt_width is None:
             loop.prompt_width = width - (loop.width or 1)
             loop.rows = int(input_ids.shape[0])
+            if self.length is None and self.embedded:
+                self.without_ids = max(0, self.embedded - loop.prompt_width)
         loop.width = width
-        self.length = width
+        self.length = width + self.without_ids
         loop.note_decision(done)
         if self.ring is not None and self.logits is not None:
             logits, self.logits = self.logits, None
@@ -346,7 +357,9 @@ class GenerateCall(Call):
             inputs, width = self._look_at_inputs(given)
             length = self.length
             if length is None:
-                length = ((self.reused or 0) if self.first_token is None else 0) + (width or 0)
+                length = (self.cached if self.first_token is None else 0) + (width or 0)
+                main = _main_input(given)
+                self.embedded = length if main is not None and main.is_floating_point() else 0
             more = self.part.attributes if profiled and self.part is not None else None
             facts = StepFacts(inputs, outputs, width, length, more)
             if self.measured is not None:

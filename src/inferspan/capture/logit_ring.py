@@ -8,6 +8,7 @@ raise on tensors that are not logits; the caller contains that.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ..guard import report
 from .device_rows import is_plain
 from .fused_logits import FUSED, Call, FusedLogits, Variant
 from .logit_reductions import COLUMNS, Statistics, check, compute
@@ -32,8 +34,20 @@ HELD_BYTES = 2 << 20
 HELD_STEPS = 16
 """Logits on a CPU that are held until their statistics are taken in one go."""
 
+_in_child = False
+"""Whether this process was forked while this module was loaded."""
+
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
+
+
+def _forked() -> None:
+    global _in_child
+    _in_child = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 class _Lane(RowLane):
@@ -122,7 +136,13 @@ class _Source:
         self.held: _Held | None = None
 
     def hold(self, logits: Tensor, chosen: Tensor | None) -> None:
-        """Do several steps of logits like these in one go, if they are on a CPU and small enough."""
+        """Do several steps of logits like these in one go, if they are on a CPU and small enough.
+
+        Not in a forked child: over several rows torch wants the threads that only the parent has, and waits for them forever. A child
+        that gets through a forward pass of one row gets through the statistics of one.
+        """
+        if _in_child:
+            return
         steps = min(HELD_STEPS, HELD_BYTES // (logits.numel() * logits.element_size()))
         if steps > 1 and logits.device.type == "cpu" and (chosen is None or chosen.device.type == "cpu"):
             self.held = _Held(logits, chosen, steps)
@@ -210,13 +230,14 @@ class LogitRing:
         source = self._source
         if source is None or not source.holds(logits, chosen):
             self._settle()
+            if not self._capacity:
+                return None
             source = self._source = self._look(logits, chosen)
             if source is None:
                 return None
-        lane = source.lane
+        lane, full = source.lane, False
         if source.held is not None:
-            if source.held.put(logits, chosen):
-                self._settle()
+            full = source.held.put(logits, chosen)
         else:
             call = source.call or (None if source.variant is None else self._kernel(source))
             if call is None or not self._launch(call, source, logits, chosen):
@@ -227,12 +248,14 @@ class LogitRing:
             run = self._run = _Run(lane)
             self._runs.append(run)
         run.count += 1
+        self._taken += 1
+        if full:
+            self._settle()
         if lane.kind.batch > 1 and not lane.kind.compact:
             self._detail_bytes += lane.row_bytes
             if self._detail_bytes > DETAIL_BYTES:
                 self._settle()
                 self._source = None
-        self._taken += 1
         return self._taken - 1
 
     def landed(self) -> list[StepLogits]:
@@ -259,19 +282,30 @@ class LogitRing:
         return self._give()
 
     def _settle(self) -> None:
-        """Take the statistics of what is held."""
+        """Take the statistics of what is held; if that fails, nothing any more, but the steps before it are given.
+
+        What the parent of a forked child held is the parent's.
+        """
         source = self._source
         if source is None or source.held is None or not source.held.count:
             return
+        count, lane, settled = source.held.count, source.lane, False
         try:
-            lane = source.lane
-            rows = self._operations(*source.held.take(), top_k=self._top_k)
-            for row in rows.view(-1, lane.kind.batch, rows.shape[1]):
-                lane.row().copy_(row)
-                lane.commit()
-        except BaseException:
-            self._break()
-            raise
+            if not _in_child:
+                rows = self._operations(*source.held.take(), top_k=self._top_k)
+                for row in rows.view(-1, lane.kind.batch, rows.shape[1]):
+                    lane.row().copy_(row)
+                    lane.commit()
+                settled = True
+        except Exception as error:
+            # Not raised: whoever reads would lose what there is.
+            report("logit statistics", error)
+        finally:
+            if not settled:
+                self._source, self._capacity = None, 0
+                # These are the newest ones, and all of one run.
+                if self._run is not None:
+                    self._run.count -= count
 
     def _break(self) -> None:
         """Take nothing any more: after a failure it is not known which rows belong to which step."""

@@ -358,8 +358,7 @@ class GenerateCall(Call):
             length = self.length
             if length is None:
                 length = (self.cached if self.first_token is None else 0) + (width or 0)
-                main = _main_input(given)
-                self.embedded = length if main is not None and main.is_floating_point() else 0
+                self.embedded = length if inputs and inputs[0][1].is_floating_point else 0
             more = self.part.attributes if profiled and self.part is not None else None
             facts = StepFacts(inputs, outputs, width, length, more)
             if self.measured is not None:

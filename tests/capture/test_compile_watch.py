@@ -111,3 +111,108 @@ def test_nothing_is_left_among_the_importers() -> None:
         )
         == "1 True"
     )
+
+
+@pytest.mark.parametrize("how", ["kept", "dropped"])
+def test_importers_are_not_taken_out_under_an_import(how: str) -> None:
+    """An import that goes through the importers while the last model is let go, by another's code or by the collector, skips none."""
+    assert (
+        _run(
+            f"""
+        import gc, importlib.machinery
+
+        class LetsGo:
+            def find_spec(self, name, path=None, target=None):
+                global model, handle
+                if name == "found_late":
+                    if {how == "kept"}:
+                        handle.uninstrument()
+                    model = handle = None
+                    gc.collect()
+
+        class FindsLate:
+            def find_spec(self, name, path=None, target=None):
+                return importlib.machinery.ModuleSpec(name, self) if name == "found_late" else None
+
+            def create_module(self, spec):
+                return None
+
+            def exec_module(self, module):
+                pass
+
+        others = [LetsGo(), FindsLate()]
+        sys.meta_path += others
+        import found_late
+        again = nn.Linear(2, 2)
+        inferspan.instrument(again, tracer_provider=provider, meter_provider=MeterProvider([]), nvml=False, host=False).uninstrument()
+        print(sys.meta_path == before + others)
+        """
+        )
+        == "True"
+    )
+
+
+def test_an_import_under_compiled_code_is_not_compiled() -> None:
+    """What watches for Dynamo is a frame that runs below compiled code that imports something; so is what observes a module it calls."""
+    body = """
+        import torch._dynamo
+
+        @torch._dynamo.disable(recursive=False)
+        def imports(value):
+            import colorsys, sndhdr
+            return value
+
+        torch.compile(lambda value: imports(value) + 1, backend="eager")(ones)
+        print(torch._dynamo.utils.counters["frames"], torch._dynamo.utils.counters["stats"])
+    """
+    assert _run(body) == _run("handle.uninstrument()\n" + textwrap.dedent(body))
+
+
+def test_nothing_of_ours_is_compiled_on_the_way_to_what_is() -> None:
+    """A module that is compiled and called as a whole in the middle of a pass is called through what observes it, once."""
+    body = """
+        class Whole(Model):
+            def forward(self, value):
+                return torch.compile(self.second, backend="eager")(self.first(value)) + self.first(value)
+
+        model.__class__ = Whole
+        run()
+        print(torch._dynamo.utils.counters["frames"], torch._dynamo.utils.counters["stats"])
+    """
+    assert _run(body) == _run("handle.uninstrument()\n" + textwrap.dedent(body))
+
+
+@pytest.mark.parametrize("kind", ["settrace", "setprofile"])
+def test_imported_under_a_tracer(kind: str) -> None:
+    """A debugger that looks at every frame's variables while this package is imported hides no copy from what observes, later."""
+    code = f"""
+    import sys
+
+    def look(frame, *_):
+        frame.f_locals
+        return look
+
+    sys.{kind}(look)
+    import inferspan.capture.observed_forward
+    sys.{kind}(None)
+    """
+    body = """
+        import copy
+
+        class Copying(Model):
+            def forward(self, value):
+                twin = copy.copy(self.second)
+                twin._parameters = {"weight": torch.eye(4), "bias": torch.zeros(4)}
+                return twin(value)
+
+        model.__class__ = Copying
+        print(torch.equal(run()[0], ones))
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code) + textwrap.dedent(HEAD) + textwrap.dedent(body)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "True"

@@ -145,6 +145,29 @@ def test_replaced_while_it_runs(telemetry: Telemetry) -> None:
     assert len(telemetry.modules()) == before + 1
 
 
+def test_attributes_are_set_on_the_own_one(telemetry: Telemetry) -> None:
+    """A function keeps what is set on it in a pass, and loses what is deleted; a method refuses."""
+
+    def own(x: Tensor) -> Tensor:
+        own_forward: Any = model.parts[0].forward
+        own_forward.calls = getattr(own_forward, "calls", 0) + 1
+        own_forward.seen = True
+        del own_forward.seen
+        return x + 1
+
+    def inside(parts: Any) -> None:
+        with pytest.raises(AttributeError):
+            parts[1].forward.calls = 1
+        with pytest.raises(AttributeError):
+            del parts[1].forward.calls
+
+    part = Scaled()
+    part.forward = own  # type: ignore[method-assign, assignment]
+    model = Holder(part, Scaled())
+    _run(telemetry, model, inside)
+    assert vars(own) == {"calls": 1}
+
+
 def test_removed_while_it_runs(telemetry: Telemetry) -> None:
     """A program that deletes the instance's forward in the middle of a pass gets what the class has."""
     part = Scaled()

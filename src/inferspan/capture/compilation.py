@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -33,16 +33,18 @@ set_eval_frame: Any = _frames.set_eval_frame
 """Sets what evaluates the frames of this thread and returns what did: ``None`` unless it runs inside something that was compiled."""
 
 
+_Function = TypeVar("_Function")
 _choose: Any = getattr(_frames, "set_code_exec_strategy", None)
 
 
-def leave_frame(function: Any) -> Any:
+def leave_frame(function: _Function) -> _Function:
     """Decorator: Dynamo runs frames of ``function`` as they are, where it would try to compile them; not so what they call."""
+    code = cast(Any, function).__code__
     if _choose is not None:
         action = _frames._FrameAction
-        _choose(function.__code__, _frames._FrameExecStrategy(action.SKIP, action.DEFAULT))
+        _choose(code, _frames._FrameExecStrategy(action.SKIP, action.DEFAULT))
     else:
-        _frames.skip_code(function.__code__)
+        _frames.skip_code(code)
     return function
 
 

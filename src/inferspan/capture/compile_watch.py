@@ -7,13 +7,15 @@ work of what stands in the place of a ``forward``: code that was compiled withou
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 import weakref
+from types import FrameType
 from typing import Any, Protocol
 
 from ..guard import contain
-from .compilation import has_compiled
+from .compilation import has_compiled, leave_alone
 
 __all__ = ["Compiling", "compiling"]
 
@@ -35,10 +37,23 @@ class _Imports:
     def __init__(self, compiling: Compiling) -> None:
         self._compiling = compiling
 
+    @leave_alone
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         """Called for each module that is imported for the first time."""
         if name.startswith("torch._dynamo."):
             self._compiling.listen()
+
+
+def _iterates_importers() -> bool:
+    """Whether some thread goes through ``sys.meta_path``: of what is taken out behind its back, it would skip the next."""
+    code = getattr(getattr(getattr(importlib, "_bootstrap", None), "_find_spec", None), "__code__", None)
+    for top in sys._current_frames().values():
+        frame: FrameType | None = top
+        while frame is not None:
+            if frame.f_code is code:
+                return True
+            frame = frame.f_back
+    return False
 
 
 class Compiling:
@@ -54,7 +69,8 @@ class Compiling:
         """Tell ``watcher`` of compilations; returns whether there was none so far."""
         with self._lock:
             self._watchers.add(watcher)
-            if self._imports not in sys.meta_path:
+            # An interpreter that exits has no importers any more.
+            if sys.meta_path is not None and self._handler() is None and self._imports not in sys.meta_path:
                 sys.meta_path.insert(0, self._imports)
         self.listen()
         if "torch._dynamo.callback" not in sys.modules:
@@ -64,11 +80,11 @@ class Compiling:
 
     def listen(self) -> None:
         """See that the callbacks are there: Dynamo may have been loaded since, and ``torch._dynamo.reset()`` takes them out."""
-        module = sys.modules.get("torch._dynamo.callback")
-        if getattr(module, "callback_handler", None) is None:
+        handler = self._handler()
+        if handler is None or not self._watchers:
             return
         with contain("watching torch.compile"):
-            for callbacks, own in self._places(module):
+            for callbacks, own in self._places(handler):
                 if own not in callbacks:
                     callbacks.append(own)
 
@@ -76,18 +92,21 @@ class Compiling:
         """``watcher`` need not be told any more."""
         with self._lock:
             self._watchers.discard(watcher)
-            # An interpreter that exits has no importers any more.
-            if not self._watchers and self._imports in (sys.meta_path or ()):
+            # An interpreter that exits has no importers any more. What has to stay for the moment does nothing, and goes the next time.
+            if not self._watchers and self._imports in (sys.meta_path or ()) and not _iterates_importers():
                 sys.meta_path.remove(self._imports)
-        module = sys.modules.get("torch._dynamo.callback")
-        if module is not None and not self._watchers:
+        handler = self._handler()
+        if handler is not None and not self._watchers:
             with contain("watching torch.compile"):
-                for callbacks, own in self._places(module):
+                for callbacks, own in self._places(handler):
                     if own in callbacks:
                         callbacks.remove(own)
 
-    def _places(self, module: Any) -> tuple[tuple[list[Any], Any], ...]:
-        handler = module.callback_handler
+    def _handler(self) -> Any:
+        """Dynamo's own list of whom to call; ``None`` where it is not loaded, or not yet so far."""
+        return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+
+    def _places(self, handler: Any) -> tuple[tuple[list[Any], Any], ...]:
         return (handler.start_callbacks, self._own[0]), (handler.end_callbacks, self._own[1])
 
     def forked(self) -> None:

@@ -79,11 +79,14 @@ class _Hot:
 
 
 def _expected_references() -> int:
-    """How often one is referred to while it is looked at in ``__call__``, as the running Python counts: by its two places and there."""
+    """How often one is referred to while it is looked at in ``__call__``, as the running Python counts: by its two places and there.
+
+    Never more than by those, the variable and the argument: a tracer that looks at the variables here holds another until this returns.
+    """
     places = [_Hot.__new__(_Hot)]
     places += places
     hot = places[0]
-    return int(_references(hot))
+    return min(int(_references(hot)), len(places) + 2)
 
 
 _REFERENCES = _expected_references()
@@ -107,11 +110,12 @@ class ObservedForward(_Slots):
     _hot: _Hot
     _key: str
     _own: bool
+    _put = object.__setattr__
 
     def __init__(self, module: nn.Module, info: ModuleInfo, engine: object) -> None:
-        self._own = "forward" in module.__dict__
-        self._hot = _Hot(module, info, engine)
-        self._key = OWNED
+        self._put("_own", "forward" in module.__dict__)
+        self._put("_hot", _Hot(module, info, engine))
+        self._put("_key", OWNED)
 
     @property
     def __wrapped__(self) -> Any:
@@ -121,7 +125,7 @@ class ObservedForward(_Slots):
         """Put this in the place of the module's ``forward``."""
         names: dict[str, Any] = self._hot.module.__dict__
         while self._key in names:
-            self._key += "_"
+            self._put("_key", self._key + "_")
         names[self._key] = self._hot
         names["forward"] = self
 
@@ -131,7 +135,7 @@ class ObservedForward(_Slots):
         if names.get(self._key) is self._hot:
             del names[self._key]
         self._go(names)
-        self.__class__ = _Detached
+        self._put("__class__", _Detached)
 
     def _go(self, names: dict[str, Any]) -> None:
         """Put back what was there, if this stands in ``names``, the dictionary of its module."""
@@ -253,6 +257,13 @@ class ObservedForward(_Slots):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__wrapped__, name)
+
+    # A function keeps what is set on it, long after the pass; a method refuses.
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.__wrapped__, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.__wrapped__, name)
 
     def __eq__(self, other: object) -> bool:
         return bool(self.__wrapped__ == (other.__wrapped__ if isinstance(other, ObservedForward) else other))

@@ -2,7 +2,8 @@
 
 Only tensors, and tuples, lists and dicts of them, are looked at: at most eight tensors, two levels deep, sixteen entries a level.
 Nothing is iterated, compared, printed or asked for its truth that is not one of these types. A tensor that cannot be described
-(nested, symbolic, or a wrapper that refuses) is left out. Hot path: ``torch.Size`` and ``torch.dtype`` are kept as they are.
+(nested, symbolic, or a wrapper that refuses) is left out. Hot path: ``torch.Size`` and ``torch.dtype`` are kept as they are. What is
+about to be compiled may be called through an observed ``forward``, so Dynamo is to find no frames here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from .compilation import leave_frame
 
 __all__ = ["Described", "describe", "describe_like"]
 
@@ -27,6 +30,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 _SCALARS = frozenset({bool, int, float, str})
 
 
+@leave_frame
 def _tensor(value: Tensor) -> tuple[Any, Any] | None:
     try:
         shape = value.shape
@@ -38,6 +42,7 @@ def _tensor(value: Tensor) -> tuple[Any, Any] | None:
         return None
 
 
+@leave_frame
 def _walk(value: Any, depth: int, found: list[tuple[Any, Any]]) -> None:
     kind = type(value)
     if kind in _PLAIN or isinstance(value, Tensor):
@@ -64,6 +69,7 @@ def _walk(value: Any, depth: int, found: list[tuple[Any, Any]]) -> None:
         _walk(part, depth + 1, found)
 
 
+@leave_frame
 def _shared(described: Described) -> Described:
     """The one object that stands for equal descriptions: thousands of own ones would be the garbage collector's work."""
     known = _known.get(described)
@@ -74,6 +80,7 @@ def _shared(described: Described) -> Described:
     return known
 
 
+@leave_frame
 def describe(value: Any) -> Described:
     """Pairs (shape, dtype) of the tensors in ``value``, in order; empty if there are none to be described."""
     kind = type(value)
@@ -89,6 +96,7 @@ def describe(value: Any) -> Described:
     return _shared(tuple(found))
 
 
+@leave_frame
 def describe_like(known: Described, values: tuple[Any, ...]) -> Described:
     """``describe(values)``, for less where ``known``, the description of an earlier call, still holds."""
     if len(values) > MAX_ENTRIES:

@@ -197,6 +197,13 @@ def test_a_mask_of_the_lowest_float_does_not_disturb_the_distribution() -> None:
     assert (row.margin, row.std) == (0.0, None)
 
 
+def test_differences_that_float32_cannot_hold_leave_the_rest_alone() -> None:
+    """Between the lowest and the highest float entropy and minimum are known, though their difference is none."""
+    largest = torch.finfo(torch.float32).max
+    row = measure(torch.tensor([[largest, -largest, 0.0]]), None).rows[0]
+    assert (row.entropy, row.max, row.top1) == (0.0, largest, 1.0)
+
+
 def test_a_wide_vocabulary_in_bfloat16_is_summed_in_float32() -> None:
     """The mean of 70,000 equal bfloat16 logits is their value, and their entropy the logarithm of the size."""
     step = measure(torch.full((1, 70_000), 3.0, dtype=torch.bfloat16), None)

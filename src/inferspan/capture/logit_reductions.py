@@ -68,7 +68,7 @@ def _reduce(logits: Tensor, chosen: Tensor | None, top_k: int, out: Tensor | Non
     if missing > 0:
         x = torch.cat([x, x.new_full((x.shape[0], missing), -INF)], 1)
     # Asking costs nothing on a CPU, where logits are rarely anything else, and halves the work.
-    finite = x.device.type == "cpu" and all(math.isfinite(extreme.item()) for extreme in x.aminmax())
+    finite = x.device.type == "cpu" and _is_finite(x)
     low = x if finite else torch.nan_to_num(x, nan=-INF, posinf=-INF, neginf=-INF)
     p = low.softmax(-1)
     likely: list[Tensor] = []
@@ -104,6 +104,12 @@ def _reduce(logits: Tensor, chosen: Tensor | None, top_k: int, out: Tensor | Non
         columns += [wanted.to(x.dtype), logit, torch.gt(x, logit, out=p).sum(-1, keepdim=True)]
     # All of one dtype: otherwise cat copies one by one.
     return torch.cat([*columns, *likely], 1, out=out)
+
+
+def _is_finite(x: Tensor) -> bool:
+    """Whether all of it is finite, and every difference of two as well; waits for the device."""
+    low, high = (extreme.item() for extreme in x.aminmax())
+    return bool(high - low <= torch.finfo(x.dtype).max)
 
 
 def finish(reductions: Tensor, *, vocabulary: int, top_k: int) -> Tensor:

@@ -344,7 +344,7 @@ class LogitRing:
             lane = self._lanes[key] = _Lane(kind, self._top_k, dtype, device, self._link(device))
         variant = None if self._fused is None else self._fused.choose(logits, chosen, top_k=self._top_k)
         source = _Source(logits, chosen, lane, variant)
-        if variant is None and self._operations is compute:
+        if variant is None and self._operations is compute and self._capacity > 1:
             source.hold(logits, chosen)
         return source
 

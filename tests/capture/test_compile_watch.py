@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
+
+from inferspan.capture.compile_watch import Compiling
+
+
+class Watcher:
+    """One that is told."""
+
+    def compilation_begins(self) -> None:
+        """Dynamo begins."""
+
+    def compilation_ends(self) -> None:
+        """Dynamo ends."""
+
 
 HEAD = """
     import sys, torch, inferspan
@@ -216,3 +231,26 @@ def test_imported_under_a_tracer(kind: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "True"
+
+
+def test_a_model_is_collected_while_another_begins_a_pass() -> None:
+    """Whoever is gone leaves on the thread that happens to collect it, whatever that thread holds."""
+    watch, kept, done = Compiling(), Watcher(), []
+
+    def collected() -> None:
+        left = Watcher()
+        watch.watch(left)
+        with watch._lock:
+            watch.leave(left)
+        done.append(watch.watch(kept))
+
+    thread = threading.Thread(target=collected, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert len(done) == 1
+    assert watch._all() == [kept]
+    watch.watch(Watcher())
+    gc.collect()
+    assert watch._all() == [kept]
+    watch.leave(kept)
+    assert watch._all() == []

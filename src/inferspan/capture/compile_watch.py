@@ -60,15 +60,24 @@ class Compiling:
     """What torch.compile has done in this process, and who wants to know."""
 
     def __init__(self) -> None:
-        self._watchers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._watchers: dict[int, weakref.ref[Any]] = {}
         self._own = (self._begins, self._ends)
         self._imports = _Imports(self)
-        self._lock = threading.Lock()
+        # A model that the garbage collector finds while this is held leaves on this very thread.
+        self._lock = threading.RLock()
 
     def watch(self, watcher: _Watcher) -> bool:
         """Tell ``watcher`` of compilations; returns whether there was none so far."""
+        key = id(watcher)
+
+        def gone(reference: weakref.ref[Any]) -> None:
+            if self._watchers.get(key) is reference:
+                del self._watchers[key]
+
         with self._lock:
-            self._watchers.add(watcher)
+            known = self._watchers.get(key)
+            if known is None or known() is not watcher:
+                self._watchers[key] = weakref.ref(watcher, gone)
             # An interpreter that exits has no importers any more.
             if sys.meta_path is not None and self._handler() is None and self._imports not in sys.meta_path:
                 sys.meta_path.insert(0, self._imports)
@@ -91,7 +100,7 @@ class Compiling:
     def leave(self, watcher: _Watcher) -> None:
         """``watcher`` need not be told any more."""
         with self._lock:
-            self._watchers.discard(watcher)
+            self._watchers.pop(id(watcher), None)
             # An interpreter that exits has no importers any more. What has to stay for the moment does nothing, and goes the next time.
             if not self._watchers and self._imports in (sys.meta_path or ()) and not _iterates_importers():
                 sys.meta_path.remove(self._imports)
@@ -111,11 +120,11 @@ class Compiling:
 
     def forked(self) -> None:
         """Called in a forked child, where nobody is left to release the lock."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def _all(self) -> list[Any]:
-        with self._lock:
-            return list(self._watchers)
+        # A copy of a dictionary is made in one go: what is collected meanwhile leaves it before or after.
+        return [watcher for reference in self._watchers.copy().values() if (watcher := reference()) is not None]
 
     def _begins(self, *_: Any) -> None:
         for watcher in self._all():

@@ -96,7 +96,7 @@ def test_spans_leave_without_being_asked() -> None:
     offer(sink, packed(1))
     busy_wire = Wire()
     busy = sink_to(busy_wire)
-    offer(busy, packed(1, size=2_000_000))
+    offer(busy, packed(1, size=3_200_000))
     deadline = time.monotonic() + 5
     while not (wire_.requests and busy_wire.requests) and time.monotonic() < deadline:
         time.sleep(0.01)

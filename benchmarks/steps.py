@@ -118,6 +118,7 @@ def take_apart(model: Any, *, requests: int, tokens: int = TOKENS, say: Callable
         say: is told how far it has come.
     """
     import torch
+    from opentelemetry.sdk.trace import TracerProvider
     from transformers import StoppingCriteria
 
     import inferspan
@@ -143,9 +144,10 @@ def take_apart(model: Any, *, requests: int, tokens: int = TOKENS, say: Callable
             self.name = draw.choice(names)
             _put(done[self.name])
             call = current.call
-            if call is not None:
-                call.calls.clear()
-                call.stack.clear()
+            if call is None or call.room <= 0:
+                raise RuntimeError("the coming step is not recorded, so there is nothing to be taken apart")
+            call.calls.clear()
+            call.stack.clear()
             self.begun = time.perf_counter()
             return goes_on
 
@@ -155,7 +157,9 @@ def take_apart(model: Any, *, requests: int, tokens: int = TOKENS, say: Callable
             model.generate(prompt, attention_mask=torch.ones_like(prompt), stopping_criteria=between, **options)
 
     request([])
-    with _without_export(), inferspan.instrument(model, **lifted(modules="all", logits=False)):
+    # A provider that records and has nobody to send to.
+    provider = TracerProvider(shutdown_on_exit=False)
+    with _without_export(), inferspan.instrument(model, tracer_provider=provider, **lifted(modules="all", logits=False)):
         try:
             request([])
             for number in range(requests):

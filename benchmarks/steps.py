@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.models import MODELS, load
+from benchmarks.models import MODELS, load, prepare
 from benchmarks.rows import lifted
 from benchmarks.table import markdown
 
@@ -187,7 +187,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=20, help=f"requests of {TOKENS} steps each (default: %(default)s)")
     options = parser.parse_args(arguments)
     model, _ = load(options.model)
-    calls = sum(1 for name, one in model.named_modules() if name and type(one).__name__ != "ModuleList")
+    calls = prepare(options.model, model).modules
     found = take_apart(model, requests=options.requests, say=lambda text: print(f"[steps] {text}", file=sys.stderr))
     print("\n".join(f"- {name}: {value}" for name, value in machine.describe().items()), end="\n\n")
     lines = [

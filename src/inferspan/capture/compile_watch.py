@@ -60,7 +60,7 @@ class Compiling:
     """What torch.compile has done in this process, and who wants to know."""
 
     def __init__(self) -> None:
-        self._watchers: dict[int, weakref.ref[Any]] = {}
+        self._watchers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._own = (self._begins, self._ends)
         self._imports = _Imports(self)
         # A model that the garbage collector finds while this is held leaves on this very thread.
@@ -68,16 +68,8 @@ class Compiling:
 
     def watch(self, watcher: _Watcher) -> bool:
         """Tell ``watcher`` of compilations; returns whether there was none so far."""
-        key = id(watcher)
-
-        def gone(reference: weakref.ref[Any]) -> None:
-            if self._watchers.get(key) is reference:
-                del self._watchers[key]
-
         with self._lock:
-            known = self._watchers.get(key)
-            if known is None or known() is not watcher:
-                self._watchers[key] = weakref.ref(watcher, gone)
+            self._watchers[id(watcher)] = watcher
             # An interpreter that exits has no importers any more.
             if sys.meta_path is not None and self._handler() is None and self._imports not in sys.meta_path:
                 sys.meta_path.insert(0, self._imports)
@@ -123,8 +115,8 @@ class Compiling:
         self._lock = threading.RLock()
 
     def _all(self) -> list[Any]:
-        # A copy of a dictionary is made in one go: what is collected meanwhile leaves it before or after.
-        return [watcher for reference in self._watchers.copy().values() if (watcher := reference()) is not None]
+        # The references are listed in one go: what is collected meanwhile leaves before or after.
+        return [watcher for reference in self._watchers.valuerefs() if (watcher := reference()) is not None]
 
     def _begins(self, *_: Any) -> None:
         for watcher in self._all():

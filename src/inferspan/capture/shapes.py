@@ -122,6 +122,5 @@ def describe_like(known: Described, values: tuple[Any, ...]) -> Described:
             if place == len(known):
                 return known
     except (IndexError, RuntimeError):
-        # More tensors than were known, or one without a shape.
-        return describe(values)
+        pass  # more tensors than were known, or one without a shape
     return describe(values)

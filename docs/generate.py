@@ -1,8 +1,8 @@
 """Write the generated pages, so that they say what the code does.
 
 ``docs/telemetry.md`` comes from ``semconv``, ``docs/settings.md`` from ``settings``, and the list of files in ``docs/data-flow.md`` from
-the first sentence of each module. Run ``make docs`` after a change. ``python -m docs.generate --check`` writes nothing and exits
-with 1 if a page is not current; a test does the same.
+the first sentence of each module, or of the comment that a C file begins with. Run ``make docs`` after a change.
+``python -m docs.generate --check`` writes nothing and exits with 1 if a page is not current; a test does the same.
 """
 
 from __future__ import annotations
@@ -36,13 +36,20 @@ def _data_flow() -> str:
     before, _, rest = text.partition(FILES_START)
     _, _, after = rest.partition(FILES_END)
     rows = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        # Read, not imported: capture would load torch.
-        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        first = re.split(r"(?<=\.)\s|\n\n", docstring, maxsplit=1)[0].replace("\n", " ").removesuffix(".")
+    for path in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.c")]):
+        first = re.split(r"(?<=\.)\s|\n\n", _opening(path), maxsplit=1)[0].replace("\n", " ").removesuffix(".")
         if first:
             rows.append((_code(path.relative_to(PACKAGE).as_posix()), first.replace("``", "`")))
     return before + FILES_START + "\n".join(_table(("file", "what it is"), rows)) + FILES_END + after
+
+
+def _opening(path: Path) -> str:
+    """What a file says of itself; read, not imported: capture would load torch."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".c":
+        comment = re.match(r"/\*(.*?)\*/", text, re.DOTALL)
+        return re.sub(r"\n \* ?", "\n", comment[1]).strip() if comment else ""
+    return ast.get_docstring(ast.parse(text)) or ""
 
 
 def _cell(text: object) -> str:
@@ -147,6 +154,9 @@ settings = inferspan.Settings(modules="none", session_file="session.otlp.jsonl")
 
 A session file is a destination of the process, not of one model: once opened, it is written until the process ends, by every
 instrumented model that uses the global providers. `uninstrument()` does not close it. An existing file is appended to.
+
+`INFERSPAN_EXTENSION=0` is of the process too, and therefore in the environment only: it leaves the optional
+[C extension](troubleshooting.md#the-c-extension) alone.
 """
 
 

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from inferspan import guard
+from inferspan import extension, guard
 
+KEPT = ("INFERSPAN_EXTENSION", "INFERSPAN_BUILD_EXTENSION")
+"""They choose what is tested, and say what must be there."""
 VERSIONS = ("torch", "transformers", "opentelemetry-sdk", "opentelemetry-exporter-otlp", "nvidia-ml-py", "psutil")
 
 
@@ -21,14 +23,14 @@ def pytest_report_header() -> str:
             found.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             found.append(f"{name} -")
-    return "with: " + ", ".join(found)
+    return "with: " + ", ".join([*found, f"recorder {extension.find()}"])
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable of the developer's shell steers a test, and no test looks for a model on a hub."""
     for name in list(os.environ):
-        if name.startswith("OTEL_") or (name.startswith("INFERSPAN_") and name not in ("REQUIRE_INTEGRATION", "HARD_CASES")):
+        if name.startswith("OTEL_") or (name.startswith("INFERSPAN_") and name not in KEPT):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 

@@ -29,15 +29,16 @@ def test_unknown_name_lists_what_there_is() -> None:
     assert str(error.value) == f"inferspan has no collector configuration 'prod.yaml'; it has {there}"
 
 
-def test_wheel_holds_package_type_marker_and_configurations(tmp_path: Path) -> None:
+def test_wheel_holds_package_type_marker_and_configurations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What pip installs has every module of src, py.typed, the configurations and the report's assets."""
+    monkeypatch.setenv("INFERSPAN_BUILD_EXTENSION", "no")
     builder = pytest.importorskip("hatchling.builders.wheel").WheelBuilder(str(ROOT))
     (wheel,) = builder.build(directory=str(tmp_path), versions=["standard"])
     inside = set(zipfile.ZipFile(wheel).namelist())
     package = {
         path.relative_to(ROOT / "src").as_posix()
         for path in (ROOT / "src" / "inferspan").rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
+        if path.is_file() and path.suffix not in (".pyc", ".c", ".so", ".pyd")
     }
     configurations = {f"inferspan/{name}" for name in bundles.bundled_files()}
     assert {"inferspan/py.typed", "inferspan/collector-config/dev.yaml"} <= package | configurations <= inside

@@ -75,7 +75,7 @@ def test_version_names_what_matters(capsys: pytest.CaptureFixture[str]) -> None:
     """Versions are read from the installed distributions; one that is not installed says so."""
     assert main(["version"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert {"inferspan", "torch", "transformers", "opentelemetry-sdk", "python", "platform"} <= set(names)
+    assert {"inferspan", "torch", "transformers", "opentelemetry-sdk", "python", "platform", "recorder"} <= set(names)
 
 
 def test_own_version(capsys: pytest.CaptureFixture[str]) -> None:

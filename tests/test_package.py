@@ -22,8 +22,8 @@ NEEDS_TORCH = ("inferspan.capture", "inferspan.samplers.allocator")
 LIGHT = tuple(
     f"inferspan.{name}"
     for name in (
-        "buffer", "bundles", "caller", "cli", "guard", "ranks", "records", "report", "samplers", "semconv", "settings", "summary",
-        "variables", "version",
+        "buffer", "bundles", "caller", "cli", "extension", "guard", "ranks", "records", "report", "samplers", "semconv", "settings",
+        "summary", "variables", "version",
     )
 )  # fmt: skip
 BROUGHT_BY_SDK = {"opentelemetry.sdk", "google.protobuf", "psutil"}

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
+from inferspan import extension
 from inferspan.stack.arguments import add_bundle, add_stack
 from inferspan.stack.errors import StackError
 from inferspan.version import version as own_version
@@ -171,6 +172,7 @@ def _version(_: argparse.Namespace) -> None:
         print(f"{name:<{width}}  {found}")
     print(f"{'python':<{width}}  {platform.python_version()} ({platform.python_implementation()})")
     print(f"{'platform':<{width}}  {platform.platform()}")
+    print(f"{'recorder':<{width}}  {extension.find()}")
 
 
 def _demo(arguments: argparse.Namespace) -> None:

@@ -28,6 +28,9 @@ CAPTURE_MODES = ("NO_CONTENT", "SPAN_ONLY", "EVENT_ONLY", "SPAN_AND_EVENT")
 CAPTURE_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 EVENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_EMIT_EVENT"
 STABILITY_VARIABLE = "OTEL_SEMCONV_STABILITY_OPT_IN"
+EXTENSION_VARIABLE = "INFERSPAN_EXTENSION"
+NO_SETTINGS = ("INFERSPAN_PRESET", "INFERSPAN_CONFIG", EXTENSION_VARIABLE, "INFERSPAN_BUILD_EXTENSION")
+"""Variables that are ours and no setting of a model; the last one is read when the package is built."""
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
@@ -216,7 +219,7 @@ def _warn_of_unknown(environ: Mapping[str, str], known: set[str]) -> None:
     """Say so where a variable of ours is misspelt: it would be the only wrong setting that passes in silence."""
     import difflib
 
-    known = known | {"INFERSPAN_PRESET", "INFERSPAN_CONFIG"}
+    known = known.union(NO_SETTINGS)
     for variable in sorted(environ):
         ours = variable.startswith("INFERSPAN_") and not variable.startswith("INFERSPAN_STACK_")  # those are checked by `inferspan stack`
         if ours and variable not in known and variable not in _told:

@@ -51,49 +51,49 @@ class ExtensionHook(BuildHookInterface[Any]):
         wanted = text.strip().lower() or "auto"
         if wanted not in MODES:
             self.app.abort(f"inferspan: {VARIABLE} cannot be {text!r}: use auto, require or no")
-        beside = Path(self.root, SOURCE).parent
-        if version == "editable":
-            # What an earlier build left would be used as if it were made of the source as it is now.
-            for pattern in ("_recorder*.so", "_recorder*.pyd"):
-                for left in beside.glob(pattern):
-                    left.unlink()
-        if wanted == "no":
-            return
         folder = tempfile.TemporaryDirectory(prefix="inferspan-build-")
-        reason = obstacle(platform.python_implementation(), free_threaded=bool(sysconfig.get_config_var("Py_GIL_DISABLED")))
-        remedy = "" if reason else FIX
-        if reason is None:
-            try:
-                built = _compile(self.root, folder.name)
-            except Exception as error:
-                reason = _reason(error)
-        if reason is not None:
-            folder.cleanup()
-            self._go_without(reason, remedy, demanded=wanted == "require")
-            return
+        built = None if wanted == "no" else self._built(folder.name, demanded=wanted == "require")
         if version == "editable":
-            # Renamed, not written over: a process that has the old file loaded must keep it.
-            copy = shutil.copy(built, beside / f"{built.name}.new")
-            os.replace(copy, beside / built.name)
+            self._put_beside_source(built)
             folder.cleanup()
-        else:
+        elif built is not None:
             self._folder = folder
             build_data["force_include"][str(built)] = "/".join([*NAME.split(".")[:-1], built.name])
             build_data["pure_python"] = False
             build_data["tag"] = f"{PYTHON_TAG}-abi3-{self.build_config.builder.get_best_matching_tag().split('-')[2]}"
+        else:
+            folder.cleanup()
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove what was compiled: it is in the wheel now."""
         if self._folder is not None:
             self._folder.cleanup()
 
-    def _go_without(self, reason: str, remedy: str, *, demanded: bool) -> None:
-        to_do = f" To get it: {remedy}." if remedy else ""
+    def _built(self, folder: str, *, demanded: bool) -> Path | None:
+        reason = obstacle(platform.python_implementation(), free_threaded=bool(sysconfig.get_config_var("Py_GIL_DISABLED")))
+        remedy = "" if reason else f" To get it: {FIX}."
+        if reason is None:
+            try:
+                return _compile(self.root, folder)
+            except Exception as error:
+                reason = _reason(error)
         if demanded:
-            self.app.abort(f"inferspan: {VARIABLE}=require, but the C extension cannot be built ({reason}).{to_do}")
+            self.app.abort(f"inferspan: {VARIABLE}=require, but the C extension cannot be built ({reason}).{remedy}")
         self.app.display_warning(
-            f"inferspan: installed without its optional C extension ({reason}): {LOST}.{to_do} {VARIABLE}=no hides this line."
+            f"inferspan: installed without its optional C extension ({reason}): {LOST}.{remedy} {VARIABLE}=no hides this line."
         )
+        return None
+
+    def _put_beside_source(self, built: Path | None) -> None:
+        beside = Path(self.root, SOURCE).parent
+        if built is not None:
+            # Renamed, not written over: a process that has the old file loaded must keep it.
+            os.replace(shutil.copy(built, beside / f"{built.name}.new"), beside / built.name)
+            return
+        for pattern in ("_recorder*.so", "_recorder*.pyd"):
+            # What an earlier build left would be used as if it were made of the source as it is now.
+            for left in beside.glob(pattern):
+                left.unlink()
 
 
 def _compile(root: str, folder: str) -> Path:

@@ -86,7 +86,7 @@ def recorder_of(wheel: Path, folder: Path) -> str:
     """What the package of a wheel says of its recorder."""
     with zipfile.ZipFile(wheel) as file:
         file.extractall(folder)
-    code = f"import inferspan, sys; assert inferspan.__file__.startswith({str(folder)!r}); from inferspan import extension; print(extension.find())"
+    code = f"import inferspan, sys; assert inferspan.__file__.startswith({str(folder)!r}); from inferspan import extension; print(extension.find({{}}))"
     environ = {**os.environ, "PYTHONPATH": str(folder)}
     return subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True).stdout.strip()
 

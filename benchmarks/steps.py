@@ -146,8 +146,7 @@ def take_apart(model: Any, *, requests: int, tokens: int = TOKENS, say: Callable
             call = current.call
             if call is None or call.room <= 0:
                 raise RuntimeError("the coming step is not recorded, so there is nothing to be taken apart")
-            call.calls.clear()
-            call.stack.clear()
+            call.discard()
             self.begun = time.perf_counter()
             return goes_on
 

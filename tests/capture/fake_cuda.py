@@ -21,8 +21,30 @@ INVALID = 400
 CONTEXT = 0x1000
 
 
+_POINTERS = {
+    "cuEventRecord": ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
+    "cuEventElapsedTime": ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_float), ctypes.c_void_p, ctypes.c_void_p),
+}
+
+
+class _Place:
+    """What ``byref`` makes of a variable, as far as this driver looks at it."""
+
+    def __init__(self, pointer: Any) -> None:
+        self._obj = pointer.contents
+
+
+def _as_given(argument: Any) -> Any:
+    """An argument as ctypes hands it to a function of Python that is called by its address, turned back."""
+    return ctypes.c_void_p(argument) if argument is None or isinstance(argument, int) else _Place(argument)
+
+
 class FakeCuda:
     """The driver's library and torch's view of it.
+
+    Args:
+        devices: how many there are.
+        pointers: whether what records and reads events are functions of C, as in a real library, which C code calls by their addresses.
 
     Attributes:
         calls: number of calls of each function.
@@ -32,7 +54,8 @@ class FakeCuda:
         tick: milliseconds that a device works on before each record.
     """
 
-    def __init__(self, devices: int = 1) -> None:
+    def __init__(self, devices: int = 1, *, pointers: bool = False) -> None:
+        self.pointers = pointers
         self.calls: Counter[str] = Counter()
         self.faults: list[str] = []
         self.recorded: list[tuple[int, int]] = []
@@ -74,8 +97,21 @@ class FakeCuda:
             self.calls[name] += 1
             return self.status.get(name) or function(self, *arguments) or 0
 
-        setattr(self, name, call)
-        return call
+        made = _POINTERS[name](self._contained(call)) if self.pointers and name in _POINTERS else call
+        setattr(self, name, made)
+        return made
+
+    def _contained(self, call: Any) -> Any:
+        """C code has nowhere to raise an exception to."""
+
+        def answer(*arguments: Any) -> int:
+            try:
+                return int(call(*(_as_given(argument) for argument in arguments)))
+            except Exception as error:
+                self.faults.append(repr(error))
+                return INVALID
+
+        return answer
 
     @contextmanager
     def _guard(self, index: int) -> Iterator[None]:

@@ -8,7 +8,8 @@ import weakref
 import torch
 
 from inferspan.capture.budget import Budget
-from inferspan.capture.call import MAX_MESSAGE, Call, current, error_type, failure_of
+from inferspan.capture.call import Call, current
+from inferspan.capture.failures import MAX_MESSAGE, error_type, failure_of
 from inferspan.records import ModuleBatch, Phase, RequestEnd, Step
 
 

@@ -35,7 +35,7 @@ PLACES: list[tuple[Any, str]] = [
     (budget.Budget, "spend"),
     (call.Call, "close_modules"),
     (call.Call, "hand_over"),
-    (call.Call, "unwind_to"),
+    (call.Call, "reach"),
     (device_rows.DeviceRows, "append"),
     (device_rows.DeviceRows, "read"),
     (energy, "EnergyMeter"),

@@ -17,6 +17,7 @@ from torch import nn
 from inferspan import guard, semconv
 from inferspan.capture import cuda_events, device_clock
 from inferspan.capture.device_clock import READ_AT, SHARE_DATA_NS, SHARE_NS, CallClock, DeviceClock, cuda_devices
+from inferspan.capture.recorder import IN_C
 from inferspan.capture.target import Target
 from inferspan.records import ModuleBatch, Phase, Step
 from inferspan.settings import Settings
@@ -37,16 +38,16 @@ class Host:
         return self.now
 
 
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+@pytest.fixture(params=[pytest.param(False, id="functions"), pytest.param(True, id="addresses")])
+def cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     """One device, which every model is on; it must not have seen anything that it should not."""
-    yield from _install(FakeCuda(), monkeypatch)
+    yield from _install(FakeCuda(pointers=request.param), monkeypatch)
 
 
-@pytest.fixture
-def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+@pytest.fixture(params=[pytest.param(False, id="functions"), pytest.param(True, id="addresses")])
+def two(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     """Two devices, over which every model is spread."""
-    yield from _install(FakeCuda(2), monkeypatch)
+    yield from _install(FakeCuda(2, pointers=request.param), monkeypatch)
 
 
 def _install(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
@@ -87,7 +88,7 @@ def _pass(call: CallClock, host: Host, events: str, cuda: FakeCuda, device: int 
             host.now += SHARE_NS
         else:
             actions[word[0]](word[1:])
-    return call.cut()
+    return call.end_pass()
 
 
 def _times(measured: Any) -> dict[int | None, float]:
@@ -144,7 +145,7 @@ def _tensors(call: CallClock, host: Host, cuda: FakeCuda, events: str) -> Any:
         number, name = word[1:].split(":")
         (call.enter if word[0] == "+" else call.leave)(int(number), tensors.setdefault(name, torch.zeros(1)))
     host.now += SHARE_NS
-    return call.cut()
+    return call.end_pass()
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_stream_is_asked_for_each_time(cuda: FakeCuda, host: Host) -> None:
     call.leave(0)
     cuda.work[0] += 4
     host.now += SHARE_NS
-    measured = call.cut()
+    measured = call.end_pass()
     call.read()
     assert cuda.recorded == [(0, 0), (0, 0xFFFF_7000_0000), (0, 5), (0, 5)]
     assert _times(measured) == {None: 2}
@@ -253,7 +254,7 @@ def test_long_request_holds_few_events(cuda: FakeCuda, monkeypatch: pytest.Monke
         call.read_some()
         call.begin()
         call.end()
-        measured = call.cut()
+        measured = call.end_pass()
         assert measured is not None
         measured.on_known = known.append
     call.read(leave=0)
@@ -275,15 +276,15 @@ def test_device_that_is_never_done(cuda: FakeCuda, monkeypatch: pytest.MonkeyPat
     for _ in range(3 * device_clock.MOST_WAITING):
         call.read_some()
         call.begin()
-        passes.append(call.cut())
+        passes.append(call.end_pass())
     assert cuda.alive == 300 and not any(_times(one) for one in passes)
     assert len(call._waiting) <= device_clock.MOST_WAITING + READ_AT
     cuda.reached = None
     call.read(leave=0)
     cuda.tick = 1.0
-    assert call.cut() is None
+    assert call.end_pass() is None
     call.begin()
-    measured = call.cut()
+    measured = call.end_pass()
     call.read()
     assert _times(measured) == {None: 1}
 
@@ -339,7 +340,7 @@ def test_several_devices(two: FakeCuda, host: Host) -> None:
     two.work = [3.5, 6.5]
     host.now += SHARE_NS
     call.leave(1)
-    measured = call.cut()
+    measured = call.end_pass()
     call.read()
     assert _times(measured) == {None: 6.5, 0: 3, 1: 6}
     assert two.recorded == [(0, 0), (1, 0)] * 4
@@ -348,7 +349,7 @@ def test_several_devices(two: FakeCuda, host: Host) -> None:
     call.begin()
     two.capturing = set()
     two.work = [9.0, 9.0]
-    broken = call.cut()
+    broken = call.end_pass()
     call.read()
     assert _times(broken) == {}
     call.close()
@@ -448,7 +449,7 @@ def test_events_of_torch(cuda: FakeCuda, host: Host, monkeypatch: pytest.MonkeyP
     call.begin()
     cuda.capturing = set()
     host.now += SHARE_NS
-    broken = call.cut()
+    broken = call.end_pass()
     call.read()
     assert _times(broken) == {} and len(cuda.recorded) == 5
     call.close()
@@ -681,7 +682,9 @@ def test_driver_that_refuses(cuda: FakeCuda, name: str, contained: list[guard.Sw
     assert {error.place for error in contained} <= {"device clock"}
     assert len(caplog.records) <= 1
     if name == "cuEventRecord":
-        assert cuda.calls[name] == cuda_events.FAILURES
+        # What C code is refused, Python code tries again and tells of.
+        tries = 2 if IN_C and cuda.pointers else 1
+        assert cuda.calls[name] == cuda_events.FAILURES * tries
     if name in ("cuEventRecord", "cuEventElapsedTime"):
         assert cuda.alive == 0
     contained.clear()
@@ -745,7 +748,7 @@ def test_agrees_with_the_profiler() -> None:
             y = layer(y)
             if call is not None:
                 call.leave(number)
-        return call.cut() if call is not None else None
+        return call.end_pass() if call is not None else None
 
     with torch.no_grad():
         run(None)

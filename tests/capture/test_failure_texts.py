@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from inferspan.capture.call import MAX_MESSAGE, failure_of
+from inferspan.capture.failures import MAX_MESSAGE, failure_of
 
 
 @pytest.mark.parametrize(

@@ -92,11 +92,11 @@ def test_memory_of_a_long_request(steps: int, mebibytes: int, settings: dict[str
         for step in range(steps):
             call.before_step()
             call.begin_step({"input_ids": zero})
-            for number, info in enumerate(infos):
+            for info in infos:
                 if call.room > 0:
-                    call.room -= 1
                     now = perf_counter_ns()
-                    call.calls.extend((number, -1, info, now, now, (), (), None, None))
+                    call.enter(info, (), now)
+                    call.leave(now)
             call.end_step(({}, {}), {})
             call.choose(call.loops[-1], zero.expand(1, step + 2), None)
             if step % (steps // 4) == steps // 4 - 1:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..guard import report
+from .recorder import driver_events
 
 __all__ = [
     "MOST_EVENTS",
@@ -122,6 +123,14 @@ def leave_captures_alone() -> None:
         raise RuntimeError(f"cuThreadExchangeStreamCaptureMode: {status}")
 
 
+def _address(function: Any) -> int:
+    """Where a function of the driver's library lies in memory; 0 if it is none of C."""
+    try:
+        return ctypes.cast(function, ctypes.c_void_p).value or 0
+    except (ctypes.ArgumentError, TypeError):
+        return 0
+
+
 class EventPool:
     """Slots of one device, free and in use; several threads may take from it."""
 
@@ -130,7 +139,11 @@ class EventPool:
         self.cuda = cuda
         self.events: list[Any] = []
         """By slot."""
+        self.handles: list[int] = []
+        """By slot, the driver's addresses of its events."""
         self.free: list[int] = []
+        self.fast: Any = None
+        """What records and reads in C, where that can be."""
         self._lock = threading.Lock()
         self._closed = False
         self._failures = 0
@@ -187,6 +200,8 @@ class EventPool:
                 return NOTHING
             made = self._make(count)
             first = len(self.events)
+            # What C code takes by slot comes first.
+            self.handles.extend(event.value or 0 for event in made if isinstance(event, ctypes.c_void_p))
             self.events.extend(made)
         self.free.extend(range(first + 1, first + len(made)))
         return first if made else NOTHING
@@ -206,6 +221,8 @@ class EventPool:
         self._failures += 1
         if self._failures >= FAILURES:
             self.record = lambda: NOTHING  # type: ignore[method-assign]
+            if self.fast is not None:
+                self.fast.enabled = False
         return NOTHING
 
 
@@ -232,6 +249,19 @@ class DriverEvents(EventPool):
         self._context = ctypes.c_void_p()
         with cuda.guard(index):
             self._check("cuCtxGetCurrent", ctypes.byref(self._context))
+        record, elapsed = _address(self._record), _address(self._elapsed)
+        if record and elapsed:
+            self.fast = driver_events(
+                free=self.free,
+                handles=self.handles,
+                stream=cuda.stream,
+                capturing=cuda.capturing,
+                device=cuda.device,
+                index=index,
+                record=record,
+                elapsed=elapsed,
+                several=self._several,
+            )
 
     def record(self) -> int:
         """Record on the device's current stream; see ``EventPool``."""

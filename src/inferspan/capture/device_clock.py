@@ -9,19 +9,20 @@ is not waited for and stays unknown. A model on several devices has each boundar
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Any
-from weakref import ref
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..guard import contain, report
+from .boundaries import PASS
+from .boundaries import Marks as AnyMarks
 from .cuda_events import DriverEvents, EventPool, TorchCuda, TorchEvents, load_driver, torch_cuda
+from .recorder import Boundaries, Marks
 
 __all__ = ["SHARE_DATA_NS", "SHARE_NS", "CallClock", "DeviceClock", "Measured", "cuda_devices"]
 
@@ -37,7 +38,6 @@ one that returns what its last submodule gave. A recorded event costs 3 to 8 us,
 
 The worst error is work on something else, launched between the two in less than this time (eight launches at most): as above.
 """
-PASS = -1
 MOST_DEVICES = 8
 READ_AT = 64
 """Boundaries that wait before they are read."""
@@ -64,64 +64,38 @@ class Measured:
     """Boundaries of one forward pass, and the times that become known of them.
 
     Attributes:
+        marks: the boundaries.
         modules: seconds by number of the module call.
         seconds: of the whole pass, once known.
         on_known: called with ``seconds``, on the model's thread.
     """
 
-    __slots__ = ("begin", "end", "marks", "modules", "on_known", "seconds", "slots")
+    __slots__ = ("_begin", "_end", "marks", "modules", "on_known", "seconds")
 
-    def __init__(self, slots: list[list[int]], marks: list[int], begin: int, end: int) -> None:
-        self.slots = slots
+    def __init__(self, marks: Marks, begin: int, end: int) -> None:
         self.marks = marks
-        self.begin = begin
-        self.end = end
+        self._begin = begin
+        self._end = end
         self.modules: dict[int, float] = {}
         self.seconds: float | None = None
         self.on_known: Callable[[float], None] | None = None
 
     def read(self, pools: Sequence[EventPool]) -> bool:
         """Find out what there is to know; false if the device has not come so far."""
-        calls, begins, ends = self._pairs()
-        longest: list[float] = []
-        for pool, lane in zip(pools, self.slots, strict=True):
-            found = pool.seconds([lane[place] for place in begins], [lane[place] for place in ends])
-            if found is None:
-                return False
-            longest = [*map(_longer, longest, found)] if longest else found
-        # Boundaries on two streams that nothing orders can be the wrong way round, and some are missing.
-        self.modules.update((number, value) for number, value in zip(calls, longest, strict=True) if number >= 0 and value >= 0)
-        if calls and calls[0] == PASS and longest[0] >= 0:
-            self.seconds = longest[0]
+        found = self.marks.seconds(pools, self._begin, self._end)
+        if found is None:
+            return False
+        seconds = found.pop(PASS, None)
+        # The very object that the batch of the pass has.
+        self.modules.update(found)
+        if seconds is not None:
+            self.seconds = seconds
             if self.on_known is not None:
-                self.on_known(longest[0])
+                self.on_known(seconds)
         return True
 
-    def _pairs(self) -> tuple[list[int], list[int], list[int]]:
-        """Numbers of the calls with their first and last boundary; the pass itself comes first, because it is known last."""
-        calls, begins, ends = ([PASS], [self.begin], [self.end]) if self.begin >= 0 else ([], [], [])
-        begun: dict[int, int] = {}
-        marks = iter(self.marks)
-        for number, place in zip(marks, marks, strict=True):
-            if number >= 0:
-                begun[number] = place
-            elif (start := begun.pop(~number, None)) is not None:
-                calls.append(~number)
-                begins.append(start)
-                ends.append(place)
-        return calls, begins, ends
 
-
-def _nothing() -> None:
-    """Stands for a weak reference where there is no tensor."""
-
-
-def _longer(one: float, other: float) -> float:
-    """The longer of two times; not a number if one of them is not known."""
-    return other if one < other or math.isnan(other) else one
-
-
-class CallClock:
+class CallClock(Boundaries):
     """The boundaries of one request, on the thread that runs it.
 
     Args:
@@ -129,18 +103,9 @@ class CallClock:
     """
 
     def __init__(self, pools: Sequence[EventPool]) -> None:
+        super().__init__(pools, SHARE_NS, SHARE_DATA_NS, perf_counter_ns)
         self._pools = tuple(pools)
         self._thread = threading.get_ident()
-        self._recorded = 0
-        """Host time when the newest boundary had been recorded."""
-        self._last = -1
-        """The newest boundary of the running pass."""
-        self._slots: list[list[int]] = [[] for _ in self._pools]
-        self._marks: list[int] = []
-        self._taken: list[Callable[[], Any]] = [_nothing]
-        """Weak references to what the open module calls took, innermost last; of modules without submodules none."""
-        self._given: Callable[[], Any] = _nothing
-        """Weak reference to what the last module call gave, if nothing was entered since."""
         self._begin = self._end = -1
         self._waiting: deque[Measured] = deque()
         self._boundaries = 0
@@ -148,72 +113,37 @@ class CallClock:
         self._closed = False
 
     # --------------------------------------------------------------------------------------------------------- boundaries
-    def enter(self, number: int, taken: Any = None, now: int = 0, *, inner: bool = True) -> None:
-        """A recorded module call begins.
-
-        Args:
-            number: of the call.
-            taken: its first input.
-            now: reading of the host's clock, if there is one that is less than a microsecond old.
-            inner: whether the module has submodules.
-        """
-        apart = (now or perf_counter_ns()) - self._recorded
-        if apart >= SHARE_NS and (
-            apart >= SHARE_DATA_NS or type(taken) is not Tensor or (self._given() is not taken and self._taken[-1]() is not taken)
-        ):
-            self._record()
-        self._given = _nothing
-        if inner:
-            self._taken.append(ref(taken) if type(taken) is Tensor else _nothing)
-        self._marks += (number, self._last)
-
-    def leave(self, number: int, given: Any = None, now: int = 0, *, inner: bool = True) -> None:
-        """A recorded module call has returned ``given``; the rest is as for ``enter``."""
-        apart = (now or perf_counter_ns()) - self._recorded
-        if type(given) is tuple and given:
-            given = given[0]
-        # Without a submodule since it was entered, a module that returns what it took has changed it in place.
-        if apart >= SHARE_NS and (apart >= SHARE_DATA_NS or given is None or self._given() is not given):
-            self._record()
-        self._given = ref(given) if type(given) is Tensor else _nothing
-        if inner and len(self._taken) > 1:
-            self._taken.pop()
-        self._marks += (~number, self._last)
-
     def begin(self) -> None:
         """A forward pass begins."""
-        self._record()
-        self._begin, self._end = self._last, -1
+        self.record()
+        self._begin, self._end = self.last, -1
 
     def end(self) -> None:
         """The forward pass has returned; a second call changes nothing."""
         if self._begin >= 0 > self._end:
-            if perf_counter_ns() - self._recorded >= SHARE_NS:
-                self._record()
-            self._end = self._last
+            if perf_counter_ns() - self.recorded >= SHARE_NS:
+                self.record()
+            self._end = self.last
 
     def anchor(self) -> None:
         """A boundary of phases; the first one is where the first pass began, whether it was wanted or not."""
         if self._anchors:
             self._anchors.append([pool.record() for pool in self._pools])
 
-    def cut(self, *, wanted: bool = True) -> Measured | None:
-        """End the pass: what was recorded of it will be read when the device is done; ``None`` if there is nothing, or it is not wanted."""
-        if self._last < 0 or self._closed:
+    def end_pass(self, *, wanted: bool = True) -> Measured | None:
+        """What was recorded of the pass will be read when the device is done; ``None`` if there is nothing, or it is not wanted."""
+        if self.last < 0 or self._closed:
             return None
         self.end()
-        measured = Measured(self._slots, self._marks, self._begin, self._end)
-        self._slots, self._marks = [[] for _ in self._pools], []
-        self._taken, self._given = [_nothing], _nothing
-        self._begin = self._end = self._last = -1
-        self._recorded = 0
+        measured = Measured(self.cut(), self._begin, self._end)
+        self._begin = self._end = -1
         if not self._anchors:
-            self._anchors.append([lane[0] for lane in measured.slots])
+            self._anchors.append([measured.marks.lane(place)[0] for place in range(len(self._pools))])
         if not wanted:
             self._release(measured)
             return None
         self._waiting.append(measured)
-        self._boundaries += len(measured.slots[0])
+        self._boundaries += measured.marks.count
         return measured
 
     # ------------------------------------------------------------------------------------------------------------ reading
@@ -245,7 +175,8 @@ class CallClock:
         """Seconds between two anchors, ``None`` if that is not known now."""
         if self._closed or max(first, second) >= len(self._anchors) or self._pools[0].cuda.capturing():
             return None
-        measured = Measured([[*ends] for ends in zip(self._anchors[first], self._anchors[second], strict=True)], [], 0, 1)
+        ends = zip(self._anchors[first], self._anchors[second], strict=True)
+        measured = Measured(AnyMarks([[*pair] for pair in ends], []), 0, 1)
         with self._pools[0].reading():
             measured.read(self._pools)
         return measured.seconds
@@ -259,7 +190,7 @@ class CallClock:
         """Give every event back; on another thread than the request's they are left to the end of the process."""
         if self._closed or threading.get_ident() != self._thread:
             return
-        self.cut()
+        self.end_pass()
         while self._waiting:
             self._forget_oldest()
         for anchor in self._anchors:
@@ -270,29 +201,20 @@ class CallClock:
     def abandon(self) -> None:
         """Record and read nothing from now on, whatever module call still has this clock in its hands."""
         self._closed = True
-        self._pools, self._slots = (), []
+        self._pools = ()
+        self.forget()
         self._waiting.clear()
 
     # ---------------------------------------------------------------------------------------------------------- internals
-    def _record(self) -> None:
-        pools = self._pools
-        if len(pools) == 1:
-            self._slots[0].append(pools[0].record())
-        else:
-            for pool, slots in zip(pools, self._slots, strict=True):
-                slots.append(pool.record())
-        self._last += 1
-        self._recorded = perf_counter_ns()
-
     def _forget_oldest(self) -> None:
         measured = self._waiting.popleft()
-        self._boundaries -= len(measured.slots[0])
+        self._boundaries -= measured.marks.count
         self._release(measured)
 
     def _release(self, measured: Measured) -> None:
-        for number, (pool, lane) in enumerate(zip(self._pools, measured.slots, strict=True)):
-            kept = {anchor[number] for anchor in self._anchors}
-            pool.release(slot for slot in lane if slot not in kept)
+        for place, pool in enumerate(self._pools):
+            kept = {anchor[place] for anchor in self._anchors}
+            pool.release(slot for slot in measured.marks.lane(place) if slot not in kept)
 
 
 class DeviceClock:

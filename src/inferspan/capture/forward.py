@@ -7,7 +7,6 @@ runs root hooks; its compiled call is wrapped from outside instead. The span of 
 
 from __future__ import annotations
 
-import copy
 import sys
 import threading
 import weakref
@@ -26,9 +25,10 @@ from ..attribute_values import shape_attributes
 from ..guard import contain, report
 from ..records import AttributeValue, Failure, ModuleInfo, RequestEnd, RequestStart
 from .budget import Budget
-from .call import Call, current, error_type, failure_of
+from .call import Call, current
 from .compilation import compiled_graphs, is_compiling, leave_frame, set_eval_frame
 from .compile_watch import compiling
+from .failures import error_type, failure_of
 from .logit_ring import LogitRing
 from .logits import attributes as logit_attributes
 from .logits import whole_logits
@@ -96,21 +96,18 @@ class ForwardCall(Call):
         if self.room <= 0:
             self.missed += 1
         else:
-            self.room -= 1
-            self.stack.append((self.count, info, perf_counter_ns(), describe(arguments[0])))
+            number = self.enter(info, describe(arguments[0]), perf_counter_ns())
             if self.clock is not None:
-                self.clock.enter(self.count)
-            self.count += 1
+                self.clock.enter(number)
 
     def leave_again(self, info: ModuleInfo, output: Any, now: int, failure: str | None) -> None:
         """The inner call of the model by itself has ended."""
         self.depth -= 1
-        if self.stack and (self.stack[-1][1] is info or self.unwind_to(info, now)):
-            number, info, start, inputs = self.stack.pop()
+        number = self.reach(info, now)
+        if number >= 0:
             if self.clock is not None:
                 self.clock.leave(number)
-            parent = self.stack[-1][0] if self.stack else -1
-            self.calls.extend((number, parent, info, start, now, inputs, describe(output), failure, None))
+            self.leave(now, describe(output), failure)
 
     def finish(self, output: Any, failure: Failure | None, now: int) -> None:
         """End the request; ``output`` is what the model returned. Once only: a second call does nothing."""
@@ -158,10 +155,10 @@ class ForwardCall(Call):
 
     def _so_far(self) -> ForwardCall:
         """A copy for a thread that ends this call from outside, while hooks on the call's own thread still write into the original."""
-        seen = copy.copy(self)
+        seen = type(self).__new__(type(self))
+        seen.__dict__.update(self.__dict__)
         self.room = 0
-        # In this order no module call can be in both: one that ends in between is in neither, and its children move up.
-        seen.calls, seen.stack = [*self.calls], [*self.stack]
+        seen.adopt(self)
         seen.pending, seen.output_stats, seen.clock, seen.part = [], None, None, None
         return seen
 

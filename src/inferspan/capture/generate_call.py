@@ -18,9 +18,10 @@ from torch import Tensor
 
 from .. import semconv
 from ..guard import contain, report
-from ..records import Attributes, AttributeValue, Failure, ModuleCall, Phase, RequestEnd, Step
-from .call import Call, failure_of
+from ..records import Attributes, AttributeValue, Failure, Phase, RequestEnd, Step
+from .call import Call
 from .compilation import compiled_graphs
+from .failures import failure_of
 from .generate_end import MAX_TOKENS_IN_ARRAYS, describe_end, kv_cache_bytes, reused_tokens
 from .logit_ring import LogitRing
 from .logits import StepLogits, whole_logits
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["GenerateCall"]
 
-_START = ModuleCall._fields.index("start")
 LIVE = 512
 """Steps that are kept before they are handed over while the request still runs."""
 ROW_BYTES = 550
@@ -199,7 +199,7 @@ class GenerateCall(Call):
                 self.part.begin()
         # Looked at once the pass has been launched.
         self.step_given = inputs
-        if self.calls:
+        if self.recorded:
             # What ran before the first pass, such as an encoder, hangs under the phase.
             self._flush_modules(None, perf_counter_ns(), None)
             self._reopen_modules()
@@ -352,7 +352,7 @@ class GenerateCall(Call):
         elif profiled:
             self.close_modules(index if kept else None, phase, now, failure)
         elif self.clock is not None:
-            self.measured = self.clock.cut(wanted=kept)
+            self.measured = self.clock.end_pass(wanted=kept)
         if kept:
             inputs, width = self._look_at_inputs(given)
             length = self.length
@@ -424,14 +424,12 @@ class GenerateCall(Call):
             self.target.engine.release()
 
     def _flush_modules(self, step: int | None, now: int, failure: str | None) -> None:
-        fields = len(ModuleCall._fields)
-        self.module_count = max(len(self.calls) // fields + self.missed, 1)
+        self.module_count = max(self.recorded + self.missed, 1)
         began = self.step_start if step is not None else self.first_token or self.start
-        if self.calls and min(self.calls[_START::fields]) < began:
+        if self.begun_before(began):
             # Our wrappers were off for a while, so what was recorded meanwhile has no place.
-            self.calls = []
-            self.stack.clear()
-        self.live_calls += len(self.calls) // fields
+            self.discard()
+        self.live_calls += self.recorded
         self.close_modules(step, self._phase(), now, failure)
 
     def _hand_over_modules(self) -> None:
@@ -552,11 +550,11 @@ class GenerateCall(Call):
             if self.awaiting:
                 self._token_known(now)
         with contain("end of generate()"):
-            if self.step_open or self.stack:
+            if self.step_open or self.open_calls:
                 self._close_step(now, (), kind or "_OTHER")
         decoded = self.first_token is not None and (self.decode_steps > 0 or failure is not None)
         with contain("end of generate()"):
-            if self.calls and self.recording:
+            if self.recorded and self.recording:
                 self.close_modules(None, semconv.SPAN_DECODE if decoded else semconv.SPAN_PREFILL, now, kind)
         self._hand_over_steps(len(self.steps_kept), wait=True, last=True)
         if self.recording:

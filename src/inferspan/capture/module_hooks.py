@@ -85,9 +85,6 @@ class _Enter(CopiedAway):
             call.missed += 1
             return
         try:
-            call.room -= 1
-            number = call.count
-            call.count = number + 1
             if kwargs:
                 inputs = describe((*args[:8], *kwargs.values()))
             elif len(args) == 1 and type(args[0]) is Tensor and not args[0].is_nested:
@@ -96,7 +93,7 @@ class _Enter(CopiedAway):
                     inputs = self._last = describe(args)
             else:
                 inputs = describe(args)
-            call.stack.append((number, self.info, perf_counter_ns(), inputs))
+            number = call.enter(self.info, inputs, perf_counter_ns())
             if call.clock is not None:
                 call.clock.enter(number, args[0] if args else next(iter(kwargs.values()), None) if kwargs else None)
         except Exception as error:
@@ -118,15 +115,14 @@ class _Exit(CopiedAway):
         if is_dynamo_compiling():
             return
         call = current.call
-        if call is None or call.engine is not self._engine or not call.stack:
+        if call is None or call.engine is not self._engine or not call.open_calls:
             return
         try:
             now = perf_counter_ns()
             output = rest[-1]
-            stack = call.stack
-            if stack[-1][1] is not self.info and not call.unwind_to(self.info, now):
+            number = call.reach(self.info, now)
+            if number < 0:
                 return
-            number, info, start, inputs = stack.pop()
             if call.clock is not None:
                 call.clock.leave(number, output)
             if type(output) is Tensor and not output.is_nested:
@@ -137,7 +133,7 @@ class _Exit(CopiedAway):
                 outputs = describe(output)
             collector = call.output_stats
             statistics = collector.append(output) if collector is not None else None
-            call.calls.extend((number, stack[-1][0] if stack else -1, info, start, now, inputs, outputs, None, statistics))
+            call.leave(now, outputs, None, statistics)
         except Exception as error:
             report("module hook", error)
 

@@ -10,25 +10,23 @@ from __future__ import annotations
 import copy
 import sys
 from inspect import getattr_static
-from time import perf_counter_ns
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.compiler import is_dynamo_compiling
 
-from ..guard import contain, report
 from ..records import ModuleInfo
-from .call import Call, current, error_type
 from .compilation import is_optimized, leave_frame
-from .shapes import Described, describe, describe_like
+from .recorder import IN_C, Forward, Hot
 
 __all__ = ["OWNED", "ObservedForward", "can_observe"]
 
 OWNED = "_inferspan_owned"
 """Key beside ``forward`` in the module's ``__dict__``: its reference count tells whether somebody has copied the dictionary."""
-_references: Any = getattr(sys, "getrefcount", lambda _: 0)
 _counted = hasattr(sys, "getrefcount") and getattr(sys, "_is_gil_enabled", lambda: True)()
 """Whether reference counts are exact: not in free-threaded builds, nor where there are none."""
+_ABOVE = 1 if IN_C else 2
+"""Frames from what is asked by a call to the caller of that: C code has none."""
 _torch_calls = nn.Module._call_impl.__globals__
 
 
@@ -52,49 +50,9 @@ def _itself(forward: Any) -> Any:
     return forward
 
 
-class _Hot:
-    """All that an observed call reads, in two cache lines, and in a class whose attributes Python finds without searching.
-
-    It stands beside ``forward`` in the module's dictionary as well, so that a copy of the dictionary shows in its reference count.
-    """
-
-    __slots__ = ("__weakref__", "engine", "forward", "found", "given", "info", "inner", "module", "taken")
-
-    forward: Any
-    """What the module had before."""
-    found: Any
-    """``forward`` of the module's class when it was last looked at."""
-
-    def __init__(self, module: nn.Module, info: ModuleInfo, engine: object) -> None:
-        self.module: Any = module
-        self.info, self.engine = info, engine
-        self.forward, self.found = module.forward, type(module).forward
-        self.inner = bool(module._modules)
-        self.taken: Described = ()
-        self.given: Described = ()
-
-    def __reduce__(self) -> Any:
-        # What is copied along with a module holds nothing of ours.
-        return object, ()
-
-
-def _expected_references() -> int:
-    """How often one is referred to while it is looked at in ``__call__``, as the running Python counts: by its two places and there.
-
-    Never more than by those, the variable and the argument: a tracer that looks at the variables here holds another until this returns.
-    """
-    places = [_Hot.__new__(_Hot)]
-    places += places
-    hot = places[0]
-    return min(int(_references(hot)), len(places) + 2)
-
-
-_REFERENCES = _expected_references()
-
-
-class _Slots:
+class _Slots(Forward):
     # With a dictionary, though nothing is in it: Dynamo asks every object for one.
-    __slots__ = ("__dict__", "__weakref__", "_hot", "_key", "_own")
+    __slots__ = ("__dict__", "__weakref__", "_key", "_own")
 
 
 class ObservedForward(_Slots):
@@ -107,14 +65,13 @@ class ObservedForward(_Slots):
     """
 
     __slots__ = ()
-    _hot: _Hot
     _key: str
     _own: bool
     _put = object.__setattr__
 
     def __init__(self, module: nn.Module, info: ModuleInfo, engine: object) -> None:
         self._put("_own", "forward" in module.__dict__)
-        self._put("_hot", _Hot(module, info, engine))
+        self._put("_hot", Hot(module, info, engine))
         self._put("_key", OWNED)
 
     @property
@@ -157,91 +114,13 @@ class ObservedForward(_Slots):
         if not self._own:
             hot.forward = _of_class(hot.module)
 
-    @leave_frame
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward pass. Written for few instructions: between two large matrix products each of them is a cache miss."""
-        # Once: a class with __getattr__ has every attribute searched for.
-        hot = self._hot
-        if is_dynamo_compiling():
-            return hot.forward(*args, **kwargs)
-        if type(hot.module).forward is not hot.found:
-            self._follow()
-        if _references(hot) != _REFERENCES:
-            forward = self._of_copy()
-            if forward is not None:
-                return forward(*args, **kwargs)
-        call = current.call
-        if call is None or call.engine is not hot.engine:
-            return hot.forward(*args, **kwargs)
-        if call.room <= 0:
-            call.missed += 1
-            return hot.forward(*args, **kwargs)
-        try:
-            call.room -= 1
-            number = call.count
-            call.count = number + 1
-            inputs = hot.taken
-            if kwargs:
-                inputs = hot.taken = describe_like(inputs, (*args[:8], *kwargs.values()))
-            elif len(args) != 1 or type(args[0]) is not Tensor:
-                inputs = hot.taken = describe_like(inputs, args)
-            else:
-                try:
-                    if not inputs or inputs[0][0] != args[0].shape or inputs[0][1] is not args[0].dtype or len(inputs) != 1:
-                        inputs = hot.taken = describe(args)
-                except RuntimeError:
-                    # A nested tensor has no shape. Asking first would cost more than an exception that is not raised.
-                    inputs = ()
-            stack = call.stack
-            frame = (number, hot.info, perf_counter_ns(), inputs)
-            stack.append(frame)
-            clock = call.clock
-            if clock is not None:
-                taken = args[0] if args else next(iter(kwargs.values()), None)
-                clock.enter(number, taken, frame[2], inner=hot.inner)
-        except Exception as error:
-            report("module call", error)
-            return hot.forward(*args, **kwargs)
-        try:
-            output = hot.forward(*args, **kwargs)
-        except BaseException as error:
-            self._failed(call, frame, error)
-            raise
-        try:
-            now = perf_counter_ns()
-            if not stack or (stack[-1] is not frame and not call.unwind_to(hot.info, now)):
-                return output
-            stack.pop()
-            if clock is not None:
-                clock.leave(number, output, now, inner=hot.inner)
-            outputs = hot.given
-            if type(output) is tuple:
-                outputs = hot.given = describe_like(outputs, output)
-            elif type(output) is not Tensor:
-                outputs = describe(output)
-            else:
-                try:
-                    if not outputs or outputs[0][0] != output.shape or outputs[0][1] is not output.dtype or len(outputs) != 1:
-                        outputs = hot.given = describe(output)
-                except RuntimeError:
-                    outputs = ()
-            collector = call.output_stats
-            statistics = collector.append(output) if collector is not None else None
-            call.calls.extend((number, stack[-1][0] if stack else -1, hot.info, frame[2], now, inputs, outputs, None, statistics))
-        except Exception as error:
-            report("module call", error)
-        return output
+    def _of_copy(self, above: int = _ABOVE) -> Any:
+        """What to call instead, where the caller is not our module but one that has got a copy of its dictionary.
 
-    def _failed(self, call: Call, frame: Any, error: BaseException) -> None:
-        """Record a call through which an exception passes."""
-        with contain("module call"):
-            now = perf_counter_ns()
-            if call.stack and (call.stack[-1] is frame or call.unwind_to(self._hot.info, now)):
-                call.close_frame(now, error_type(error))
-
-    def _of_copy(self) -> Any:
-        """What to call instead, where the caller is not our module but one that has got a copy of its dictionary."""
-        frame = sys._getframe(2)
+        Args:
+            above: frames between the caller's and this one, this one included.
+        """
+        frame = sys._getframe(above)
         caller = frame.f_locals.get("self") if frame.f_globals is _torch_calls else None
         if caller is None or caller is self._hot.module or caller.__dict__.get("forward") is not self:
             return None
@@ -297,7 +176,7 @@ class _Detached(ObservedForward):
             return hot.forward(*args, **kwargs)
         if type(hot.module).forward is not hot.found:
             self._follow()
-        forward = self._of_copy()
+        forward = self._of_copy(2)
         if forward is None:
             self._go(hot.module.__dict__)
             forward = hot.forward

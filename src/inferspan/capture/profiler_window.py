@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Any
@@ -258,7 +258,7 @@ class Part:
             self.steps += 1
             self.window.steps += 1
 
-    def take(self, calls: list[Any], budget: Budget, *, passes: int, modules: int, shown: bool) -> list[Profiled]:
+    def take(self, calls: Sequence[Any], budget: Budget, *, passes: int, modules: int, shown: bool) -> list[Profiled]:
         """Records of the pass that has ended; ``attributes`` is then what its own span says of it.
 
         Args:

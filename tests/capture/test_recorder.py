@@ -1,0 +1,512 @@
+"""The recorder in C and its twin in Python do the same, whatever they are told, and hold nothing longer than it is needed."""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from inferspan import extension, guard
+from inferspan.capture import boundaries, cuda_events, python_recorder, recorder, shapes
+from inferspan.capture.recorder import IN_C
+from inferspan.records import ModuleCall
+from tests.capture.fake_cuda import FakeCuda
+
+NAMES = ("model", "model.layers.0", "model.layers.0.mlp", "head")
+INFOS: Any = tuple(object() for _ in NAMES)
+C: Any = extension.find().module
+
+
+class Twin(NamedTuple):
+    """One of the two recorders."""
+
+    tape: Any
+    hot: Any
+    forward: Any
+    boundaries: Any
+
+
+PYTHON = Twin(python_recorder.Tape, python_recorder.Hot, python_recorder.Forward, boundaries.Boundaries)
+TWINS = [pytest.param(PYTHON, id="Python")]
+if IN_C:
+    TWINS.append(pytest.param(Twin(C.Tape, C.Hot, C.Forward, C.Boundaries), id="C"))
+in_c = pytest.mark.skipif(not IN_C, reason="needs the C extension")
+
+
+def _answer(function: Callable[[], Any]) -> Any:
+    """What a call gives, or the class of what it raises."""
+    try:
+        return function()
+    except Exception as error:
+        return type(error)
+
+
+# ------------------------------------------------------------------------------------------------------------------- tapes
+def _told(tape: Any, seed: int) -> list[Any]:
+    """Everything that a tape answers to 400 random calls, and what it looks like after each."""
+    draw, seen, moment = random.Random(seed), [], 0
+    for _ in range(400):
+        moment += draw.randrange(1, 9)
+        info, now = draw.choice(INFOS), moment
+        shape = (draw.choice(((1, 2), (3,))), "float")
+        calls: list[tuple[int, Callable[[], Any]]] = [
+            (12, lambda info=info, now=now, shape=shape: tape.enter(info, (shape,), now)),  # type: ignore[misc]
+            (10, lambda now=now, shape=shape: tape.leave(now, (shape,), None, draw.choice((None, 0, 7)))),  # type: ignore[misc]
+            (2, lambda now=now: tape.leave(now, failure="ValueError")),  # type: ignore[misc]
+            (3, lambda info=info, now=now: tape.reach(info, now)),  # type: ignore[misc]
+            (1, lambda info=info, now=now: tape.reach(info, now, "OSError")),  # type: ignore[misc]
+            (1, lambda now=now: tape.begun_before(now - draw.randrange(200))),  # type: ignore[misc]
+            (1, lambda: [*tape.cut()]),
+            (1, tape.discard),
+        ]
+        (call,) = draw.choices([call for _, call in calls], [weight for weight, _ in calls])
+        seen.append((_answer(call), tape.room, tape.missed, tape.count, tape.open_calls, tape.recorded))
+    return [*seen, [*tape.cut()]]
+
+
+@in_c
+@pytest.mark.parametrize("seed", range(20))
+def test_same_tape(seed: int) -> None:
+    """Entries, exits, failures and cuts in any order, unbalanced ones as well."""
+    assert _told(C.Tape(), seed) == _told(python_recorder.Tape(), seed)
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_rows(twin: Twin) -> None:
+    """A pass is a flat sequence in the layout of ``ModuleCall``, in the order in which the calls ended; columns are lists."""
+    tape = twin.tape()
+    tape.room = 5
+    assert [tape.enter(INFOS[0], ("in",), 10), tape.enter(INFOS[1], (), 2**40)] == [0, 1]
+    tape.leave(2**40 + 7, ("out",), None, 3)
+    tape.leave(2**62, failure="KeyError")
+    assert (tape.room, tape.count, tape.recorded, tape.open_calls) == (3, 2, 2, 0)
+    calls = tape.cut()
+    inner = (1, 0, INFOS[1], 2**40, 2**40 + 7, (), ("out",), None, 3)
+    outer = (0, -1, INFOS[0], 10, 2**62, ("in",), (), "KeyError", None)
+    assert tuple(calls) == inner + outer and len(calls) == 18
+    width = len(ModuleCall._fields)
+    for place in range(width):
+        assert calls[place::width] == [inner[place], outer[place]]
+    assert calls[-1] is None and calls[17] is None and calls[::-1][-1] == 1 and calls[3:1] == []
+    assert _answer(lambda: calls[18]) is _answer(lambda: calls[-19]) is IndexError
+    assert tape.recorded == 0 and [*tape.cut()] == []
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_adopted_tape(twin: Twin) -> None:
+    """A copy goes its own way: calls that are open or have ended are in both, later ones in one."""
+    tape, copy = twin.tape(), twin.tape()
+    copy.enter(INFOS[3], (), 1)  # is forgotten
+    tape.engine, tape.room = "engine", 9
+    tape.enter(INFOS[0], ("in",), 1)
+    tape.enter(INFOS[1], (), 2)
+    tape.leave(3)
+    copy.adopt(tape)
+    assert (copy.room, copy.count, copy.engine, copy.open_calls, copy.recorded) == (7, 2, "engine", 1, 1)
+    tape.leave(4, ("out",))
+    copy.leave(5, failure="_OTHER")
+    assert [*tape.cut()] == [1, 0, INFOS[1], 2, 3, (), (), None, None, 0, -1, INFOS[0], 1, 4, ("in",), ("out",), None, None]
+    assert [*copy.cut()] == [1, 0, INFOS[1], 2, 3, (), (), None, None, 0, -1, INFOS[0], 1, 5, ("in",), (), "_OTHER", None]
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_tape_of_bad_values(twin: Twin) -> None:
+    """Whatever is wrong raises, and the tape goes on."""
+    tape = twin.tape()
+    assert _answer(lambda: tape.leave(1)) is IndexError
+    assert tape.reach(INFOS[0], 1) == -1 and tape.open_calls == 0
+    tape.enter(INFOS[0], (), 1)
+    assert tape.reach(INFOS[1], 2) == -1 and tape.open_calls == 1
+    tape.leave(2)
+    assert [*tape.cut()][2] is INFOS[0]
+
+
+class _Thing:
+    """Something that can be looked for."""
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_nothing_is_kept_by_a_tape(twin: Twin) -> None:
+    """What was described goes with the pass, whether it was cut, discarded or never ended; a tape in a circle is collected."""
+    things = [_Thing() for _ in range(6)]
+    seen = [weakref.ref(thing) for thing in things]
+    tape = twin.tape()
+    for thing in things[:3]:
+        tape.enter(INFOS[0], (thing,), 1)
+    tape.leave(2, (things[3],))
+    copy = twin.tape()
+    copy.adopt(tape)
+    calls = tape.cut()
+    tape.discard()
+    things[4].around = tape  # type: ignore[attr-defined]
+    tape.engine, tape.clock = things[4], things[5]
+    del things, thing
+    assert all(reference() is not None for reference in seen)
+    del calls
+    assert seen[2]() is not None  # of the copy
+    del copy
+    assert [reference() is None for reference in seen] == [True] * 4 + [False] * 2
+    del tape
+    gc.collect()
+    assert all(reference() is None for reference in seen)
+
+
+# ------------------------------------------------------------------------------------------------------------ observed calls
+class _Counted(nn.Module):
+    """Returns what it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer: Callable[..., Any] = lambda *args, **kwargs: args[0] if args else None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Anything."""
+        return self.answer(*args, **kwargs)
+
+
+@pytest.fixture
+def running() -> Iterator[None]:
+    """Whatever a test makes the running request is none afterwards."""
+    yield
+    recorder.current.call = None
+
+
+def _observed(twin: Twin, module: nn.Module, engine: object) -> Any:
+    """What calls a module and records it, without what ``ObservedForward`` adds."""
+
+    class Observed(twin.forward):  # type: ignore[name-defined]
+        __slots__ = ("__dict__",)
+
+    observed = Observed()
+    observed._hot = twin.hot(module, INFOS[0], engine)
+    module.__dict__["_inferspan_owned"] = observed._hot
+    return observed
+
+
+def _values() -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Arguments of every form that a module may be called with; each tensor comes in two shapes and two types."""
+    x, y, z = torch.ones(1, 2), torch.ones(3), torch.ones(1, 2, dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "in prototype stage"
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    forms: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    for one in (x, y, z):
+        forms += [
+            ((one,), {}), ((one, x), {}), ((), {"hidden": one}), ((one,), {"mask": x, "cache": None}), (((one, x),), {}), (([one],), {}),
+            (({"a": one},), {}), ((None, one), {}), ((one, 3, "text", True, 0.5), {}), ((nn.Parameter(one),), {}), ((object(), one), {}),
+            ((one,) * 20, {}), ((), {f"k{place}": one for place in range(20)}), ((one,) * 9, {"mask": y}), ((((one, x), y), z), {}),
+        ]  # fmt: skip
+    return [*forms, ((), {}), ((None,), {}), ((nested,), {}), ((x, nested), {}), (((nested,),), {}), ((tuple([x] * 20),), {})]
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_shapes_of_everything(twin: Twin, running: None) -> None:
+    """What goes in and comes out is described as ``shapes.describe`` does, after whatever the module was called with before."""
+    module, engine = _Counted(), object()
+    observed, tape = _observed(twin, module, engine), twin.tape()
+    tape.engine, recorder.current.call = engine, tape
+    forms = _values()
+    draw = random.Random(0)
+    for args, kwargs in [*forms, *draw.choices(forms, k=300)]:
+        (given, _), more = draw.choice(forms), draw.choice((None, torch.ones(2), (torch.ones(1, 2), None), [torch.ones(3)]))
+        module.answer = lambda *_, given=given, more=more, **__: given or more
+        tape.room = 1
+        output = observed(*args, **kwargs)
+        assert output is (given or more) or output == given
+        row = [*tape.cut()]
+        assert row[5] == shapes.describe((*args[:8], *kwargs.values()) if kwargs else args), (args, kwargs)
+        assert row[6] == shapes.describe(output), output
+        assert row[3] <= row[4] and row[7:] == [None, None] and row[:3] == [row[0], -1, INFOS[0]]
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, torch.OutOfMemoryError])
+def test_failing_forward(twin: Twin, running: None, error: type[BaseException]) -> None:
+    """The very exception passes through, and the call is recorded as failed, with those inside of it that it left open."""
+    module, engine = _Counted(), object()
+    observed, tape = _observed(twin, module, engine), twin.tape()
+    tape.engine, recorder.current.call, tape.room = engine, tape, 3
+    raised = error("theirs")
+
+    def fail(*_: Any, **__: Any) -> None:
+        tape.enter(INFOS[1], (), 1)
+        raise raised
+
+    module.answer = fail
+    with pytest.raises(error) as caught:
+        observed(torch.ones(2))
+    assert caught.value is raised and raised.__context__ is None and raised.__cause__ is None
+    name = {"OutOfMemoryError": "torch.OutOfMemoryError"}.get(error.__name__, error.__name__)
+    rows = [*tape.cut()]
+    assert rows[2] is INFOS[1] and rows[7] == "_OTHER" and rows[11] is INFOS[0] and rows[16] == name
+    assert tape.open_calls == 0
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_who_is_recorded(twin: Twin, running: None) -> None:
+    """Only calls of the engine whose request runs on this thread, and only as long as there is room; the others are called through."""
+    module, engine = _Counted(), object()
+    observed, tape = _observed(twin, module, engine), twin.tape()
+    x = torch.ones(2)
+    assert observed(x) is x  # no request
+    recorder.current.call = tape
+    assert observed(x) is x and (tape.recorded, tape.missed) == (0, 0)  # of another engine
+    tape.engine = engine
+    assert observed(x) is x and (tape.recorded, tape.missed) == (0, 1)  # no room
+    tape.room = 1
+    assert observed(x) is x and observed(x) is x and (tape.recorded, tape.missed, tape.room) == (1, 2, 0)
+    tape.room = 1
+    thread = threading.Thread(target=observed, args=(x,))
+    thread.start()
+    thread.join()
+    assert (tape.recorded, tape.room) == (1, 1)
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_own_failures(twin: Twin, running: None, monkeypatch: pytest.MonkeyPatch, contained: list[guard.Swallowed]) -> None:
+    """What fails while a call is recorded is contained, and counted; the module runs once, and its output comes back."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("ours")
+
+    class Collector:
+        append = fail
+
+    module, engine = _Counted(), object()
+    observed, tape = _observed(twin, module, engine), twin.tape()
+    tape.engine, recorder.current.call, tape.room = engine, tape, 9
+    calls: list[Any] = []
+
+    def answer(*args: Any) -> Any:
+        calls.append(args)
+        return {"output": args[0]}
+
+    module.answer = answer
+    tape.output_stats = Collector()
+    assert list(observed(torch.ones(2))) == ["output"]
+    assert (tape.recorded, tape.open_calls, len(calls)) == (0, 0, 1)
+    assert [error.kind for error in contained] == ["RuntimeError"]
+    tape.output_stats = None
+    contained.clear()
+    with _describe(monkeypatch, fail):
+        for place in range(2):
+            assert list(observed(torch.ones(3, 3))) == ["output"]
+            assert (tape.recorded, tape.open_calls, len(calls)) == (0, 0, 2 + place)
+    assert {error.kind for error in contained} == {"RuntimeError"} and contained[0].place == "module call"
+    contained.clear()
+    observed(torch.ones(2))
+    assert tape.recorded == 1
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_interrupt_while_recording(twin: Twin, running: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C is no failure of ours: it passes."""
+
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    module, engine = _Counted(), object()
+    observed, tape = _observed(twin, module, engine), twin.tape()
+    tape.engine, recorder.current.call, tape.room = engine, tape, 9
+    with _describe(monkeypatch, interrupted), pytest.raises(KeyboardInterrupt):
+        observed(torch.ones(3, 3))
+    assert observed(torch.ones(3, 3)).shape == (3, 3)
+
+
+class _describe:
+    """Both recorders describe by another function for a while."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) -> None:
+        self._monkeypatch, self._function = monkeypatch, function
+
+    def __enter__(self) -> None:
+        for name in ("describe", "describe_like"):
+            self._monkeypatch.setattr(python_recorder, name, self._function)
+        self._monkeypatch.setattr(recorder, "describe", self._function)
+        recorder.bind()
+
+    def __exit__(self, *_: object) -> None:
+        self._monkeypatch.undo()
+        recorder.bind()
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_nothing_is_kept_by_a_call(twin: Twin, running: None) -> None:
+    """Neither inputs and outputs, nor the module once it is gone, nor what a call has raised."""
+    module, engine = _Counted(), _Thing()
+    observed, tape = _observed(twin, module, engine), twin.tape()
+    tape.engine, recorder.current.call, tape.room = engine, tape, 99
+
+    def fail(*_: Any) -> None:
+        raise ValueError("theirs")
+
+    x = torch.ones(2)
+    seen: list[Any] = [weakref.ref(x), weakref.ref(module), weakref.ref(engine), weakref.ref(observed._hot)]
+    counts = [sys.getrefcount(one) for one in (x, module, engine, fail, INFOS[0], tape)]
+    observed(x)
+    module.answer = fail
+    for _ in range(3):
+        with pytest.raises(ValueError, match="theirs"):
+            observed(x)
+    tape.discard()
+    module.answer = _Counted().answer
+    assert [sys.getrefcount(one) for one in (x, module, engine, fail, INFOS[0], tape)] == counts
+    del x, module, engine, observed, tape
+    recorder.current.call = None
+    gc.collect()
+    assert [reference() for reference in seen] == [None] * 4
+
+
+# ----------------------------------------------------------------------------------------------------------------- boundaries
+class _Clock:
+    """A host clock that goes as it is told to."""
+
+    now = 1_000_000
+
+    def __call__(self) -> int:
+        """Nanoseconds."""
+        return self.now
+
+
+def _timed(twin: Twin, seed: int, devices: int, *, pointers: bool) -> list[Any]:
+    """Everything that comes of 300 random boundaries: events recorded, times read, what is still referred to."""
+    draw, clock, fake = random.Random(seed), _Clock(), FakeCuda(devices, pointers=pointers)
+    cuda = fake.torch_cuda()
+    pools = tuple(cuda_events.DriverEvents(index, cuda, fake) for index in range(devices))
+    marks = twin.boundaries(pools, 3_000, 40_000, clock)
+    tensors: list[Any] = [torch.ones(1) for _ in range(4)] + [None, 5, (torch.ones(1), 2), ()]
+    seen: list[Any] = []
+    opened: list[tuple[int, bool]] = []
+    number = 0
+    for _ in range(300):
+        clock.now += draw.choice((0, 500, 2_999, 3_000, 20_000, 60_000))
+        fake.work[draw.randrange(devices)] += draw.random()
+        fake.current_stream[0] = draw.choice((0, 0, 7))
+        fake.capturing = {7} if draw.random() < 0.1 else set()
+        inner, passed, now = draw.random() < 0.5, draw.choice(tensors), draw.choice((0, clock.now))
+        action = draw.random()
+        if action < 0.45:
+            marks.enter(number, passed, now, inner=inner)
+            opened.append((number, inner))
+            number += 1
+        elif action < 0.9 and opened:
+            which, inner = opened.pop()
+            marks.leave(which, passed, now, inner=inner)
+        elif action < 0.92:
+            tensors[draw.randrange(4)] = torch.ones(1)
+        elif action < 0.95:
+            marks.record()
+        elif action < 0.97 and marks.last >= 0:
+            fake.capturing = set()
+            begin, ends = draw.choice((-1, 0)), marks.last
+            cut = marks.cut()
+            fake.reached = [draw.choice((0.0, 1e9)) for _ in range(devices)] if draw.random() < 0.3 else None
+            with pools[0].reading():
+                times = cut.seconds(pools, begin, ends)
+            seen.append((times, cut.count, [cut.lane(device) for device in range(devices)]))
+            for device, pool in enumerate(pools):
+                pool.release(cut.lane(device))
+            number = 0
+            opened.clear()
+        seen.append((marks.last, marks.recorded, fake.calls["cuEventRecord"], len(fake.recorded)))
+    seen.append([sys.getrefcount(tensor) for tensor in tensors[:4]])
+    seen.append([sorted(pool.free) for pool in pools])
+    assert not fake.faults
+    return seen
+
+
+@in_c
+@pytest.mark.parametrize("pointers", [False, True], ids=["functions", "addresses"])
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("seed", range(10))
+def test_same_boundaries(seed: int, devices: int, pointers: bool) -> None:
+    """Which boundaries get an event, on which stream, and what lies between them."""
+    twin = Twin(C.Tape, C.Hot, C.Forward, C.Boundaries)
+    expected = _timed(PYTHON, seed, devices, pointers=False)
+    assert _timed(twin, seed, devices, pointers=pointers) == expected
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_clock_of_a_call(twin: Twin, running: None) -> None:
+    """An observed call tells the clock of its request where it begins and ends, and what it takes and gives."""
+    fake = FakeCuda(pointers=True)
+    cuda = fake.torch_cuda()
+    pools = (cuda_events.DriverEvents(0, cuda, fake),)
+    clock = twin.boundaries(pools, 0, 10**12, perf_counter_ns)
+    outer, inner, engine = _Counted(), _Counted(), object()
+    inner_observed, tape = _observed(twin, inner, engine), twin.tape()
+    outer.inner = inner
+    outer.answer = lambda x: (fake.work.__setitem__(0, fake.work[0] + 2), inner_observed(x), fake.work.__setitem__(0, fake.work[0] + 1))[1]
+    inner.answer = lambda x: (fake.work.__setitem__(0, fake.work[0] + 4), x + 1)[1]
+    outer_observed = _observed(twin, outer, engine)
+    tape.engine, recorder.current.call, tape.room, tape.clock = engine, tape, 9, clock
+    outer_observed(torch.ones(2))
+    marks = clock.cut()
+    with pools[0].reading():
+        times = marks.seconds(pools, -1, -1)
+    # The inner one takes what the outer one took, and the outer one returns what it gave: two boundaries in all, and the work of the
+    # outer one counts for what comes after them.
+    assert {number: round(value * 1e3, 6) for number, value in times.items()} == {0: 6, 1: 6}
+    assert fake.calls["cuEventRecord"] == marks.count == 2
+    assert [*tape.cut()][::9] == [1, 0]
+
+
+@in_c
+def test_bad_values_in_c() -> None:
+    """What C code is given wrongly raises; it does not end the process."""
+    for call in (
+        lambda: C.Hot(),
+        lambda: C.Hot(nn.Linear(1, 1)),
+        lambda: C.Hot(object(), 1, 2),
+        lambda: C.Forward()(),
+        lambda: C.Tape().enter(1),
+        lambda: C.Tape().enter(1, 2, "late"),
+        lambda: C.Tape().leave(),
+        lambda: C.Tape().reach(),
+        lambda: C.Tape().adopt(5),
+        lambda: C.Tape().begun_before("now"),
+        lambda: C.Events(),
+        lambda: C.Events([], [], None, None, None, 0, 0, 0, False),
+        lambda: C.Boundaries(),
+        lambda: C.Boundaries([1], 1, 1, None),
+        lambda: C.Boundaries([cuda_events.EventPool(0, None)] * 9, 1, 1, None),  # type: ignore[arg-type]
+        lambda: C.bind(),
+    ):
+        assert _answer(call) in (TypeError, ValueError, AttributeError), call
+    forward = C.Forward()
+    forward._hot = 5
+    assert _answer(forward) is TypeError
+    marks = C.Boundaries((), 1, 1, None).cut()
+    assert (_answer(lambda: marks.lane(0)), _answer(lambda: marks.seconds((), 0, 0))) == (IndexError, ValueError)
+    assert _answer(lambda: setattr(C.Tape(), "room", "much")) is TypeError
+
+
+def test_tensor_is_the_plain_one() -> None:
+    """Subclasses are asked for nothing: what they answer may be code of theirs."""
+
+    class Loud(Tensor):
+        @property
+        def shape(self) -> Any:  # type: ignore[override]
+            raise AssertionError("asked")
+
+    for param in TWINS:
+        twin: Any = param.values[0]
+        module, engine = _Counted(), object()
+        observed, tape = _observed(twin, module, engine), twin.tape()
+        tape.engine, recorder.current.call, tape.room = engine, tape, 9
+        try:
+            loud = torch.ones(2).as_subclass(Loud)
+            assert observed(loud) is loud and observed((loud, 1)) is not None
+        finally:
+            recorder.current.call = None
+        assert tape.recorded == 2

@@ -10,7 +10,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +17,16 @@ from torch import Tensor
 
 from .. import semconv
 from ..guard import contain, report
-from ..records import Attributes, AttributeValue, Failure, Phase, RequestEnd, Step
+from ..records import Failure, Phase, RequestEnd, Step
 from .call import Call
 from .compilation import compiled_graphs
 from .failures import failure_of
 from .generate_end import MAX_TOKENS_IN_ARRAYS, describe_end, kv_cache_bytes, reused_tokens
 from .logit_ring import LogitRing
 from .logits import StepLogits, whole_logits
-from .logits import attributes as logit_attributes
 from .memory import MemoryMeter
-from .shapes import Described, describe_like
-from .step_facts import StepFacts
+from .shapes import Described, describe, describe_like
+from .step_facts import Kept, StepFacts
 from .stopping import observe_criteria
 from .tokens import Loop, sequences_of
 from .transforms import is_capturing
@@ -46,7 +44,28 @@ LIVE_CALLS = 4096
 """Module calls for which the same holds."""
 MOST_LIVE = 8 * LIVE
 """Steps that are kept at most before their statistics are waited for."""
-_NO_ATTRIBUTES: dict[str, AttributeValue] = {}
+_MAIN_INPUTS = ("decoder_input_ids", "input_ids", "decoder_inputs_embeds", "inputs_embeds")
+SIZE = Step._field_defaults["size"]
+_get: Callable[[Any, str], Any] = dict.get
+"""The base class's own: a subclass may have put side effects into its overrides."""
+
+
+class _Pattern:
+    """What was seen of a decode step, for the next ones: a step like it is noted in few instructions."""
+
+    __slots__ = ("cache_key", "dtype", "input_dtype", "input_key", "input_shape", "inputs", "kind", "outputs", "shape", "width")
+
+    def __init__(self, outputs: dict[str, Any], given: dict[str, Any], input_key: str) -> None:
+        self.kind = type(outputs)
+        self.cache_key = "cache" if "cache" in outputs else "past_key_values"
+        self.shape: Any = None
+        """Of logits of one position per row; ``None`` if no statistics are taken of any."""
+        self.dtype: Any = None
+        self.input_key = input_key
+        main = given[input_key]
+        self.input_shape, self.input_dtype, self.width = main.shape, main.dtype, int(main.shape[1])
+        self.inputs: Described = ()
+        self.outputs: Described = ()
 
 
 class GenerateCall(Call):
@@ -77,6 +96,8 @@ class GenerateCall(Call):
         self.step_given: Any = None
         self.step_inputs: Described = ()
         self.step_outputs: Described = ()
+        self.pattern: _Pattern | None = None
+        """Of the last step, if the next one is likely to be like it."""
         self.length: int | None = None
         self.cached = self.reused or 0
         """Tokens of a row that are in the cache before the pass, until the first token."""
@@ -91,7 +112,8 @@ class GenerateCall(Call):
         self.fresh = False
         self.drafted = self.arguments.get("assistant_model") is not None
         self.token_times = array("q")
-        self.seconds = {semconv.SPAN_PREFILL: array("d"), semconv.SPAN_DECODE: array("d")}
+        self.decode_seconds = array("d")
+        self.seconds = {semconv.SPAN_PREFILL: array("d"), semconv.SPAN_DECODE: self.decode_seconds}
         # detail
         self.logits: Tensor | None = None
         self.ring = (
@@ -104,7 +126,9 @@ class GenerateCall(Call):
         self.slot_base = 0
         self.slot_logits: list[StepLogits] = []
         """Statistics that have come to the host, from slot ``slot_base`` on."""
-        self.steps_kept: list[tuple[Step, int | None]] = []
+        self.steps_kept: list[Kept] = []
+        self.slots_kept: list[int | None] = []
+        """Of each of them, where the statistics of its logits will be found."""
         self.live_calls = 0
         self.most_steps = LIVE
         self.noted = 0
@@ -114,6 +138,7 @@ class GenerateCall(Call):
         self.top1_probabilities: list[float] = []
         self.nonfinite: dict[tuple[str, str], int] = {}
         self.every_step = target.settings.every_step
+        self.all_steps = target.steps_wanted == "all"
         self.next_sampled = 0
         self.hooked = False
         self.refused = 0
@@ -168,6 +193,7 @@ class GenerateCall(Call):
         self.drafted = self.drafted or bool(getattr(config, "prompt_lookup_num_tokens", None))
         eos = getattr(config, "eos_token_id", None)
         pad = getattr(config, "pad_token_id", None)
+        self.pattern = None
         self.loops.append(
             Loop(
                 eos=frozenset(eos if isinstance(eos, list | tuple) else () if eos is None else (eos,)),
@@ -189,7 +215,11 @@ class GenerateCall(Call):
             if self.length is None and getattr(self.config, "prefill_chunk_size", None) is not None:
                 self.cached += self._look_at_inputs(given)[1] or 0
         if self.awaiting:
-            self._token_known(now)
+            if self.first_token is None:
+                self._token_known(now)
+            else:
+                self.awaiting = False
+                self.token_times.append(now)
         self.last = now
 
     def begin_step(self, inputs: Any) -> None:
@@ -199,11 +229,11 @@ class GenerateCall(Call):
                 self.part.begin()
         # Looked at once the pass has been launched.
         self.step_given = inputs
-        if self.recorded:
+        if self.hooked and self.recorded:
             # What ran before the first pass, such as an encoder, hangs under the phase.
             self._flush_modules(None, perf_counter_ns(), None)
             self._reopen_modules()
-        if self.clock is not None and (self.hooked or self.index == 0 or self._will_keep_step()):
+        if self.clock is not None and (self.hooked or self.index == 0 or (self.all_steps and self.budget.keeps_next_step)):
             self.clock.begin()
         now = perf_counter_ns()
         self.overhead += now - self.last
@@ -213,22 +243,19 @@ class GenerateCall(Call):
     def end_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The forward pass has returned its outputs."""
         now = perf_counter_ns()
-        if self.clock is not None:
-            self.clock.end()
+        clock = self.clock
+        if clock is not None:
+            clock.end()
+        self.fresh = True
         try:
-            outputs = args[0] if args else kwargs.get("outputs")
-            model_kwargs = args[1] if len(args) > 1 else kwargs.get("model_kwargs")
-            new_tokens = kwargs.get("num_new_tokens", args[3] if len(args) > 3 else None)
-            if not self.step_open:
-                self.step_start = self.last
-            self.fresh = True
-            self._look_at_outputs(outputs, model_kwargs, new_tokens)
-            self._close_step(now, self._describe_logits() if self.logits is not None and self.recording else (), None)
+            pattern = self.pattern
+            if pattern is None or not self.step_open or "num_new_tokens" in kwargs or not self._is_like(pattern, now, args):
+                self._end_step(now, args, kwargs)
         except Exception as error:
             report("end of a step", error)
-        if self.clock is not None:
+        if clock is not None:
             # The loop has waited for the device before this step, which now has work again.
-            self.clock.read_some()
+            clock.read_some()
         self.last = now
         self.overhead += perf_counter_ns() - now
 
@@ -239,7 +266,8 @@ class GenerateCall(Call):
         fresh, self.fresh = self.fresh, False
         if not fresh and self.drafted:
             return
-        width = int(input_ids.shape[1])
+        shape = input_ids.shape
+        width = shape[1]
         # The wrappers that tell these may have been taken off in mid-run.
         if self.step_open:
             self._close_step(now, (), None)
@@ -247,16 +275,20 @@ class GenerateCall(Call):
             self._token_known(now)
         if loop.prompt_width is None:
             loop.prompt_width = width - (loop.width or 1)
-            loop.rows = int(input_ids.shape[0])
+            loop.rows = shape[0]
             if self.length is None and self.embedded:
                 self.without_ids = max(0, self.embedded - loop.prompt_width)
         loop.width = width
         self.length = width + self.without_ids
-        loop.note_decision(done)
-        if self.ring is not None and self.logits is not None:
-            logits, self.logits = self.logits, None
-            with contain("logit statistics"):
+        if loop.custom:
+            loop.note_decision(done)
+        logits = self.logits
+        if logits is not None:
+            self.logits = None
+            try:
                 self._append_logits(logits, input_ids, loop)
+            except Exception as error:
+                report("logit statistics", error)
         self.awaiting = True
         self.last = perf_counter_ns()
         self.overhead += self.last - now
@@ -281,10 +313,80 @@ class GenerateCall(Call):
     def _phase(self) -> str:
         return semconv.SPAN_PREFILL if self.first_token is None else semconv.SPAN_DECODE
 
+    def _is_like(self, pattern: _Pattern, now: int, args: tuple[Any, ...]) -> bool:
+        """Note the end of a step that is like the last one; false, and nothing has changed, if it is not.
+
+        It does what ``_end_step`` does, for steps without modules in the middle of a request. What may fail comes first.
+        """
+        outputs = args[0] if 0 < len(args) < 4 else None
+        given = self.step_given
+        if type(outputs) is not pattern.kind or type(given) is not dict:
+            return False
+        main = given.get(pattern.input_key)
+        if type(main) is not Tensor or main.dtype is not pattern.input_dtype or main.shape != pattern.input_shape:
+            return False
+        if pattern.shape is not None:
+            logits = _get(outputs, "logits")
+            if type(logits) is not Tensor or logits.dtype is not pattern.dtype or logits.shape != pattern.shape:
+                return False
+            self.logits = logits
+        kept = self.budget.take_step()
+        index = self.index
+        self.cache = _get(outputs, pattern.cache_key)
+        self.index = coming = index + 1
+        self.step_open = False
+        self.step_given = None
+        self.decode_steps += 1
+        start = self.step_start
+        self.decode_seconds.append((now - start) / 1e9)
+        self.measured = measured = None if self.clock is None else self.clock.end_pass(wanted=kept)
+        if kept:
+            inputs, outs, length = pattern.inputs, pattern.outputs, self.length or 0
+            self.steps_kept.append((index, start, now, semconv.SPAN_DECODE, None, inputs, outs, pattern.width, length, None, measured))
+            self.slots_kept.append(None)
+            if len(self.steps_kept) > self.most_steps:
+                self._hand_over_some_steps()
+        if coming == self.next_sampled or self.target.windows.active:
+            self.pattern = None
+            self._sample_modules(coming)
+        return True
+
+    def _end_step(self, now: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        outputs = args[0] if args else kwargs.get("outputs")
+        model_kwargs = args[1] if len(args) > 1 else kwargs.get("model_kwargs")
+        new_tokens = kwargs.get("num_new_tokens", args[3] if len(args) > 3 else None)
+        if not self.step_open:
+            self.step_start = self.last
+        given = self.step_given
+        self._look_at_outputs(outputs, model_kwargs, new_tokens)
+        self._close_step(now, self._describe_logits() if self.logits is not None and self.recording else (), None)
+        self.pattern = self._pattern_of(outputs, given)
+
+    def _pattern_of(self, outputs: Any, given: Any) -> _Pattern | None:
+        """What the step that has just ended has in common with those that follow, if they are to be expected."""
+        loop = self.loops[-1] if self.loops else None
+        unlike = self.hooked or self.refused or self.every_step or self.part is not None or self.vocabulary
+        if unlike or not self.recording or not self.all_steps or self.first_token is None or self.length is None:
+            return None
+        if loop is None or loop.assisted or self.drafted or loop.prompt_width is None or not loop.mask_seen:
+            return None
+        key = _main_key(given)
+        if key is None or type(given) is not dict or not isinstance(outputs, dict):
+            return None
+        pattern = _Pattern(outputs, given, key)
+        pattern.inputs = self.step_inputs = describe_like(self.step_inputs, (given[key],))
+        if self.logits is not None:
+            if self.logits.dim() != 3:
+                return None
+            pattern.shape, pattern.dtype, pattern.outputs = self.logits.shape, self.logits.dtype, self.step_outputs
+        elif self.ring is not None:
+            return None
+        return pattern
+
     def _look_at_outputs(self, outputs: Any, model_kwargs: Any, new_tokens: Any) -> None:
         if not isinstance(outputs, dict):
             return
-        self.cache = dict.get(outputs, "cache") if "cache" in outputs else dict.get(outputs, "past_key_values")
+        self.cache = _get(outputs, "cache" if "cache" in outputs else "past_key_values")
         loop = self.loops[-1] if self.loops else None
         if loop is not None:
             if loop.prompt_width is None:
@@ -297,27 +399,21 @@ class GenerateCall(Call):
                 mask = model_kwargs.get("attention_mask")
                 loop.attention_mask = mask if isinstance(mask, Tensor) else None
         if self.ring is not None and self.target.steps_wanted:
-            logits = dict.get(outputs, "logits")
+            logits = _get(outputs, "logits")
             if logits is not None and (type(logits) is not Tensor or self.vocabulary):
                 logits = whole_logits(logits, vocabulary=self.vocabulary)
                 self.sharded = self.sharded or logits is None
             if type(logits) is Tensor and logits.dim() == 3 and logits.is_floating_point():
                 shape = logits.shape
                 if 0 not in shape:
-                    last = logits.select(1, -1)
                     # A view of a whole prompt's logits would keep them alive longer than the loop does.
-                    self.logits = last if shape[1] == 1 else last.clone()
+                    self.logits = logits if shape[1] == 1 else logits.narrow(1, shape[1] - 1, 1).clone()
 
     def _append_logits(self, logits: Tensor, input_ids: Tensor, loop: Loop) -> None:
-        if not self.steps_kept or self.ring is None or loop.assisted or is_capturing():
+        kept = self.steps_kept
+        if self.ring is None or loop.assisted or not kept or kept[-1][0] != self.index - 1 or self.slots_kept[-1] is not None:
             return
-        step, slot = self.steps_kept[-1]
-        if slot is not None or step.number != self.index - 1:
-            return
-        fitting = loop.beams == 1 and input_ids.shape[0] == logits.shape[0] and input_ids.device == logits.device
-        slot = self.ring.append(logits, input_ids.select(1, -1) if fitting else None)
-        if slot is not None:
-            self.steps_kept[-1] = (step, slot)
+        self.slots_kept[-1] = self.ring.append_last(logits, input_ids if loop.beams == 1 else None)
 
     def _close_step(self, now: int, outputs: Described, failure: str | None) -> None:
         if self.part is not None:
@@ -360,27 +456,31 @@ class GenerateCall(Call):
                 length = (self.cached if self.first_token is None else 0) + (width or 0)
                 self.embedded = length if inputs and inputs[0][1].is_floating_point else 0
             more = self.part.attributes if profiled and self.part is not None else None
-            facts = StepFacts(inputs, outputs, width, length, more)
-            if self.measured is not None:
-                self.measured.on_known = facts.on_device
-            self.steps_kept.append((Step(index, phase, self.step_start + self.offset, now + self.offset, failure, facts), None))
+            self.steps_kept.append((index, self.step_start, now, phase, failure, inputs, outputs, width, length, more, self.measured))
+            self.slots_kept.append(None)
         if self.hooked or self.every_step or index + 1 == self.next_sampled or self.part is not None or self.target.windows.active:
             self._sample_modules(index + 1)
         else:
             self.room = self.refused = 0
         if len(self.steps_kept) > self.most_steps:
-            self._hand_over_steps(len(self.steps_kept) - 1, wait=len(self.steps_kept) > MOST_LIVE)
-            # Those whose statistics are still on the device come with the next ones.
-            self.most_steps = len(self.steps_kept) + LIVE
+            self._hand_over_some_steps()
         elif self.live_calls >= LIVE_CALLS:
             self._hand_over_modules()
 
-    def _will_keep_step(self) -> bool:
-        return self.target.steps_wanted == "all" and self.budget.keeps_next_step
+    def _hand_over_some_steps(self) -> None:
+        self._hand_over_steps(len(self.steps_kept) - 1, wait=len(self.steps_kept) > MOST_LIVE)
+        # Those whose statistics are still on the device come with the next ones.
+        self.most_steps = len(self.steps_kept) + LIVE
 
     def _describe_logits(self) -> Described:
-        """Shape and type of the logits, in most steps those of the last one."""
-        self.step_outputs = describe_like(self.step_outputs, (self.logits,))
+        """Shape and type of the logits of one position, in most steps those of the last one."""
+        logits = self.logits
+        if logits is None:
+            return ()
+        rows, _, vocabulary = logits.shape
+        known = self.step_outputs
+        if not known or known[0][0] != (rows, vocabulary) or known[0][1] is not logits.dtype:
+            self.step_outputs = describe(logits.select(1, -1))
         return self.step_outputs
 
     def _look_at_inputs(self, given: Any) -> tuple[Described, int | None]:
@@ -461,10 +561,9 @@ class GenerateCall(Call):
                         self.slot_logits.extend(self.ring.landed())
                 if not wait:
                     count = self._steps_with_logits(count)
-            for step, slot in self.steps_kept[:count]:
-                self.pending.append(self._with_logits(step, slot))
-            del self.steps_kept[:count]
-            waiting = [slot for _, slot in self.steps_kept if slot is not None]
+            self.pending.extend(map(self._step, self.steps_kept[:count], self.slots_kept[:count]))
+            del self.steps_kept[:count], self.slots_kept[:count]
+            waiting = [slot for slot in self.slots_kept if slot is not None]
             done = min([len(self.slot_logits), *(slot - self.slot_base for slot in waiting)])
             del self.slot_logits[:done]
             self.slot_base += done
@@ -476,19 +575,23 @@ class GenerateCall(Call):
     def _steps_with_logits(self, count: int) -> int:
         """How many of the first ``count`` kept steps wait for no statistics."""
         known = self.slot_base + len(self.slot_logits)
-        late = (index for index, (_, slot) in enumerate(self.steps_kept[:count]) if slot is not None and slot >= known)
+        late = (index for index, slot in enumerate(self.slots_kept[:count]) if slot is not None and slot >= known)
         return next(late, count)
 
-    def _with_logits(self, step: Step, slot: int | None) -> Step:
-        if slot is None or slot - self.slot_base >= len(self.slot_logits):
-            return step
-        values = self.slot_logits[slot - self.slot_base]
-        if step.number == self.noted_index:
-            self.noted_index += 1
-            self._note_logits(values)
-        decode: Callable[[int], str] | None = self.target.decode_token if self.target.ids_on_spans else None
-        late = partial(_late_attributes, step.attributes, values, self.target.ids_on_spans, decode)
-        return step._replace(attributes=late, size=step.size + ROW_BYTES * values.rows_kept)
+    def _step(self, kept: Kept, slot: int | None) -> Step:
+        """The record of a step, with the statistics of its logits if there are any."""
+        number, start, end, phase, failure, *_ = kept
+        logits: StepLogits | None = None
+        size = SIZE
+        if slot is not None and slot - self.slot_base < len(self.slot_logits):
+            logits = self.slot_logits[slot - self.slot_base]
+            size += ROW_BYTES * logits.rows_kept
+            if number == self.noted_index:
+                self.noted_index += 1
+                self._note_logits(logits)
+        ids = self.target.ids_on_spans
+        facts = StepFacts(kept, logits, content=ids, decode=self.target.decode_token if ids else None)
+        return Step(number, phase, start + self.offset, end + self.offset, failure, facts, size)
 
     def _note_logits(self, values: StepLogits) -> None:
         for kind, count in zip(("nan", "inf"), values.counts, strict=True):
@@ -594,22 +697,17 @@ class GenerateCall(Call):
         self.inner_arguments, self.inner_results, self.loops = [], [], []
 
 
-def _late_attributes(
-    known: Attributes | Callable[[], Attributes], values: StepLogits, content: bool, decode: Callable[[int], str] | None
-) -> dict[str, AttributeValue]:
-    """Attributes of a step, made off the model's path; a tokenizer that fails costs the texts only."""
-    found = logit_attributes(values, content=content, decode=None)
-    if content and decode is not None:
-        with contain("token texts"):
-            found = logit_attributes(values, content=True, decode=decode)
-    return {**(known() if callable(known) else known), **found}
+def _main_key(inputs: Any) -> str | None:
+    """Under which name ``_main_input`` is."""
+    main = _main_input(inputs)
+    return next((key for key in _MAIN_INPUTS if inputs.get(key) is main), None) if main is not None else None
 
 
 def _main_input(inputs: Any) -> Tensor | None:
     """The tensor among the inputs of a forward pass whose second dimension is that of the positions."""
     if not isinstance(inputs, dict):
         return None
-    for key in ("decoder_input_ids", "input_ids", "decoder_inputs_embeds", "inputs_embeds"):
+    for key in _MAIN_INPUTS:
         value = inputs.get(key)
         if isinstance(value, Tensor) and value.dim() >= 2:
             return value

@@ -66,9 +66,11 @@ def around_generate(target_of: Any) -> Any:
 
 def prepare_inputs(original: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Around ``prepare_inputs_for_generation``: the previous token is on the host, a forward pass is about to begin."""
-    call = _running(model)
-    if call is None:
-        return original(*args, **kwargs)
+    call = current.call
+    if type(call) is not GenerateCall or call.root_id != id(model):
+        call = _running(model)
+        if call is None:
+            return original(*args, **kwargs)
     # Not ``contain``: between the device's last result and its next work, each half microsecond is the user's.
     try:
         call.before_step()
@@ -84,10 +86,15 @@ def prepare_inputs(original: Any, model: Any, args: tuple[Any, ...], kwargs: dic
 
 def update_model_kwargs(original: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Around ``_update_model_kwargs_for_generation``: a forward pass has been launched and returned."""
-    call = _running(model)
-    if call is not None:
-        with contain("end of a step"):
-            call.end_step(args, kwargs)
+    call = current.call
+    if type(call) is not GenerateCall or call.root_id != id(model):
+        call = _running(model)
+        if call is None:
+            return original(*args, **kwargs)
+    try:
+        call.end_step(args, kwargs)
+    except Exception as error:
+        report("end of a step", error)
     return original(*args, **kwargs)
 
 

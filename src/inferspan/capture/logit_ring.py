@@ -22,6 +22,7 @@ from .fused_logits import FUSED, Call, FusedLogits, Variant
 from .logit_reductions import COLUMNS, Statistics, check, compute
 from .logits import Kind, StepLogits, pack, to_steps
 from .row_lane import Link, RowLane, link_of
+from .transforms import is_capturing
 
 __all__ = ["LogitRing"]
 
@@ -39,6 +40,8 @@ _in_child = False
 
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
+_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
+_is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def _forked() -> None:
@@ -53,10 +56,12 @@ if hasattr(os, "register_at_fork"):
 class _Lane(RowLane):
     """Rows of one kind, and those of its steps that have been read."""
 
-    __slots__ = ("done", "kind", "top_k")
+    __slots__ = ("detailed", "done", "kind", "top_k")
 
     def __init__(self, kind: Kind, top_k: int, dtype: torch.dtype, device: torch.device, link: Link) -> None:
         self.kind, self.top_k = kind, top_k
+        self.detailed = kind.batch > 1 and not kind.compact
+        """Whether more rows than one of each step are kept."""
         self.done: deque[StepLogits] = deque()
         packing = partial(pack, kind, top_k) if kind.compact else None
         super().__init__(kind.batch, COLUMNS + 2 * top_k, dtype, device, pack=packing, link=link)
@@ -79,7 +84,7 @@ class _Held:
         steps: how many are held.
     """
 
-    __slots__ = ("chosen", "count", "logits", "steps")
+    __slots__ = ("_chosen_rows", "_rows", "chosen", "count", "logits", "steps")
 
     def __init__(self, logits: Tensor, chosen: Tensor | None, steps: int) -> None:
         self.steps, self.count = steps, 0
@@ -87,13 +92,17 @@ class _Held:
         with torch.inference_mode(False):
             self.logits = torch.empty((steps, *logits.shape), dtype=logits.dtype, device="cpu")
             self.chosen = None if chosen is None else torch.empty((steps, *chosen.shape), dtype=chosen.dtype, device="cpu")
+            self._rows = self.logits.unbind()
+            self._chosen_rows = None if self.chosen is None else self.chosen.unbind()
 
     def put(self, logits: Tensor, chosen: Tensor | None) -> bool:
         """Copy one step; returns whether there is no room for another."""
-        with torch.no_grad():
-            self.logits[self.count].copy_(logits)
-            if self.chosen is not None and chosen is not None:
-                self.chosen[self.count].copy_(chosen)
+        # A context of torch's costs more than the copies.
+        if torch.is_grad_enabled():
+            logits = logits.detach()
+        self._rows[self.count].copy_(logits)
+        if self._chosen_rows is not None and chosen is not None:
+            self._chosen_rows[self.count].copy_(chosen)
         self.count += 1
         return self.count == self.steps
 
@@ -108,15 +117,19 @@ class _Source:
 
     __slots__ = (
         "aligned",
+        "batch",
         "call",
         "chosen_shape",
         "device",
         "dtype",
         "held",
         "ids",
+        "ids_bytes",
         "index",
         "lane",
+        "last_shape",
         "scratch",
+        "scratch_at",
         "shape",
         "stride",
         "strides",
@@ -125,7 +138,12 @@ class _Source:
 
     def __init__(self, logits: Tensor, chosen: Tensor | None, lane: _Lane, variant: Variant | None) -> None:
         self.shape, self.strides, self.dtype, self.device = logits.shape, logits.stride(), logits.dtype, logits.device
+        self.batch, vocabulary = logits.shape
+        # What is in memory like these rows, with its dimension of positions.
+        packed = self.strides == (vocabulary, 1) or (self.batch == 1 and self.strides[1] == 1)
+        self.last_shape = torch.Size((self.batch, 1, vocabulary)) if packed else None
         self.ids = None if chosen is None else chosen.dtype
+        self.ids_bytes = 0 if chosen is None else chosen.element_size()
         self.chosen_shape = None if chosen is None else chosen.shape
         self.index = logits.device.index if logits.device.type == "cuda" else -1
         self.lane, self.variant = lane, variant
@@ -133,6 +151,7 @@ class _Source:
         self.stride = logits.stride(0) if logits.shape[0] > 1 else 0
         self.call: Call | None = None
         self.scratch: Tensor | None = None
+        self.scratch_at = 0
         self.held: _Held | None = None
 
     def hold(self, logits: Tensor, chosen: Tensor | None) -> None:
@@ -162,10 +181,49 @@ class _Source:
             and logits.dtype is self.dtype
             and logits.device == self.device
             and logits.stride() == self.strides
-            and not torch._C._functorch.is_functorch_wrapped_tensor(logits)
+            and not _is_wrapped(logits)
             and (self.index < 0 or _raw_stream(self.index) == self.lane.stream)
             and not (self.aligned and logits.data_ptr() & 15)
         )
+
+    def numbers(self, logits: Tensor, ids: Tensor | None) -> tuple[int, ...] | None:
+        """What the kernel is called with for the only position of ``logits`` and the last of ``ids``; of these ``holds`` would be true.
+
+        ``None`` if they have to be looked at more closely.
+        """
+        index = self.index
+        if (
+            type(logits) is not Tensor
+            or logits.shape != self.last_shape
+            or logits.dtype is not self.dtype
+            or logits.get_device() != index
+            or not logits.is_contiguous()
+            or _is_wrapped(logits)
+        ):
+            return None
+        address = logits.data_ptr()
+        if ids is None:
+            if self.ids is not None:
+                return None
+            chosen, step = address, 1
+        else:
+            shape = ids.shape
+            if ids.dtype is not self.ids or len(shape) != 2 or shape[0] != self.batch:
+                return None
+            if ids.get_device() != index or not ids.is_contiguous():
+                return None
+            step = shape[1]
+            chosen = ids.data_ptr() + (step - 1) * self.ids_bytes
+        lane = self.lane
+        stream = lane.stream
+        if self.aligned and address & 15:
+            return None
+        # The default stream, which has no handle, cannot capture.
+        if index >= 0 and (_raw_stream(index) != stream or _current_device() != index or (stream and _capturing())):
+            return None
+        if lane.chunk is None:
+            lane.open()
+        return self.batch, stream, address, self.stride, chosen, step, self.scratch_at, lane.base + lane.used * lane.row_bytes
 
 
 class _Run:
@@ -243,15 +301,48 @@ class LogitRing:
             if call is None or not self._launch(call, source, logits, chosen):
                 self._operations(logits, chosen, top_k=self._top_k, out=lane.row())
             lane.commit()
+        place = self._note(lane)
+        if full:
+            self._settle()
+        return place
+
+    def append_last(self, logits: Tensor, ids: Tensor | None) -> int | None:
+        """``append`` for a step of a decoding loop, for less where it is like the last one; on CUDA nothing while the stream captures.
+
+        Args:
+            logits: raw logits ``[B, 1, V]``.
+            ids: ``[B, n]``, of which the last ones were taken; None, or of other rows or another device, if it is not known which were.
+        """
+        source = self._source
+        if source is not None and source.call is not None and self._taken - self._given < self._capacity:
+            numbers = source.numbers(logits, ids)
+            if numbers is not None:
+                try:
+                    source.call(*numbers)
+                except Exception as error:
+                    self._fail(source, error)
+                else:
+                    lane, run = source.lane, self._run
+                    lane.commit()
+                    if run is None or run.lane is not lane or lane.detailed:
+                        return self._note(lane)
+                    run.count += 1
+                    self._taken = taken = self._taken + 1
+                    return taken - 1
+        if logits.device.type == "cuda" and is_capturing():
+            return None
+        fitting = ids is not None and ids.shape[0] == logits.shape[0] and ids.device == logits.device
+        return self.append(logits.select(1, -1), ids.select(1, -1) if fitting and ids is not None else None)
+
+    def _note(self, lane: _Lane) -> int:
+        """Number of the step whose statistics have been launched on ``lane``."""
         run = self._run
         if run is None or run.lane is not lane:
             run = self._run = _Run(lane)
             self._runs.append(run)
         run.count += 1
         self._taken += 1
-        if full:
-            self._settle()
-        if lane.kind.batch > 1 and not lane.kind.compact:
+        if lane.detailed:
             self._detail_bytes += lane.row_bytes
             if self._detail_bytes > DETAIL_BYTES:
                 self._settle()
@@ -360,19 +451,18 @@ class LogitRing:
         if call is not None:
             source.call = call
             with torch.inference_mode(False):
-                source.scratch = torch.empty(source.shape[0] * variant.scratch, dtype=torch.float32, device=source.device)
+                source.scratch = torch.empty(source.batch * variant.scratch, dtype=torch.float32, device=source.device)
+            source.scratch_at = source.scratch.data_ptr()
         return call
 
     def _launch(self, call: Call, source: _Source, logits: Tensor, chosen: Tensor | None) -> bool:
-        lane, scratch = source.lane, source.scratch
+        lane = source.lane
         if lane.chunk is None:
             lane.open()
-        if scratch is None:
-            return False
         address = logits.data_ptr()
         ids, step = (address, 1) if chosen is None else (chosen.data_ptr(), chosen.stride(0))
         numbers = (
-            source.shape[0], lane.stream, address, source.stride, ids, step, scratch.data_ptr(), lane.base + lane.used * lane.row_bytes,
+            source.batch, lane.stream, address, source.stride, ids, step, source.scratch_at, lane.base + lane.used * lane.row_bytes,
         )  # fmt: skip
         try:
             if source.index < 0 or _current_device() == source.index:
@@ -381,8 +471,12 @@ class LogitRing:
                 with torch.cuda.device(source.index):
                     call(*numbers)
         except Exception as error:
-            source.call = source.variant = None
-            if self._fused is not None:
-                self._fused.fail(error)
+            self._fail(source, error)
             return False
         return True
+
+    def _fail(self, source: _Source, error: Exception) -> None:
+        """Use torch operations from now on, because a launch has failed."""
+        source.call = source.variant = None
+        if self._fused is not None:
+            self._fused.fail(error)

@@ -1,55 +1,69 @@
 """What is known of a step when it ends, noted in few instructions: its attributes are made of it off the model's path.
 
-In: shapes as ``describe`` gives them, the width of the step, the length of the sequence. Out: the attributes of the step's span.
+In: what was noted of the step, later the statistics of its logits. Out: the attributes of the step's span.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import semconv
 from ..attribute_values import shape_attributes
 from ..guard import contain
 from ..records import AttributeValue
+from .logits import StepLogits
+from .logits import attributes as logit_attributes
 from .shapes import Described
 
-__all__ = ["StepFacts"]
+if TYPE_CHECKING:
+    from .device_clock import Measured
+
+__all__ = ["Kept", "StepFacts"]
+
+Kept: TypeAlias = "tuple[int, int, int, str, str | None, Described, Described, int | None, int, dict[str, Any] | None, Measured | None]"
+"""Number of a step; readings of the monotonic clock at its start and end; name of its phase; type of the exception that ended it; what
+goes into the forward pass; its logits; positions per row that it holds, ``None`` if that is not known; tokens of a row in the cache and in
+the step; attributes that were made already; what the device takes for it. A plain tuple, because it is made on the model's path."""
 
 
 class StepFacts:
     """Callable that returns the attributes of one step.
 
     Args:
-        inputs: what goes into the forward pass.
-        outputs: its logits.
-        width: positions per row that it holds; ``None`` if that is not known.
-        length: tokens of a row in the cache and in the step.
-        more: attributes that were made already.
+        kept: what was noted of it.
+        logits: statistics of its logits.
+        content: whether token ids and texts may be in the attributes.
+        decode: text of a token id; without, there are no texts.
     """
 
-    __slots__ = ("_inputs", "_length", "_more", "_outputs", "_width", "device_time")
+    __slots__ = ("_content", "_decode", "_kept", "_logits")
 
-    def __init__(self, inputs: Described, outputs: Described, width: int | None, length: int, more: dict[str, Any] | None) -> None:
-        self._inputs, self._outputs, self._width, self._length, self._more = inputs, outputs, width, length, more
-        self.device_time: float | None = None
-        """Seconds of the device, once they are known."""
-
-    def on_device(self, seconds: float) -> None:
-        """Note how long the device took."""
-        self.device_time = seconds
+    def __init__(self, kept: Kept, logits: StepLogits | None, *, content: bool, decode: Callable[[int], str] | None) -> None:
+        self._kept, self._logits, self._content, self._decode = kept, logits, content, decode
 
     def __call__(self) -> dict[str, AttributeValue]:
-        """The attributes; none if they cannot be made, since the step's modules need it as their parent."""
+        """The attributes; what cannot be made of what was noted is left out, since the step's modules need it as their parent."""
+        attributes: dict[str, AttributeValue] = {}
         with contain("attributes of a step"):
-            return self._attributes()
-        return {}
+            attributes = self._attributes()
+        return attributes if self._logits is None else {**attributes, **self._of_logits(self._logits)}
 
     def _attributes(self) -> dict[str, AttributeValue]:
-        attributes = shape_attributes(self._inputs, semconv.INPUT_SHAPES, semconv.INPUT_DTYPES)
-        attributes |= shape_attributes(self._outputs, semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES)
-        if self._width is not None:
-            attributes[semconv.STEP_TOKENS] = self._width
-            attributes[semconv.SEQUENCE_LENGTH] = self._length
-        if self.device_time is not None:
-            attributes[semconv.DEVICE_TIME] = self.device_time
-        return attributes | self._more if self._more else attributes
+        inputs, outputs, width, length, more, measured = self._kept[5:]
+        attributes = shape_attributes(inputs, semconv.INPUT_SHAPES, semconv.INPUT_DTYPES)
+        attributes |= shape_attributes(outputs, semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES)
+        if width is not None:
+            attributes[semconv.STEP_TOKENS] = width
+            attributes[semconv.SEQUENCE_LENGTH] = length
+        if measured is not None and measured.seconds is not None:
+            attributes[semconv.DEVICE_TIME] = measured.seconds
+        return attributes | more if more else attributes
+
+    def _of_logits(self, logits: StepLogits) -> dict[str, AttributeValue]:
+        """A tokenizer that fails costs the texts only."""
+        found = logit_attributes(logits, content=self._content, decode=None)
+        if self._content and self._decode is not None:
+            with contain("token texts"):
+                found = logit_attributes(logits, content=True, decode=self._decode)
+        return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..guard import contain
+from ..guard import report
 from .tokens import Loop
 
 if TYPE_CHECKING:
@@ -32,11 +32,14 @@ def _observed_class(plain: type) -> type:
         _inferspan: tuple[Loop, GenerateCall] | None = None
 
         def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-            done = super().__call__(input_ids, scores, **kwargs)
+            done = plain.__call__(self, input_ids, scores, **kwargs)
             watched = self._inferspan
             if watched is not None:
-                with contain("stopping criteria"):
+                # Not ``contain``, for the reason that ``prepare_inputs`` has.
+                try:
                     watched[1].choose(watched[0], input_ids, done)
+                except Exception as error:
+                    report("stopping criteria", error)
             return done
 
         def __reduce__(self) -> Any:

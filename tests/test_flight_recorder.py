@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import tracemalloc
-from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from inferspan import flight_recorder, semconv
 from inferspan.buffer import Buffer
 from inferspan.capture import generate_call
 from inferspan.capture.logits import LogitStatistics, StepLogits
+from inferspan.capture.step_facts import StepFacts
 from inferspan.flight_recorder import HELD_BYTES, RunningQuantile
 from inferspan.records import Failure, ModelInfo, ModuleBatch, ModuleInfo, Phase, RequestEnd, RequestStart, Step
 from inferspan.request_metrics import RequestMetrics
@@ -117,7 +117,8 @@ def _step(number: int, modules: int, rows: int = 1) -> list[Any]:
     every = [LogitStatistics(*(number + row + column / 7 for column in range(len(LogitStatistics._fields)))) for row in range(rows)]
     known: dict[str, Any] = {semconv.INPUT_SHAPES: [f"1x{number}"], semconv.OUTPUT_SHAPES: [f"1x1x{number}"], semconv.STEP_TOKENS: number}
     values = [float(value or 0) for row in [every[0]] * (rows > 1) + every for value in row]
-    late = partial(generate_call._late_attributes, known, StepLogits(rows, 0, values, 0, len(values)), False, None)
+    kept = (number, at, at + 10**6, "decode", None, (), (), None, 0, known, None)
+    late = StepFacts(kept, StepLogits(rows, 0, values, 0, len(values)), content=False, decode=None)
     step = Step(number, "decode", at, at + 10**6, None, late)
     statistics = {}
     if rows == 2:

@@ -22,14 +22,15 @@ class Budget:
         steps: whether it has phases and steps.
     """
 
-    __slots__ = ("_chunk", "_chunk_left", "_fixed", "_gap", "_skip", "_soft", "_step", "dropped", "spent", "total")
+    __slots__ = ("_chunk", "_chunk_left", "_fixed", "_gap", "_skip", "_step", "dropped", "soft", "spent", "total")
 
     def __init__(self, total: int, *, steps: bool = True) -> None:
         self.total = total
         self._step = int(steps)
         self._fixed = self.spent = 1 + PHASES * steps
         self.dropped = 0
-        self._soft = min(total, max(self._fixed + 1, total * 9 // 10)) if steps else total
+        # Below it every step gets a span.
+        self.soft = min(total, max(self._fixed + 1, total * 9 // 10)) if steps else total
         self._chunk = max(1, total // 160)
         self._chunk_left = self._chunk
         self._gap = 2
@@ -40,7 +41,7 @@ class Budget:
 
         With ``whole``, 0 where ``expected`` of them do not fit, unless it is the first pass, which shows as much as there is room for.
         """
-        room = self._soft - self.spent - self._step
+        room = self.soft - self.spent - self._step
         if whole and expected > room and self.spent > self._fixed + 1:
             return 0
         return max(0, room)
@@ -52,7 +53,7 @@ class Budget:
             passes: profiled passes that are still to come, which are to have as much.
             modules: module spans that each of them will want.
         """
-        room = self._soft - self.spent - passes * (modules + self._step)
+        room = self.soft - self.spent - passes * (modules + self._step)
         return max(0, room // (passes + 1))
 
     def leave_out(self, spans: int) -> None:
@@ -66,11 +67,11 @@ class Budget:
     @property
     def keeps_next_step(self) -> bool:
         """Whether the coming step will get a span, as far as can be told before it."""
-        return self.spent < self._soft or (self._skip + 1 >= self._gap and self.spent < self.total)
+        return self.spent < self.soft or (self._skip + 1 >= self._gap and self.spent < self.total)
 
     def take_step(self, *, wanted: bool = False) -> bool:
         """Whether the step that ends now gets a span; one that is ``wanted`` does as long as there is any room at all."""
-        if self.spent < (self.total if wanted else self._soft):
+        if self.spent < (self.total if wanted else self.soft):
             self.spent += 1
             return True
         self._skip += 1

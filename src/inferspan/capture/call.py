@@ -47,6 +47,8 @@ class Call(Tape):
         """Part of a profiler window that this call has."""
         self._granted = 0
         self._watched = False
+        self.root_id = 0
+        """Identity of the object whose ``generate()`` this is; 0 for a plain forward pass."""
 
     def follows(self, module: object) -> bool:
         """Whether forward passes of ``module`` are steps of this call rather than requests of their own."""

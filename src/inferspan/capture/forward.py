@@ -333,6 +333,9 @@ class RootEnter(CopiedAway):
         """Called by torch around the root's forward pass."""
         if is_dynamo_compiling():
             return
+        call = current.call
+        if call is not None and call.root_id == id(module) and self.target.is_open:
+            return
         evaluator = set_eval_frame(None)
         try:
             self._enter(module, arguments, compiled=evaluator is not None)
@@ -373,6 +376,9 @@ class RootExit(CopiedAway):
     def __call__(self, module: nn.Module, *arguments: Any) -> None:
         """Called by torch around the root's forward pass."""
         if is_dynamo_compiling():
+            return
+        call = current.call
+        if call is not None and call.root_id == id(module):
             return
         evaluator = set_eval_frame(None)
         try:

@@ -45,6 +45,7 @@ LIVE_CALLS = 4096
 MOST_LIVE = 8 * LIVE
 """Steps that are kept at most before their statistics are waited for."""
 _MAIN_INPUTS = ("decoder_input_ids", "input_ids", "decoder_inputs_embeds", "inputs_embeds")
+_DECODE = semconv.SPAN_DECODE
 SIZE = Step._field_defaults["size"]
 _get: Callable[[Any, str], Any] = dict.get
 """The base class's own: a subclass may have put side effects into its overrides."""
@@ -70,6 +71,41 @@ class _Pattern:
 
 class GenerateCall(Call):
     """State of one running ``generate()``."""
+
+    # What each step reads or writes, side by side: in a dictionary of a hundred entries each of them is a cache miss.
+    __slots__ = (
+        "all_steps",
+        "awaiting",
+        "budget",
+        "cache",
+        "decode_seconds",
+        "decode_steps",
+        "drafted",
+        "first_token",
+        "fresh",
+        "hooked",
+        "index",
+        "last",
+        "length",
+        "logits",
+        "measured",
+        "most_steps",
+        "next_sampled",
+        "overhead",
+        "part",
+        "pattern",
+        "recording",
+        "ring",
+        "root_id",
+        "slots_kept",
+        "step_given",
+        "step_open",
+        "step_start",
+        "steps_kept",
+        "target",
+        "token_times",
+        "without_ids",
+    )
 
     def __init__(self, target: Target, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> None:
         super().__init__(**options)
@@ -233,8 +269,11 @@ class GenerateCall(Call):
             # What ran before the first pass, such as an encoder, hangs under the phase.
             self._flush_modules(None, perf_counter_ns(), None)
             self._reopen_modules()
-        if self.clock is not None and (self.hooked or self.index == 0 or (self.all_steps and self.budget.keeps_next_step)):
-            self.clock.begin()
+        clock = self.clock
+        if clock is not None:
+            budget = self.budget
+            if self.hooked or self.index == 0 or (self.all_steps and (budget.spent < budget.soft or budget.keeps_next_step)):
+                clock.begin()
         now = perf_counter_ns()
         self.overhead += now - self.last
         self.step_start = now
@@ -330,7 +369,7 @@ class GenerateCall(Call):
             if type(logits) is not Tensor or logits.dtype is not pattern.dtype or logits.shape != pattern.shape:
                 return False
             self.logits = logits
-        kept = self.budget.take_step()
+        kept = self.recording and self.budget.take_step()
         index = self.index
         self.cache = _get(outputs, pattern.cache_key)
         self.index = coming = index + 1
@@ -341,12 +380,14 @@ class GenerateCall(Call):
         self.decode_seconds.append((now - start) / 1e9)
         self.measured = measured = None if self.clock is None else self.clock.end_pass(wanted=kept)
         if kept:
-            inputs, outs, length = pattern.inputs, pattern.outputs, self.length or 0
-            self.steps_kept.append((index, start, now, semconv.SPAN_DECODE, None, inputs, outs, pattern.width, length, None, measured))
+            steps = self.steps_kept
+            steps.append(
+                (index, start, now, _DECODE, None, pattern.inputs, pattern.outputs, pattern.width, self.length or 0, None, measured)
+            )
             self.slots_kept.append(None)
-            if len(self.steps_kept) > self.most_steps:
+            if len(steps) > self.most_steps:
                 self._hand_over_some_steps()
-        if coming == self.next_sampled or self.target.windows.active:
+        if self.recording and (coming == self.next_sampled or self.target.windows.active):
             self.pattern = None
             self._sample_modules(coming)
         return True
@@ -366,7 +407,7 @@ class GenerateCall(Call):
         """What the step that has just ended has in common with those that follow, if they are to be expected."""
         loop = self.loops[-1] if self.loops else None
         unlike = self.hooked or self.refused or self.every_step or self.part is not None or self.vocabulary
-        if unlike or not self.recording or not self.all_steps or self.first_token is None or self.length is None:
+        if unlike or (self.recording and not self.all_steps) or self.first_token is None or self.length is None:
             return None
         if loop is None or loop.assisted or self.drafted or loop.prompt_width is None or not loop.mask_seen:
             return None
@@ -561,7 +602,7 @@ class GenerateCall(Call):
                         self.slot_logits.extend(self.ring.landed())
                 if not wait:
                     count = self._steps_with_logits(count)
-            self.pending.extend(map(self._step, self.steps_kept[:count], self.slots_kept[:count]))
+            self.pending.extend(self._records(self.steps_kept[:count], self.slots_kept[:count]))
             del self.steps_kept[:count], self.slots_kept[:count]
             waiting = [slot for slot in self.slots_kept if slot is not None]
             done = min([len(self.slot_logits), *(slot - self.slot_base for slot in waiting)])
@@ -578,34 +619,42 @@ class GenerateCall(Call):
         late = (index for index, slot in enumerate(self.slots_kept[:count]) if slot is not None and slot >= known)
         return next(late, count)
 
-    def _step(self, kept: Kept, slot: int | None) -> Step:
-        """The record of a step, with the statistics of its logits if there are any."""
-        number, start, end, phase, failure, *_ = kept
-        logits: StepLogits | None = None
-        size = SIZE
-        if slot is not None and slot - self.slot_base < len(self.slot_logits):
-            logits = self.slot_logits[slot - self.slot_base]
-            size += ROW_BYTES * logits.rows_kept
-            if number == self.noted_index:
-                self.noted_index += 1
-                self._note_logits(logits)
+    def _records(self, steps: list[Kept], slots: list[int | None]) -> list[Step]:
+        """Records of steps, with the statistics of their logits where there are any."""
         ids = self.target.ids_on_spans
-        facts = StepFacts(kept, logits, content=ids, decode=self.target.decode_token if ids else None)
-        return Step(number, phase, start + self.offset, end + self.offset, failure, facts, size)
+        decode = self.target.decode_token if ids else None
+        offset, base, known = self.offset, self.slot_base, self.slot_logits
+        records = []
+        for kept, slot in zip(steps, slots, strict=True):
+            logits, size = None, SIZE
+            if slot is not None and slot - base < len(known):
+                logits = known[slot - base]
+                size += ROW_BYTES * logits.rows_kept
+                if kept[0] == self.noted_index:
+                    self.noted_index += 1
+                    self._note_logits(logits)
+            facts = StepFacts(kept, logits, content=ids, decode=decode)
+            records.append(Step(kept[0], kept[3], kept[1] + offset, kept[2] + offset, kept[4], facts, size))
+        return records
 
     def _note_logits(self, values: StepLogits) -> None:
-        for kind, count in zip(("nan", "inf"), values.counts, strict=True):
-            if count:
-                self.nonfinite["logits", kind] = self.nonfinite.get(("logits", kind), 0) + count
+        counts = values.counts
+        if any(counts):
+            for kind, count in zip(("nan", "inf"), counts, strict=True):
+                if count:
+                    self.nonfinite["logits", kind] = self.nonfinite.get(("logits", kind), 0) + count
+        noted = self.noted
+        self.noted = noted + 1
+        if noted >= MAX_TOKENS_IN_ARRAYS:
+            return
         entropy, top1, logprob = values.confidence
         # An array with holes cannot be told from a shorter one, so both end at the first step that has no value or was thinned out.
-        if entropy is not None and len(self.entropies) == self.noted < MAX_TOKENS_IN_ARRAYS:
+        if entropy is not None and len(self.entropies) == noted:
             self.entropies.append(entropy)
             if top1 is not None and self.target.settings.entropy_metric:
                 self.top1_probabilities.append(top1)
-        if logprob is not None and len(self.logprobs) == self.noted < MAX_TOKENS_IN_ARRAYS:
+        if logprob is not None and len(self.logprobs) == noted:
             self.logprobs.append(logprob)
-        self.noted += 1
 
     # ------------------------------------------------------------------------------------------------------------- end
     def fail(self, error: BaseException) -> None:

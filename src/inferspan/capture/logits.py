@@ -97,8 +97,10 @@ class StepLogits:
     @property
     def confidence(self) -> tuple[float | None, float | None, float | None]:
         """Entropy, probability of the most likely token and log-probability of the chosen one, in the first row."""
-        entropy, top1, logprob = (self._values[self._first + at] for at in (ENTROPY, TOP1, LOGPROB))
-        return _defined(entropy), _defined(top1), _defined(logprob)
+        # Asked for at the end of a request, for every step: written out, and only NaN is no number equal to itself.
+        values, first = self._values, self._first
+        entropy, top1, logprob = values[first + ENTROPY], values[first + TOP1], values[first + LOGPROB]
+        return entropy if entropy == entropy else None, top1 if top1 == top1 else None, logprob if logprob == logprob else None
 
     @property
     def _first(self) -> int:

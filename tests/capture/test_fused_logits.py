@@ -96,6 +96,62 @@ def test_views_are_read_where_they_are(logits: Tensor) -> None:
     assert (fused, kernel.launches) == (plain, 1)
 
 
+WIDE = torch.randn(2, 3, 48, generator=torch.Generator().manual_seed(2))
+LAST = WIDE[:, :1].contiguous()
+ROWS = torch.arange(22).view(2, 11)
+IN_TURN: dict[str, tuple[Tensor, Tensor | None]] = {
+    "the same": (LAST, ROWS),
+    "ids of another width": (LAST, ROWS[:, :7].contiguous()),
+    "ids in another layout": (LAST, ROWS[:, :7]),
+    "ids of another type": (LAST, ROWS.int()),
+    "ids of other rows": (LAST, ROWS[:1]),
+    "no ids": (LAST, None),
+    "ids on another device": (LAST, ROWS.to("meta")),
+    "a position of several": (WIDE[:, 2:], ROWS),
+    "of another type": (LAST.half(), ROWS),
+    "of another width": (LAST[..., :40].contiguous(), ROWS),
+    "of another address": (torch.cat([torch.zeros(1), LAST.flatten()])[1:].view(LAST.shape), ROWS),
+    "of one row": (LAST[:1], ROWS[:1]),
+}
+"""Logits ``[B, 1, V]`` and ids ``[B, n]`` as a loop may give them."""
+
+
+@pytest.mark.parametrize("kind", IN_TURN)
+def test_the_last_position_of_a_loop(kind: str) -> None:
+    """Whatever the steps before were like, a loop's logits and ids give the numbers that torch operations find in their last positions."""
+    kernel = FakeKernel()
+    fused = kernel.kernels()
+    rings = LogitRing(top_k=2, capacity=99, fused=fused), LogitRing(top_k=2, capacity=99)
+    for logits, ids in (IN_TURN["the same"], IN_TURN["the same"], IN_TURN[kind], IN_TURN[kind], IN_TURN["the same"]):
+        fitting = ids is not None and ids.shape[0] == logits.shape[0] and ids.device == logits.device
+        places = (
+            rings[0].append_last(logits, ids),
+            rings[1].append(logits[:, -1], ids[:, -1] if ids is not None and fitting else None),
+        )
+        assert places[0] == places[1]
+        fused.join(10)
+    found, want = ([numbers(step) for step in ring.read()] for ring in rings)
+    assert repr(found) == repr(want)
+    same_kernel = ("the same", "ids of another width", "ids in another layout", "a position of several")
+    assert kernel.launches == (4 if kind in same_kernel else 3)
+
+
+def test_a_launch_that_fails_in_a_loop_costs_no_step(contained: list[guard.Swallowed]) -> None:
+    """The step whose launch failed is computed by torch operations, as are those after it."""
+    kernel = FakeKernel()
+    fused = kernel.kernels()
+    ring = LogitRing(top_k=0, capacity=4, fused=fused)
+    for step in range(5):
+        kernel.launch_error = RuntimeError("no kernel image") if step == 2 else None
+        assert ring.append_last(LAST, ROWS) == (step if step < 4 else None)
+        fused.join(10)
+    steps = [numbers(one) for one in ring.read()]
+    assert len(steps) == 4
+    assert steps == [steps[0]] * 4
+    assert (kernel.launches, fused.failed, len(contained)) == (1, True, 1)
+    contained.clear()
+
+
 def test_torch_operations_work_until_the_kernel_is_ready() -> None:
     """Steps before, while and after it is compiled have the same numbers; it is compiled once for all requests, on a thread of its own."""
     go, kernel, threads = threading.Event(), FakeKernel(), []

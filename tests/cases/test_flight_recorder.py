@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import inferspan
 from inferspan import semconv
 from inferspan.buffer import Buffer
-from inferspan.capture import generate_call, logits
+from inferspan.capture import generate_call, logits, step_facts
 from inferspan.records import RequestEnd
 from tests.cases.models import llama, prompt
 from tests.cases.telemetry import Telemetry
@@ -325,7 +325,7 @@ def test_what_is_not_kept_costs_nothing_but_the_appends(telemetry: Telemetry, mo
 
     monkeypatch.setattr(Buffer, "put", noting(put))
     monkeypatch.setattr(Buffer, "consume_now", noting(consume_now))
-    monkeypatch.setattr(generate_call, "logit_attributes", lambda *args, **options: (next(texts), made(*args, **options))[1])
+    monkeypatch.setattr(step_facts, "logit_attributes", lambda *args, **options: (next(texts), made(*args, **options))[1])
     monkeypatch.setattr(generate_call, "LIVE", 3)
     model, plain = llama(), nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     telemetry.instrument(model, keep="errors", every_step=True)

@@ -157,7 +157,7 @@ class EventPool:
 
     def release(self, slots: Iterable[int]) -> None:
         """Take slots back that nobody will read any more; the device need not have reached them."""
-        self.free.extend(slot for slot in slots if slot >= 0)
+        self.free.extend([slot for slot in slots if slot >= 0])
         if self._closed:
             self._destroy_free()
 
@@ -284,7 +284,9 @@ class DriverEvents(EventPool):
             slot = self._grow()
             if slot < 0:
                 return NOTHING
-        status = self._record(self.events[slot], self._handles.get(stream) or self._handle(stream))
+        # The default stream's handle is false.
+        handle = self._handles.get(stream)
+        status = self._record(self.events[slot], self._handle(stream) if handle is None else handle)
         if status:
             free.append(slot)
             raise DriverError(f"cuEventRecord: {status}")

@@ -134,7 +134,8 @@ class CallClock(Boundaries):
         """What was recorded of the pass will be read when the device is done; ``None`` if there is nothing, or it is not wanted."""
         if self.last < 0 or self._closed:
             return None
-        self.end()
+        if self._begin >= 0 > self._end:
+            self.end()
         measured = Measured(self.cut(), self._begin, self._end)
         self._begin = self._end = -1
         if not self._anchors:
@@ -213,8 +214,9 @@ class CallClock(Boundaries):
 
     def _release(self, measured: Measured) -> None:
         for place, pool in enumerate(self._pools):
-            kept = {anchor[place] for anchor in self._anchors}
-            pool.release(slot for slot in measured.marks.lane(place) if slot not in kept)
+            slots = measured.marks.lane(place)
+            # The first anchor is where the first pass began.
+            pool.release(slots[1:] if self._anchors and slots[:1] == self._anchors[0][place : place + 1] else slots)
 
 
 class DeviceClock:

@@ -196,7 +196,7 @@ class _Source:
             type(logits) is not Tensor
             or logits.shape != self.last_shape
             or logits.dtype is not self.dtype
-            or logits.get_device() != index
+            or logits.device != self.device
             or not logits.is_contiguous()
             or _is_wrapped(logits)
         ):
@@ -210,7 +210,7 @@ class _Source:
             shape = ids.shape
             if ids.dtype is not self.ids or len(shape) != 2 or shape[0] != self.batch:
                 return None
-            if ids.get_device() != index or not ids.is_contiguous():
+            if ids.device != self.device or not ids.is_contiguous():
                 return None
             step = shape[1]
             chosen = ids.data_ptr() + (step - 1) * self.ids_bytes

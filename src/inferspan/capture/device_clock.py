@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import Any
 
@@ -67,10 +67,9 @@ class Measured:
         marks: the boundaries.
         modules: seconds by number of the module call.
         seconds: of the whole pass, once known.
-        on_known: called with ``seconds``, on the model's thread.
     """
 
-    __slots__ = ("_begin", "_end", "marks", "modules", "on_known", "seconds")
+    __slots__ = ("_begin", "_end", "marks", "modules", "seconds")
 
     def __init__(self, marks: Marks, begin: int, end: int) -> None:
         self.marks = marks
@@ -78,7 +77,6 @@ class Measured:
         self._end = end
         self.modules: dict[int, float] = {}
         self.seconds: float | None = None
-        self.on_known: Callable[[float], None] | None = None
 
     def read(self, pools: Sequence[EventPool]) -> bool:
         """Find out what there is to know; false if the device has not come so far."""
@@ -90,8 +88,6 @@ class Measured:
         self.modules.update(found)
         if seconds is not None:
             self.seconds = seconds
-            if self.on_known is not None:
-                self.on_known(seconds)
         return True
 
 
@@ -211,6 +207,8 @@ class CallClock(Boundaries):
         measured = self._waiting.popleft()
         self._boundaries -= measured.marks.count
         self._release(measured)
+        # Steps hold it for its times.
+        del measured.marks
 
     def _release(self, measured: Measured) -> None:
         for place, pool in enumerate(self._pools):

@@ -97,7 +97,7 @@ class GenerateCall(Call):
         "recording",
         "ring",
         "root_id",
-        "slots_kept",
+        "slots",
         "step_given",
         "step_open",
         "step_start",
@@ -163,8 +163,8 @@ class GenerateCall(Call):
         self.slot_logits: list[StepLogits] = []
         """Statistics that have come to the host, from slot ``slot_base`` on."""
         self.steps_kept: list[Kept] = []
-        self.slots_kept: list[int | None] = []
-        """Of each of them, where the statistics of its logits will be found."""
+        self.slots: dict[int, int] = {}
+        """Where the statistics of their logits will be found, by number of the step."""
         self.live_calls = 0
         self.most_steps = LIVE
         self.noted = 0
@@ -384,7 +384,6 @@ class GenerateCall(Call):
             steps.append(
                 (index, start, now, _DECODE, None, pattern.inputs, pattern.outputs, pattern.width, self.length or 0, None, measured)
             )
-            self.slots_kept.append(None)
             if len(steps) > self.most_steps:
                 self._hand_over_some_steps()
         if self.recording and (coming == self.next_sampled or self.target.windows.active):
@@ -398,7 +397,7 @@ class GenerateCall(Call):
         new_tokens = kwargs.get("num_new_tokens", args[3] if len(args) > 3 else None)
         if not self.step_open:
             self.step_start = self.last
-        given = self.step_given
+        given, self.pattern = self.step_given, None
         self._look_at_outputs(outputs, model_kwargs, new_tokens)
         self._close_step(now, self._describe_logits() if self.logits is not None and self.recording else (), None)
         self.pattern = self._pattern_of(outputs, given)
@@ -451,10 +450,12 @@ class GenerateCall(Call):
                     self.logits = logits if shape[1] == 1 else logits.narrow(1, shape[1] - 1, 1).clone()
 
     def _append_logits(self, logits: Tensor, input_ids: Tensor, loop: Loop) -> None:
-        kept = self.steps_kept
-        if self.ring is None or loop.assisted or not kept or kept[-1][0] != self.index - 1 or self.slots_kept[-1] is not None:
+        steps, number = self.steps_kept, self.index - 1
+        if self.ring is None or loop.assisted or not steps or steps[-1][0] != number or number in self.slots:
             return
-        self.slots_kept[-1] = self.ring.append_last(logits, input_ids if loop.beams == 1 else None)
+        slot = self.ring.append_last(logits, input_ids if loop.beams == 1 else None)
+        if slot is not None:
+            self.slots[number] = slot
 
     def _close_step(self, now: int, outputs: Described, failure: str | None) -> None:
         if self.part is not None:
@@ -498,7 +499,6 @@ class GenerateCall(Call):
                 self.embedded = length if inputs and inputs[0][1].is_floating_point else 0
             more = self.part.attributes if profiled and self.part is not None else None
             self.steps_kept.append((index, self.step_start, now, phase, failure, inputs, outputs, width, length, more, self.measured))
-            self.slots_kept.append(None)
         if self.hooked or self.every_step or index + 1 == self.next_sampled or self.part is not None or self.target.windows.active:
             self._sample_modules(index + 1)
         else:
@@ -602,10 +602,9 @@ class GenerateCall(Call):
                         self.slot_logits.extend(self.ring.landed())
                 if not wait:
                     count = self._steps_with_logits(count)
-            self.pending.extend(self._records(self.steps_kept[:count], self.slots_kept[:count]))
-            del self.steps_kept[:count], self.slots_kept[:count]
-            waiting = [slot for slot in self.slots_kept if slot is not None]
-            done = min([len(self.slot_logits), *(slot - self.slot_base for slot in waiting)])
+            self.pending.extend(self._records(self.steps_kept[:count]))
+            del self.steps_kept[:count]
+            done = min([len(self.slot_logits), *(slot - self.slot_base for slot in self.slots.values())])
             del self.slot_logits[:done]
             self.slot_base += done
             if not last:
@@ -616,19 +615,20 @@ class GenerateCall(Call):
     def _steps_with_logits(self, count: int) -> int:
         """How many of the first ``count`` kept steps wait for no statistics."""
         known = self.slot_base + len(self.slot_logits)
-        late = (index for index, slot in enumerate(self.slots_kept[:count]) if slot is not None and slot >= known)
+        late = (index for index, kept in enumerate(self.steps_kept[:count]) if self.slots.get(kept[0], -1) >= known)
         return next(late, count)
 
-    def _records(self, steps: list[Kept], slots: list[int | None]) -> list[Step]:
+    def _records(self, steps: list[Kept]) -> list[Step]:
         """Records of steps, with the statistics of their logits where there are any."""
         ids = self.target.ids_on_spans
         decode = self.target.decode_token if ids else None
         offset, base, known = self.offset, self.slot_base, self.slot_logits
         records = []
-        for kept, slot in zip(steps, slots, strict=True):
+        for kept in steps:
             logits, size = None, SIZE
-            if slot is not None and slot - base < len(known):
-                logits = known[slot - base]
+            place = self.slots.pop(kept[0], base - 1) - base
+            if 0 <= place < len(known):
+                logits = known[place]
                 size += ROW_BYTES * logits.rows_kept
                 if kept[0] == self.noted_index:
                     self.noted_index += 1

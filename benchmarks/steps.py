@@ -2,13 +2,12 @@
 
 Every step of a request draws at random how much of the work its module calls do; neighbouring steps meet the same machine, so tenths
 of a percent show where whole requests drift by ten. In: a model's name. Out: a table of medians with their standard errors, each over
-calling ``forward`` through our callable alone. It stands on internals of ``capture/``, which it replaces while it runs.
+modules with nothing of ours on them. It stands on internals of ``capture/``, which it switches off and on while it runs.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import random
 import statistics
 import sys
@@ -27,67 +26,82 @@ __all__ = ["COLUMNS", "Added", "main", "parts", "take_apart"]
 
 COLUMNS = (
     ("part", "what a step does"),
+    ("ratio", "ratio"),
     ("added", "more, ms a step"),
     ("error", "standard error"),
     ("each", "us for each module call"),
     ("steps", "steps"),
 )
 TOKENS = 48
-Part = tuple[Any, str, Any]
-"""A class, the name of an attribute, and what it is to be."""
+Part = Callable[["_Pass"], None]
 
 
 @dataclass(frozen=True)
 class Added:
-    """How much longer a step takes, in seconds, than with the first part alone."""
+    """How much longer a step takes, in seconds and as a ratio, than with the first part alone."""
 
     part: str
     seconds: float
+    ratio: float
     error: float
     steps: int
 
 
-def parts(*, cuda: bool) -> dict[str, tuple[Part, ...]]:
+class _Pass:
+    """The pass that comes next: the call that it belongs to, and what stands in the slots of the modules."""
+
+    def __init__(self, model: Any) -> None:
+        from inferspan.capture.compilation import SLOT
+        from inferspan.capture.observed_call import ObservedCall
+
+        self._slot, self._kind = SLOT, ObservedCall
+        self._modules = [*model.modules()]
+        self._observed: dict[Any, Any] = {}
+        self.call: Any = None
+        self._clock: Any = None
+
+    def take(self, call: Any) -> None:
+        """Look at what a step of ``call`` has attached; from step to step it is the same."""
+        if call is not self.call:
+            self.call, self._clock = call, call.clock
+            self._observed = {one: seen for one in self._modules if type(seen := vars(one).get(self._slot)) is self._kind}
+
+    def leave(self) -> None:
+        """Put everything back as it was."""
+        if self.call is not None:
+            self.set(observed=True, recorded=True, timed=True)
+        self.call = None
+
+    def set(self, *, observed: bool, recorded: bool, timed: bool) -> None:
+        """Choose what is done in the next step."""
+        for module, seen in self._observed.items():
+            # Once the request has ended, they have come off.
+            if observed and seen.attached:
+                vars(module)[self._slot] = seen
+            else:
+                vars(module).pop(self._slot, None)
+        engine = next(iter(self._observed.values())).engine if self._observed else None
+        self.call.engine = engine if recorded else None
+        self.call.clock = self._clock if timed else None
+
+
+def parts(*, cuda: bool) -> dict[str, Part]:
     """What may be done in a step, each with all that stands before it."""
-    from inferspan.capture.compilation import leave_frame
-    from inferspan.capture.cuda_events import DriverEvents
-    from inferspan.capture.device_clock import CallClock
-    from inferspan.capture.observed_forward import ObservedForward
-
-    def through(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return self._hot.forward(*args, **kwargs)
-
-    def nothing(*_: Any, **__: Any) -> None:
-        return None
-
-    def slot(pool: Any, stream: int) -> int:
-        return int(pool.free.pop() if pool.free else pool._grow())
-
-    def call_of_c(pool: Any, stream: int) -> int:
-        taken = slot(pool, stream)
-        absolute(pool.events[taken], pool._handles.get(stream) or pool._handle(stream))
-        return taken
-
-    leave_frame(through)
-    whole = ObservedForward.__call__
-    observed = ((ObservedForward, "__call__", through), (ObservedForward, "__call__", whole))
-    if not cuda:
-        return {"calls forward through our callable": observed[:1], "records the call": observed[1:]}
-    absolute = ctypes.PyDLL(None).labs
-    no_clock: tuple[Part, ...] = ((CallClock, "enter", nothing), (CallClock, "leave", nothing))
-    clock: tuple[Part, ...] = ((CallClock, "enter", CallClock.enter), (CallClock, "leave", CallClock.leave))
-    return {
-        "calls forward through our callable": (observed[0], *no_clock),
-        "records the call": (observed[1], *no_clock),
-        "and decides which boundaries get an event": (observed[1], *clock, (DriverEvents, "_record_on", slot)),
-        "and calls a function of C for each of them": (observed[1], *clock, (DriverEvents, "_record_on", call_of_c)),
-        "and that is cuEventRecord": (observed[1], *clock, (DriverEvents, "_record_on", DriverEvents._record_on)),
+    found: dict[str, Part] = {
+        "nothing on the modules": lambda step: step.set(observed=False, recorded=False, timed=False),
+        "calls go through our callable": lambda step: step.set(observed=True, recorded=False, timed=False),
+        "and are recorded": lambda step: step.set(observed=True, recorded=True, timed=False),
     }
+    if cuda:
+        found["and get events on the device"] = lambda step: step.set(observed=True, recorded=True, timed=True)
+    return found
 
 
 @contextmanager
 def _without_export() -> Iterator[None]:
     """Records and events are dropped where they would be handed over or read."""
+    from unittest import mock
+
     from inferspan import spans
     from inferspan.capture.device_clock import CallClock
 
@@ -95,17 +109,8 @@ def _without_export() -> Iterator[None]:
         while clock._waiting:
             clock._forget_oldest()
 
-    kept = (spans.SpanScope, "detail", spans.SpanScope.detail), (CallClock, "read", CallClock.read)
-    _put(((spans.SpanScope, "detail", lambda scope, records: None), (CallClock, "read", drop)))
-    try:
+    with mock.patch.object(spans.SpanScope, "detail", return_value=None), mock.patch.object(CallClock, "read", drop):
         yield
-    finally:
-        _put(kept)
-
-
-def _put(chosen: tuple[Part, ...]) -> None:
-    for owner, name, value in chosen:
-        setattr(owner, name, value)
 
 
 def take_apart(model: Any, *, requests: int, tokens: int = TOKENS, say: Callable[[str], None] = lambda _: None) -> list[Added]:
@@ -126,7 +131,7 @@ def take_apart(model: Any, *, requests: int, tokens: int = TOKENS, say: Callable
 
     device = next(model.parameters()).device
     done = parts(cuda=device.type == "cuda")
-    names, draw = [*done], random.Random(0)
+    names, draw, step = [*done], random.Random(0), _Pass(model)
     taken: dict[str, list[float]] = {name: [] for name in names}
     prompt = torch.randint(3, min(1000, model.config.vocab_size), (1, 16), generator=torch.Generator().manual_seed(0)).to(device)
     goes_on = torch.zeros(1, dtype=torch.bool, device=device)
@@ -141,33 +146,34 @@ def take_apart(model: Any, *, requests: int, tokens: int = TOKENS, say: Callable
         def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
             if self.name is not None:
                 taken[self.name].append(time.perf_counter() - self.begun)
-            self.name = draw.choice(names)
-            _put(done[self.name])
             call = current.call
             if call is None or call.room <= 0:
                 raise RuntimeError("the coming step is not recorded, so there is nothing to be taken apart")
-            call.discard()
+            step.take(call)
+            self.name = draw.choice(names)
+            done[self.name](step)
             self.begun = time.perf_counter()
             return goes_on
 
     def request(between: list[Any]) -> None:
         options: dict[str, Any] = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
-        with torch.no_grad():
-            model.generate(prompt, attention_mask=torch.ones_like(prompt), stopping_criteria=between, **options)
+        try:
+            with torch.no_grad():
+                model.generate(prompt, attention_mask=torch.ones_like(prompt), stopping_criteria=between, **options)
+        finally:
+            step.leave()
 
     request([])
     # A provider that records and has nobody to send to.
     provider = TracerProvider(shutdown_on_exit=False)
     with _without_export(), inferspan.instrument(model, tracer_provider=provider, **lifted(modules="all", logits=False)):
-        try:
-            request([])
-            for number in range(requests):
-                request([Between()])
-                say(f"request {number + 1} of {requests}")
-        finally:
-            _put(done[names[-1]])
+        request([])
+        for number in range(requests):
+            request([Between()])
+            say(f"request {number + 1} of {requests}")
     least = statistics.median(taken[names[0]])
-    return [Added(name, statistics.median(taken[name]) - least, _error(taken[name]), len(taken[name])) for name in names]
+    found = [(name, taken[name], statistics.median(taken[name])) for name in names]
+    return [Added(name, median - least, median / least, _error(values), len(values)) for name, values, median in found]
 
 
 def _error(values: list[float]) -> float:
@@ -192,6 +198,7 @@ def main(arguments: list[str] | None = None) -> int:
     lines = [
         {
             "part": one.part,
+            "ratio": f"{one.ratio:.3f}",
             "added": f"{one.seconds * 1e3:+.2f}",
             "error": f"{one.error * 1e3:.2f}",
             "each": f"{one.seconds / calls * 1e6:.1f}",

@@ -30,7 +30,7 @@ HEAD = """
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-    from inferspan.capture.observed_forward import ObservedForward
+    from inferspan.capture.observed_call import ObservedCall
 
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -38,7 +38,7 @@ HEAD = """
 
     class Part(nn.Linear):
         def forward(self, value):
-            inside.append(type(self.__dict__.get("forward")))
+            inside.append(type(self.__dict__.get("_compiled_call_impl")))
             return super().forward(value)
 
     class Model(nn.Module):
@@ -82,7 +82,7 @@ def test_the_first_pass_is_observed_as_later_ones_are() -> None:
         _run(
             """
         first, second = run(), run()
-        assert inside == [ObservedForward] * 4, inside
+        assert inside == [ObservedCall] * 4, inside
         assert first[1] == second[1] and len(first[1]) == 3, first[1]
         print("torch._dynamo" in sys.modules)
         """
@@ -208,7 +208,7 @@ def test_imported_under_a_tracer(kind: str) -> None:
         return look
 
     sys.{kind}(look)
-    import inferspan.capture.observed_forward
+    import inferspan.capture.observed_call
     sys.{kind}(None)
     """
     body = """

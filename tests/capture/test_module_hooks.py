@@ -112,7 +112,7 @@ def test_copies_carry_nothing() -> None:
     assert sum(attached(model).values()) == 4 and attached(model)["hooks"]
     twin: Any
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert attached(twin)["forward"] == 0
+        assert attached(twin)["slot"] == 0
         hooks = [hook for one in twin.modules() for hook in (*one._forward_hooks.values(), *one._forward_pre_hooks.values())]
         assert len(hooks) > 2 and all(hook in (no_hook, _unchanged) for hook in hooks)
         assert torch.equal(twin.layers[0](torch.ones(1, 2)), model.layers[0](torch.ones(1, 2)))  # type: ignore[index,operator]

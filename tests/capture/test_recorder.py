@@ -31,15 +31,14 @@ class Twin(NamedTuple):
     """One of the two recorders."""
 
     tape: Any
-    hot: Any
-    forward: Any
+    caller: Any
     boundaries: Any
 
 
-PYTHON = Twin(python_recorder.Tape, python_recorder.Hot, python_recorder.Forward, boundaries.Boundaries)
+PYTHON = Twin(python_recorder.Tape, python_recorder.Caller, boundaries.Boundaries)
 TWINS = [pytest.param(PYTHON, id="Python")]
 if IN_C:
-    TWINS.append(pytest.param(Twin(C.Tape, C.Hot, C.Forward, C.Boundaries), id="C"))
+    TWINS.append(pytest.param(Twin(C.Tape, C.Caller, C.Boundaries), id="C"))
 in_c = pytest.mark.skipif(not IN_C, reason="needs the C extension")
 
 
@@ -182,14 +181,10 @@ def running() -> Iterator[None]:
 
 
 def _observed(twin: Twin, module: nn.Module, engine: object) -> Any:
-    """What calls a module and records it, without what ``ObservedForward`` adds."""
-
-    class Observed(twin.forward):  # type: ignore[name-defined]
-        __slots__ = ("__dict__",)
-
-    observed = Observed()
-    observed._hot = twin.hot(module, INFOS[0], engine)
-    module.__dict__["_inferspan_owned"] = observed._hot
+    """What calls a module and records it, without what ``ObservedCall`` adds."""
+    observed = twin.caller(module, INFOS[0], engine)
+    module.__dict__["_compiled_call_impl"] = observed
+    observed.attached = True
     return observed
 
 
@@ -351,7 +346,7 @@ def test_nothing_is_kept_by_a_call(twin: Twin, running: None) -> None:
         raise ValueError("theirs")
 
     x = torch.ones(2)
-    seen: list[Any] = [weakref.ref(x), weakref.ref(module), weakref.ref(engine), weakref.ref(observed._hot)]
+    seen: list[Any] = [weakref.ref(x), weakref.ref(module), weakref.ref(engine)]
     counts = [sys.getrefcount(one) for one in (x, module, engine, fail, INFOS[0], tape)]
     observed(x)
     module.answer = fail
@@ -364,7 +359,7 @@ def test_nothing_is_kept_by_a_call(twin: Twin, running: None) -> None:
     del x, module, engine, observed, tape
     recorder.current.call = None
     gc.collect()
-    assert [reference() for reference in seen] == [None] * 4
+    assert [reference() for reference in seen] == [None] * 3
 
 
 # ----------------------------------------------------------------------------------------------------------------- boundaries
@@ -431,7 +426,7 @@ def _timed(twin: Twin, seed: int, devices: int, *, pointers: bool) -> list[Any]:
 @pytest.mark.parametrize("seed", range(10))
 def test_same_boundaries(seed: int, devices: int, pointers: bool) -> None:
     """Which boundaries get an event, on which stream, and what lies between them."""
-    twin = Twin(C.Tape, C.Hot, C.Forward, C.Boundaries)
+    twin = Twin(C.Tape, C.Caller, C.Boundaries)
     expected = _timed(PYTHON, seed, devices, pointers=False)
     assert _timed(twin, seed, devices, pointers=pointers) == expected
 
@@ -465,10 +460,12 @@ def test_clock_of_a_call(twin: Twin, running: None) -> None:
 def test_bad_values_in_c() -> None:
     """What C code is given wrongly raises; it does not end the process."""
     for call in (
-        lambda: C.Hot(),
-        lambda: C.Hot(nn.Linear(1, 1)),
-        lambda: C.Hot(object(), 1, 2),
-        lambda: C.Forward()(),
+        lambda: C.Caller(),
+        lambda: C.Caller(nn.Linear(1, 1)),
+        lambda: C.Caller(object(), 1, 2),
+        lambda: C.Caller.__new__(C.Caller)(),
+        lambda: C.Caller(nn.Linear(1, 1), 1, 2)(),  # attached nowhere, and no ObservedCall
+        lambda: C.Caller(nn.Linear(1, 1), 1, 2).__init__(nn.Linear(1, 1), 1, 2),
         lambda: C.Tape().enter(1),
         lambda: C.Tape().enter(1, 2, "late"),
         lambda: C.Tape().leave(),
@@ -483,9 +480,6 @@ def test_bad_values_in_c() -> None:
         lambda: C.bind(),
     ):
         assert _answer(call) in (TypeError, ValueError, AttributeError), call
-    forward = C.Forward()
-    forward._hot = 5
-    assert _answer(forward) is TypeError
     marks = C.Boundaries((), 1, 1, None).cut()
     assert (_answer(lambda: marks.lane(0)), _answer(lambda: marks.seconds((), 0, 0))) == (IndexError, ValueError)
     assert _answer(lambda: setattr(C.Tape(), "room", "much")) is TypeError

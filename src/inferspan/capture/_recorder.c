@@ -22,7 +22,7 @@
 /* Raised with every change of what Python and C expect of each other. */
 #define ABI 1
 
-/* The names that observed_forward, shapes, call and guard give in `bind`. */
+/* What recorder.py gives in `bind`. */
 static PyObject *current;        /* .call is the request that runs on this thread */
 static PyObject *describe;       /* shapes.describe */
 static PyObject *failed;         /* called with an exception of ours */
@@ -31,8 +31,14 @@ static PyTypeObject *tensor;     /* torch.Tensor itself, no subclass */
 static Py_ssize_t most_entries;  /* shapes.MAX_ENTRIES */
 static PyObject *nothing;        /* () */
 static PyObject *perf_counter;   /* time.perf_counter_ns */
-static PyObject *str_append, *str_call, *str_dtype, *str_fast, *str_follow, *str_forward, *str_inner, *str_of_copy,
-    *str_other, *str_record, *str_seconds, *str_shape;
+static PyObject *tracing;        /* torch._C._get_tracing_state */
+static PyObject *call_impl;      /* nn.Module._call_impl */
+static PyObject *tables;         /* its globals, with the tables of hooks of all modules */
+static PyObject *str_append, *str_call, *str_call_impl, *str_dtype, *str_fast, *str_forward, *str_instead, *str_modules, *str_other, *str_record,
+    *str_seconds, *str_shape;
+
+enum { TABLES = 4 };
+static PyObject *str_tables[TABLES], *str_global_tables[TABLES];
 
 static int64_t
 now_ns(void)
@@ -208,7 +214,7 @@ typedef struct {
     Frame *frames;
     Py_ssize_t open, frames_room;
     Row *rows;
-    Py_ssize_t recorded, rows_room;
+    Py_ssize_t recorded, rows_room, usual; /* rows, as many as there is room for, as many as the last pass had */
     uint64_t serial;
 } Tape;
 
@@ -306,7 +312,7 @@ static int
 pop_frame(Tape *tape, int64_t moment, PyObject *outputs, PyObject *failure, int64_t statistics)
 {
     if (tape->recorded == tape->rows_room) {
-        Py_ssize_t room = tape->rows_room ? 2 * tape->rows_room : 256;
+        Py_ssize_t room = tape->rows_room ? 2 * tape->rows_room : tape->usual > 64 ? tape->usual : 64;
         Row *rows = PyMem_Realloc(tape->rows, (size_t)room * sizeof(Row));
         if (!rows) {
             PyErr_NoMemory();
@@ -409,7 +415,7 @@ tape_cut(PyObject *self, PyObject *unused)
     Calls *calls = PyObject_New(Calls, calls_type);
     if (!calls)
         return NULL;
-    calls->count = tape->recorded;
+    calls->count = tape->usual = tape->recorded;
     calls->rows = tape->rows;
     if (tape->recorded < tape->rows_room / 2) {
         /* It may be kept for long. */
@@ -513,129 +519,100 @@ static PyType_Slot tape_slots[] = {
 static PyType_Spec tape_spec = {
     "inferspan.capture._recorder.Tape", sizeof(Tape), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, tape_slots};
 
-/* -------------------------------------------------------------------------------------------------------------------- Hot */
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *module, *info, *engine, *forward, *found, *taken, *given, *weak;
-    char inner;
-} Hot;
-
-static PyTypeObject *hot_type;
-
-static int
-hot_init(PyObject *self, PyObject *args, PyObject *kwargs)
-{
-    Hot *hot = (Hot *)self;
-    PyObject *module, *info, *engine;
-    if (!PyArg_ParseTuple(args, "OOO:Hot", &module, &info, &engine))
-        return -1;
-    PyObject *forward = PyObject_GetAttr(module, str_forward);
-    PyObject *found = forward ? PyObject_GetAttr((PyObject *)Py_TYPE(module), str_forward) : NULL;
-    PyObject *inner = found ? PyObject_GetAttr(module, str_inner) : NULL;
-    int truth = inner ? PyObject_IsTrue(inner) : -1;
-    Py_XDECREF(inner);
-    if (truth < 0 || hot->module) {
-        Py_XDECREF(forward);
-        Py_XDECREF(found);
-        if (truth >= 0)
-            PyErr_SetString(PyExc_TypeError, "Hot() is made once");
-        return -1;
-    }
-    hot->inner = (char)truth;
-    hot->module = owned(module);
-    hot->info = owned(info);
-    hot->engine = owned(engine);
-    hot->forward = forward;
-    hot->found = found;
-    hot->taken = owned(nothing);
-    hot->given = owned(nothing);
-    return 0;
-}
-
-static int
-hot_clear(PyObject *self)
-{
-    Hot *hot = (Hot *)self;
-    Py_CLEAR(hot->module);
-    Py_CLEAR(hot->info);
-    Py_CLEAR(hot->engine);
-    Py_CLEAR(hot->forward);
-    Py_CLEAR(hot->found);
-    Py_CLEAR(hot->taken);
-    Py_CLEAR(hot->given);
-    return 0;
-}
-
-static int
-hot_traverse(PyObject *self, visitproc visit, void *arg)
-{
-    Hot *hot = (Hot *)self;
-    Py_VISIT(hot->module);
-    Py_VISIT(hot->info);
-    Py_VISIT(hot->engine);
-    Py_VISIT(hot->forward);
-    Py_VISIT(hot->found);
-    Py_VISIT(Py_TYPE(self));
-    return 0;
-}
-
-static void
-hot_dealloc(PyObject *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    if (((Hot *)self)->weak)
-        PyObject_ClearWeakRefs(self);
-    hot_clear(self);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-    Py_DECREF(type);
-}
-
-static PyObject *
-hot_reduce(PyObject *self, PyObject *unused)
-{
-    /* What is copied along with a module holds nothing of ours. */
-    return Py_BuildValue("(O())", &PyBaseObject_Type);
-}
-
-static PyMemberDef hot_members[] = {
-    {"module", T_OBJECT, offsetof(Hot, module), READONLY, NULL},
-    {"info", T_OBJECT, offsetof(Hot, info), READONLY, NULL},
-    {"engine", T_OBJECT, offsetof(Hot, engine), READONLY, NULL},
-    {"forward", T_OBJECT, offsetof(Hot, forward), 0, NULL},
-    {"found", T_OBJECT, offsetof(Hot, found), 0, NULL},
-    {"inner", T_BOOL, offsetof(Hot, inner), READONLY, NULL},
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(Hot, weak), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
-static PyMethodDef hot_methods[] = {
-    {"__reduce__", hot_reduce, METH_NOARGS, NULL},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyType_Slot hot_slots[] = {
-    {Py_tp_doc, (void *)"See observed_forward.Hot."},
-    {Py_tp_init, hot_init},
-    {Py_tp_new, PyType_GenericNew},
-    {Py_tp_dealloc, hot_dealloc},
-    {Py_tp_traverse, hot_traverse},
-    {Py_tp_clear, hot_clear},
-    {Py_tp_members, hot_members},
-    {Py_tp_methods, hot_methods},
-    {0, NULL},
-};
-
-static PyType_Spec hot_spec = {"inferspan.capture._recorder.Hot", sizeof(Hot), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, hot_slots};
-
 /* ----------------------------------------------------------------------------------------------------------------- shapes */
 
-/* Whether `value`, a plain tensor, is as `pair`, (shape, dtype), says. -1 with an exception set, such as for one without a shape. */
-static int
-is_like(PyObject *value, PyObject *pair)
+/* DLPack's interface between libraries, https://dmlc.github.io/dlpack/latest/c_api.html, as far as it is used here. By it a tensor's type and
+ * sizes are read where they lie; an attribute of Python makes an object of each, which takes three times as long as all else here. */
+typedef struct {
+    void *data;
+    struct {
+        int32_t type, index;
+    } device;
+    int32_t ndim;
+    struct {
+        uint8_t code, bits;
+        uint16_t lanes;
+    } dtype;
+    int64_t *shape;
+    int64_t *strides;
+    uint64_t byte_offset;
+} DLTensor;
+
+typedef struct {
+    struct {
+        struct {
+            uint32_t major, minor;
+        } version;
+        void *previous;
+    } header;
+    void *allocator, *managed_from_object, *managed_to_object;
+    int (*tensor_from_object)(void *object, DLTensor *out);
+    void *current_work_stream;
+} DLPackExchangeAPI;
+
+/* NULL where this torch has no such thing. */
+static int (*view)(void *object, DLTensor *out);
+
+/* What a module was last called with, or last gave: its description, and a key to tell by whether the next is alike. */
+enum { SHORT = 5, UNKNOWN_KEY = -1, NO_KEY = -2 };
+typedef struct {
+    PyObject *known;      /* tuple of pairs, (shape, dtype) */
+    int32_t length;       /* of the key, or one of the above */
+    int64_t brief[SHORT]; /* the key: for each tensor its type and dimensions in one, then its sizes */
+    int64_t *more;        /* or here, where it is longer */
+} Like;
+
+/* Goes through the plain tensors in what a module was given or has returned. */
+typedef struct {
+    enum { BY_PAIRS, BY_KEY, BUILD } how;
+    Like *like;
+    PyObject *known;
+    Py_ssize_t place; /* in `known` */
+    int32_t at;       /* in the key */
+    int64_t *key;     /* being built */
+} Walk;
+
+enum { LONGEST = 256 };
+
+static int64_t
+kind_of(const DLTensor *seen)
 {
-    PyObject *dtype = PyObject_GetAttr(value, str_dtype);
+    return ((int64_t)seen->ndim << 32) | ((int64_t)seen->dtype.lanes << 16) | (seen->dtype.bits << 8) | seen->dtype.code;
+}
+
+/* Whether the walk goes on with `value`, a plain tensor. -1 with an exception set, such as for one without a shape. */
+static int
+meet(Walk *walk, PyObject *value)
+{
+    if (walk->how != BY_PAIRS) {
+        DLTensor seen;
+        memset(&seen, 0, sizeof(seen));
+        if (view(value, &seen) != 0) {
+            /* Nothing that DLPack has words for. */
+            if (!PyErr_ExceptionMatches(PyExc_Exception))
+                return -1;
+            PyErr_Clear();
+            walk->like->length = NO_KEY;
+            return 0;
+        }
+        const int64_t *key = walk->like->more ? walk->like->more : walk->like->brief;
+        int32_t after = walk->at + 1 + seen.ndim;
+        size_t bytes = (size_t)seen.ndim * sizeof(int64_t);
+        if (seen.ndim < 0 || (bytes && !seen.shape) || after > (walk->how == BUILD ? LONGEST : walk->like->length))
+            return 0;
+        if (walk->how == BUILD) {
+            walk->key[walk->at] = kind_of(&seen);
+            if (bytes)
+                memcpy(walk->key + walk->at + 1, seen.shape, bytes);
+        }
+        else if (key[walk->at] != kind_of(&seen) || (bytes && memcmp(key + walk->at + 1, seen.shape, bytes) != 0))
+            return 0;
+        walk->at = after;
+        return 1;
+    }
+    if (walk->place >= PyTuple_Size(walk->known))
+        return 0;
+    PyObject *pair = PyTuple_GetItem(walk->known, walk->place++), *dtype = PyObject_GetAttr(value, str_dtype);
     if (!dtype)
         return -1;
     Py_DECREF(dtype); /* torch keeps one object of each */
@@ -655,27 +632,22 @@ is_scalar(PyTypeObject *type)
     return type == &PyFloat_Type || type == &PyLong_Type || type == &PyBool_Type || type == &PyUnicode_Type;
 }
 
-/* As shapes.describe_like: whether the next of `known`, from `*place` on, describe `value`. */
+/* As shapes.describe_like: whether the walk goes on with `value`. */
 static int
-goes_on(PyObject *known, Py_ssize_t *place, PyObject *value)
+goes_on(Walk *walk, PyObject *value)
 {
     PyTypeObject *type = Py_TYPE(value);
     if (value == Py_None)
         return 1;
-    if (type == tensor) {
-        if (*place >= PyTuple_Size(known))
-            return 0;
-        return is_like(value, PyTuple_GetItem(known, (*place)++));
-    }
+    if (type == tensor)
+        return meet(walk, value);
     if (type == &PyTuple_Type) {
         Py_ssize_t parts = PyTuple_Size(value);
         if (parts > most_entries)
             return 0;
         for (Py_ssize_t part = 0; part < parts; part++) {
             PyObject *one = PyTuple_GetItem(value, part);
-            if (Py_TYPE(one) != tensor || *place >= PyTuple_Size(known))
-                return 0;
-            int same = is_like(one, PyTuple_GetItem(known, (*place)++));
+            int same = Py_TYPE(one) == tensor ? meet(walk, one) : 0;
             if (same <= 0)
                 return same;
         }
@@ -684,29 +656,78 @@ goes_on(PyObject *known, Py_ssize_t *place, PyObject *value)
     return is_scalar(type) || !(PyDict_Check(value) || PyList_Check(value) || PyTuple_Check(value) || PyType_IsSubtype(type, tensor));
 }
 
-/* Describe `value`, a tensor or a tuple of what was given or returned, together with the values of `named` (NULL or a dict).
- *
- * `*kept` is what the last call of the module was like; it is replaced. Returns a new reference, NULL with an exception set. */
-static PyObject *
-described(PyObject **kept, PyObject *value, PyObject *named)
+/* Whether the walk comes to the end of `value`, a tensor or a tuple of what was given or returned, and of the values of `named` (NULL or a
+ * dict), and finds as much as it should. */
+static int
+walk_through(Walk *walk, PyObject *value, PyObject *named)
 {
-    PyObject *known = owned(*kept), *key, *one, *found, *values = NULL;
-    Py_ssize_t place = 0, position = 0, count = 1, entries = named ? PyDict_Size(named) : 0;
+    PyObject *key, *one;
+    Py_ssize_t position = 0, entries = named ? PyDict_Size(named) : 0;
     int same;
     if (Py_TYPE(value) == tensor)
-        same = goes_on(known, &place, value);
+        same = goes_on(walk, value);
     else {
-        count = PyTuple_Size(value);
+        Py_ssize_t count = PyTuple_Size(value);
         if (entries && count > 8)
             count = 8;
         same = count + entries <= most_entries;
         for (Py_ssize_t part = 0; same > 0 && part < count; part++)
-            same = goes_on(known, &place, PyTuple_GetItem(value, part));
+            same = goes_on(walk, PyTuple_GetItem(value, part));
         while (same > 0 && named && PyDict_Next(named, &position, &key, &one))
-            same = goes_on(known, &place, one);
+            same = goes_on(walk, one);
     }
-    if (same > 0 && place == PyTuple_Size(known))
+    if (same <= 0 || walk->how == BUILD)
+        return same;
+    return walk->how == BY_KEY ? walk->at == walk->like->length : walk->place == PyTuple_Size(walk->known);
+}
+
+static void
+build_key(Like *like, PyObject *value, PyObject *named)
+{
+    int64_t key[LONGEST];
+    Walk walk = {.how = BUILD, .like = like, .key = key};
+    int64_t *more = NULL;
+    if (walk_through(&walk, value, named) <= 0) {
+        PyErr_Clear();
+        like->length = NO_KEY;
+        return;
+    }
+    if (walk.at > SHORT && !(more = PyMem_Malloc((size_t)walk.at * sizeof(int64_t))))
+        return;
+    memcpy(more ? more : like->brief, key, (size_t)walk.at * sizeof(int64_t));
+    PyMem_Free(like->more);
+    like->more = more;
+    like->length = walk.at;
+}
+
+static void
+forget_like(Like *like)
+{
+    PyObject *known = like->known;
+    like->known = NULL;
+    like->length = UNKNOWN_KEY;
+    PyMem_Free(like->more);
+    like->more = NULL;
+    Py_XDECREF(known);
+}
+
+/* Describe as shapes.describe_like does; `*like` is what the last call of the module was like. A new reference, NULL with an exception set. */
+static PyObject *
+described(Like *like, PyObject *value, PyObject *named)
+{
+    PyObject *known = owned(like->known), *found, *values = NULL;
+    Walk walk = {.how = like->length >= 0 ? BY_KEY : BY_PAIRS, .like = like, .known = known};
+    int same = walk_through(&walk, value, named);
+    if (same == 0 && walk.how == BY_KEY && like->length == NO_KEY) {
+        walk = (Walk){.how = BY_PAIRS, .like = like, .known = known};
+        same = walk_through(&walk, value, named);
+    }
+    if (same > 0) {
+        /* Python may have run since: only what is still the last one may get a key. */
+        if (walk.how == BY_PAIRS && like->length == UNKNOWN_KEY && view && like->known == known)
+            build_key(like, value, named);
         return known;
+    }
     Py_DECREF(known);
     if (same < 0) {
         /* A nested tensor has no shape, for one; what describes it at leisure knows. */
@@ -714,8 +735,10 @@ described(PyObject **kept, PyObject *value, PyObject *named)
             return NULL;
         PyErr_Clear();
     }
-    if (entries) {
-        PyObject *given = PyTuple_GetSlice(value, 0, count), *more = PyDict_Values(named), *rest = more ? PyList_AsTuple(more) : NULL;
+    if (named) {
+        Py_ssize_t count = PyTuple_Size(value);
+        PyObject *given = PyTuple_GetSlice(value, 0, count < 8 ? count : 8);
+        PyObject *more = PyDict_Values(named), *rest = more ? PyList_AsTuple(more) : NULL;
         if (given && rest)
             values = PySequence_Concat(given, rest);
         Py_XDECREF(given);
@@ -732,8 +755,10 @@ described(PyObject **kept, PyObject *value, PyObject *named)
         return NULL;
     }
     if (found) {
-        PyObject *before = *kept;
-        *kept = owned(found);
+        PyObject *before = like->known;
+        like->known = owned(found);
+        if (like->length != NO_KEY)
+            like->length = UNKNOWN_KEY;
         Py_DECREF(before);
     }
     return found;
@@ -1494,12 +1519,106 @@ static PyType_Slot boundaries_slots[] = {
 static PyType_Spec boundaries_spec = {"inferspan.capture._recorder.Boundaries", sizeof(Boundaries), 0,
                                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, boundaries_slots};
 
-/* ---------------------------------------------------------------------------------------------------------------- Forward */
+/* ----------------------------------------------------------------------------------------------------------------- Caller */
 
 typedef struct {
     PyObject_HEAD
-    PyObject *hot;
-} Forward;
+    PyObject *module, *info, *engine;
+    char inner, attached;
+    Like taken, given;
+} Caller;
+
+static PyTypeObject *caller_type;
+
+static int
+caller_init(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"module", "info", "engine", NULL};
+    Caller *caller = (Caller *)self;
+    PyObject *module, *info, *engine;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO:Caller", names, &module, &info, &engine))
+        return -1;
+    PyObject *inner = PyObject_GetAttr(module, str_modules);
+    int truth = inner ? PyObject_IsTrue(inner) : -1;
+    Py_XDECREF(inner);
+    if (truth >= 0 && caller->module) {
+        PyErr_SetString(PyExc_TypeError, "Caller() is made once");
+        return -1;
+    }
+    if (truth < 0)
+        return -1;
+    caller->inner = (char)truth;
+    caller->module = owned(module);
+    caller->info = owned(info);
+    caller->engine = owned(engine);
+    caller->taken.known = owned(nothing);
+    caller->given.known = owned(nothing);
+    caller->taken.length = caller->given.length = UNKNOWN_KEY;
+    return 0;
+}
+
+static int
+caller_clear(PyObject *self)
+{
+    Caller *caller = (Caller *)self;
+    Py_CLEAR(caller->module);
+    Py_CLEAR(caller->info);
+    Py_CLEAR(caller->engine);
+    forget_like(&caller->taken);
+    forget_like(&caller->given);
+    return 0;
+}
+
+static int
+caller_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Caller *caller = (Caller *)self;
+    Py_VISIT(caller->module);
+    Py_VISIT(caller->info);
+    Py_VISIT(caller->engine);
+    Py_VISIT(Py_TYPE(self));
+    return 0;
+}
+
+static void
+caller_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    caller_clear(self);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+/* Whether _call_impl of the module, with the dictionary `own`, would do nothing but call its forward: PLAIN or NOT_PLAIN, or TRACED by
+ * TorchScript, which would take a question for a shape into its graph; -1 with an exception set. */
+enum { NOT_PLAIN, PLAIN, TRACED };
+
+static int
+is_plain(PyObject *module, PyObject *own)
+{
+    PyObject *found = PyObject_GetAttr((PyObject *)Py_TYPE(module), str_call_impl);
+    if (!found)
+        return -1;
+    Py_DECREF(found); /* the class has it */
+    int usual = found == call_impl;
+    if (!(found = PyObject_CallFunctionObjArgs(tracing, NULL)))
+        return -1;
+    int traced = found == Py_None ? 0 : PyObject_IsTrue(found);
+    Py_DECREF(found);
+    if (traced)
+        return traced < 0 ? -1 : TRACED;
+    int plain = usual && PyDict_GetItemWithError(own, str_call_impl) == NULL && !PyErr_Occurred();
+    for (int place = 0; plain > 0 && place < TABLES; place++) {
+        PyObject *table = PyDict_GetItemWithError(own, str_tables[place]);
+        plain = table ? PyObject_Not(table) : 0;
+        if (plain > 0) {
+            table = PyDict_GetItemWithError(tables, str_global_tables[place]);
+            plain = table ? PyObject_Not(table) : 0;
+        }
+    }
+    return plain < 0 || PyErr_Occurred() ? -1 : plain ? PLAIN : NOT_PLAIN;
+}
 
 /* Contain the exception that is set, one of ours; -1 if it is not one that may be contained, and then it is still set. */
 static int
@@ -1541,19 +1660,19 @@ is_innermost(Tape *tape, uint64_t serial, PyObject *info, int64_t moment)
 
 /* 0, or -1 with an exception of ours set. */
 static int
-record_return(Tape *tape, Hot *hot, uint64_t serial, int32_t number, Boundaries *clock, PyObject *output, int64_t moment)
+record_return(Tape *tape, Caller *caller, uint64_t serial, int32_t number, Boundaries *clock, PyObject *output, int64_t moment)
 {
-    int innermost = is_innermost(tape, serial, hot->info, moment);
+    int innermost = is_innermost(tape, serial, caller->info, moment);
     if (innermost <= 0)
         return innermost;
     int64_t slot = -1;
     PyObject *statistics = NULL, *outputs = NULL;
     PyObject *collector = owned(tape->output_stats);
     serial = tape->frames[tape->open - 1].serial;
-    if (clock && leave_boundary(clock, number, output, moment, hot->inner) < 0)
+    if (clock && leave_boundary(clock, number, output, moment, caller->inner) < 0)
         goto failure;
     if (Py_TYPE(output) == tensor || Py_TYPE(output) == &PyTuple_Type)
-        outputs = described(&hot->given, output, NULL);
+        outputs = described(&caller->given, output, NULL);
     else
         outputs = PyObject_CallFunctionObjArgs(describe, output, NULL);
     if (!outputs)
@@ -1588,14 +1707,14 @@ failure:
 
 /* Record a call through which an exception passes; it stays set, unless one of ours that may not be contained takes its place. */
 static void
-record_failure(Tape *tape, Hot *hot, uint64_t serial)
+record_failure(Tape *tape, Caller *caller, uint64_t serial)
 {
     PyObject *type, *value, *trace;
     int64_t moment = now_ns();
     PyErr_Fetch(&type, &value, &trace);
     PyErr_NormalizeException(&type, &value, &trace);
     PyObject *name = PyObject_CallFunctionObjArgs(error_type, value, NULL);
-    int done = name ? is_innermost(tape, serial, hot->info, moment) : -1;
+    int done = name ? is_innermost(tape, serial, caller->info, moment) : -1;
     if (done > 0)
         done = pop_frame(tape, moment, nothing, name, -1);
     Py_XDECREF(name);
@@ -1609,17 +1728,17 @@ record_failure(Tape *tape, Hot *hot, uint64_t serial)
 }
 
 static PyObject *
-recorded_call(Hot *hot, Tape *tape, PyObject *forward, PyObject *args, PyObject *kwargs)
+recorded_call(Caller *caller, Tape *tape, PyObject *forward, PyObject *args, PyObject *kwargs)
 {
     PyObject *inputs = NULL;
     Boundaries *clock = NULL;
     Py_ssize_t named = kwargs ? PyDict_Size(kwargs) : 0;
     if (!named && PyTuple_Size(args) == 1 && Py_TYPE(PyTuple_GetItem(args, 0)) == tensor)
-        inputs = described(&hot->taken, PyTuple_GetItem(args, 0), NULL);
+        inputs = described(&caller->taken, PyTuple_GetItem(args, 0), NULL);
     else
-        inputs = described(&hot->taken, args, named ? kwargs : NULL);
+        inputs = described(&caller->taken, args, named ? kwargs : NULL);
     int64_t moment = now_ns();
-    int begun = inputs ? push_frame(tape, hot->info, inputs, moment) : -1;
+    int begun = inputs ? push_frame(tape, caller->info, inputs, moment) : -1;
     Py_XDECREF(inputs);
     if (begun < 0)
         return contained() < 0 ? NULL : PyObject_Call(forward, args, kwargs);
@@ -1627,136 +1746,132 @@ recorded_call(Hot *hot, Tape *tape, PyObject *forward, PyObject *args, PyObject 
     int32_t number = tape->frames[tape->open - 1].number;
     if (PyObject_TypeCheck(tape->clock, boundaries_type))
         clock = (Boundaries *)owned(tape->clock);
-    if (clock && enter_boundary(clock, number, first_of(args, kwargs), moment, hot->inner) < 0 && contained() < 0) {
+    if (clock && enter_boundary(clock, number, first_of(args, kwargs), moment, caller->inner) < 0 && contained() < 0) {
         Py_DECREF(clock);
         return NULL;
     }
     PyObject *output = PyObject_Call(forward, args, kwargs);
     if (!output)
-        record_failure(tape, hot, serial);
-    else if (record_return(tape, hot, serial, number, clock, output, now_ns()) < 0 && contained() < 0)
+        record_failure(tape, caller, serial);
+    else if (record_return(tape, caller, serial, number, clock, output, now_ns()) < 0 && contained() < 0)
         Py_CLEAR(output);
     Py_XDECREF(clock);
     return output;
 }
 
 static PyObject *
-forward_call(PyObject *self, PyObject *args, PyObject *kwargs)
+caller_call(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    /* Kept alive by self, which the caller holds. */
-    Hot *hot = (Hot *)((Forward *)self)->hot;
-    if (!hot || Py_TYPE(hot) != hot_type || !hot->module) {
-        PyErr_SetString(PyExc_TypeError, "this forward observes no module");
+    Caller *caller = (Caller *)self;
+    if (!caller->module) {
+        PyErr_SetString(PyExc_TypeError, "this caller has no module");
         return NULL;
     }
-    PyObject *found = PyObject_GetAttr((PyObject *)Py_TYPE(hot->module), str_forward);
-    if (!found)
+    PyObject *own = PyObject_GenericGetDict(caller->module, NULL);
+    if (!own)
         return NULL;
-    Py_DECREF(found);
-    if (found != hot->found) {
-        PyObject *done = PyObject_CallMethodObjArgs(self, str_follow, NULL);
-        if (!done)
-            return NULL;
-        Py_DECREF(done);
-    }
-    /* By this and by the module's dictionary; whoever has copied that holds another. */
-    if (Py_REFCNT(hot) != 2) {
-        PyObject *forward = PyObject_CallMethodObjArgs(self, str_of_copy, NULL);
-        if (!forward)
-            return NULL;
-        if (forward != Py_None) {
-            PyObject *output = PyObject_Call(forward, args, kwargs);
-            Py_DECREF(forward);
+    /* Whoever has got a copy of the module's dictionary, this in it, refers to the same tables. Python 3.14 has flags in the upper half. */
+    PyObject *table = PyDict_GetItemWithError(own, str_tables[0]);
+    if (!caller->attached || !table || (uint32_t)Py_REFCNT(table) != 1) {
+        PyObject *instead = PyErr_Occurred() ? NULL : PyObject_CallMethodObjArgs(self, str_instead, NULL);
+        if (!instead || instead != Py_None) {
+            PyObject *output = instead ? PyObject_Call(instead, args, kwargs) : NULL;
+            Py_XDECREF(instead);
+            Py_DECREF(own);
             return output;
         }
-        Py_DECREF(forward);
+        Py_DECREF(instead);
     }
-    PyObject *output, *forward = owned(hot->forward), *call = PyObject_GetAttr(current, str_call);
-    if (!call) {
-        Py_DECREF(forward);
-        return NULL;
+    int plain = is_plain(caller->module, own);
+    Py_DECREF(own);
+    PyObject *forward = plain < 0 ? NULL : PyObject_GetAttr(caller->module, plain == PLAIN ? str_forward : str_call_impl);
+    PyObject *output = NULL, *call = forward ? PyObject_GetAttr(current, str_call) : NULL;
+    if (call) {
+        Tape *tape = (Tape *)call;
+        if (plain == TRACED || !PyObject_TypeCheck(call, tape_type) || tape->engine != caller->engine)
+            output = PyObject_Call(forward, args, kwargs);
+        else if (tape->room <= 0) {
+            tape->missed++;
+            output = PyObject_Call(forward, args, kwargs);
+        }
+        else
+            output = recorded_call(caller, tape, forward, args, kwargs);
     }
-    Tape *tape = (Tape *)call;
-    if (!PyObject_TypeCheck(call, tape_type) || tape->engine != hot->engine)
-        output = PyObject_Call(forward, args, kwargs);
-    else if (tape->room <= 0) {
-        tape->missed++;
-        output = PyObject_Call(forward, args, kwargs);
-    }
-    else
-        output = recorded_call(hot, tape, forward, args, kwargs);
-    Py_DECREF(call);
-    Py_DECREF(forward);
+    Py_XDECREF(call);
+    Py_XDECREF(forward);
     return output;
 }
 
-static int
-forward_traverse(PyObject *self, visitproc visit, void *arg)
-{
-    Py_VISIT(((Forward *)self)->hot);
-    Py_VISIT(Py_TYPE(self));
-    return 0;
-}
-
-static int
-forward_clear(PyObject *self)
-{
-    Py_CLEAR(((Forward *)self)->hot);
-    return 0;
-}
-
-static void
-forward_dealloc(PyObject *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    forward_clear(self);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-    Py_DECREF(type);
-}
-
-static PyMemberDef forward_members[] = {
-    {"_hot", T_OBJECT_EX, offsetof(Forward, hot), 0, NULL},
+static PyMemberDef caller_members[] = {
+    {"module", T_OBJECT, offsetof(Caller, module), READONLY, NULL},
+    {"info", T_OBJECT, offsetof(Caller, info), READONLY, NULL},
+    {"engine", T_OBJECT, offsetof(Caller, engine), READONLY, NULL},
+    {"attached", T_BOOL, offsetof(Caller, attached), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
-static PyType_Slot forward_slots[] = {
-    {Py_tp_doc, (void *)"What ObservedForward inherits its call from."},
-    {Py_tp_call, forward_call},
+static PyType_Slot caller_slots[] = {
+    {Py_tp_doc, (void *)"See python_recorder.Caller."},
+    {Py_tp_call, caller_call},
+    {Py_tp_init, caller_init},
     {Py_tp_new, PyType_GenericNew},
-    {Py_tp_dealloc, forward_dealloc},
-    {Py_tp_traverse, forward_traverse},
-    {Py_tp_clear, forward_clear},
-    {Py_tp_members, forward_members},
+    {Py_tp_dealloc, caller_dealloc},
+    {Py_tp_traverse, caller_traverse},
+    {Py_tp_clear, caller_clear},
+    {Py_tp_members, caller_members},
     {0, NULL},
 };
 
-static PyType_Spec forward_spec = {
-    "inferspan.capture._recorder.Forward", sizeof(Forward), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, forward_slots};
+static PyType_Spec caller_spec = {"inferspan.capture._recorder.Caller", sizeof(Caller), 0,
+                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, caller_slots};
 
 /* ----------------------------------------------------------------------------------------------------------------- module */
+
+/* 0, or -1 with an exception set; a torch that has no such interface, or a later one, is none. */
+static int
+find_view(PyObject *tensor_class)
+{
+    static const char *names[] = {"__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"};
+    view = NULL;
+    for (int place = 0; place < 2 && !view; place++) {
+        PyObject *capsule = PyObject_GetAttrString(tensor_class, names[place]);
+        if (!capsule) {
+            if (!PyErr_ExceptionMatches(PyExc_AttributeError))
+                return -1;
+            PyErr_Clear();
+            continue;
+        }
+        if (PyCapsule_IsValid(capsule, "dlpack_exchange_api")) {
+            const DLPackExchangeAPI *found = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+            if (found && found->header.version.major == 1)
+                view = found->tensor_from_object;
+        }
+        Py_DECREF(capsule);
+    }
+    return 0;
+}
 
 static PyObject *
 bind(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"current", "describe", "failed", "error_type", "tensor", "clock", "most_entries", NULL};
-    PyObject *given[6];
+    static char *names[] = {"current", "describe", "failed", "error_type", "tensor", "clock", "tracing", "call_impl", "tables", "most_entries", NULL};
+    PyObject *given[9];
     Py_ssize_t entries;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOn:bind", names, &given[0], &given[1], &given[2], &given[3], &given[4], &given[5],
-                                     &entries))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOn:bind", names, &given[0], &given[1], &given[2], &given[3], &given[4], &given[5],
+                                     &given[6], &given[7], &given[8], &entries))
         return NULL;
-    if (!PyType_Check(given[4])) {
-        PyErr_SetString(PyExc_TypeError, "tensor must be a class");
+    if (!PyType_Check(given[4]) || !PyDict_Check(given[8])) {
+        PyErr_SetString(PyExc_TypeError, "tensor must be a class, and tables a dictionary");
         return NULL;
     }
-    PyObject **places[] = {&current, &describe, &failed, &error_type, (PyObject **)&tensor, &perf_counter};
-    for (int place = 0; place < 6; place++) {
+    PyObject **places[] = {&current, &describe, &failed, &error_type, (PyObject **)&tensor, &perf_counter, &tracing, &call_impl, &tables};
+    for (int place = 0; place < 9; place++) {
         PyObject *before = *places[place];
         *places[place] = owned(given[place]);
         Py_XDECREF(before);
     }
     most_entries = entries;
-    return owned(Py_None);
+    return find_view(given[4]) < 0 ? NULL : owned(Py_None);
 }
 
 static PyMethodDef module_methods[] = {
@@ -1784,9 +1899,26 @@ PyInit__recorder(void)
         PyObject **place;
         const char *text;
     } texts[] = {
-        {&str_append, "append"}, {&str_call, "call"},       {&str_dtype, "dtype"},  {&str_fast, "fast"},
-        {&str_follow, "_follow"},  {&str_forward, "forward"}, {&str_inner, "_modules"}, {&str_of_copy, "_of_copy"},
-        {&str_other, "_OTHER"},    {&str_record, "record"},   {&str_seconds, "seconds"}, {&str_shape, "shape"},
+        {&str_append, "append"},
+        {&str_call, "call"},
+        {&str_call_impl, "_call_impl"},
+        {&str_dtype, "dtype"},
+        {&str_fast, "fast"},
+        {&str_forward, "forward"},
+        {&str_instead, "_instead"},
+        {&str_modules, "_modules"},
+        {&str_other, "_OTHER"},
+        {&str_record, "record"},
+        {&str_seconds, "seconds"},
+        {&str_shape, "shape"},
+        {&str_tables[0], "_backward_hooks"},
+        {&str_tables[1], "_backward_pre_hooks"},
+        {&str_tables[2], "_forward_hooks"},
+        {&str_tables[3], "_forward_pre_hooks"},
+        {&str_global_tables[0], "_global_backward_hooks"},
+        {&str_global_tables[1], "_global_backward_pre_hooks"},
+        {&str_global_tables[2], "_global_forward_hooks"},
+        {&str_global_tables[3], "_global_forward_pre_hooks"},
     };
     PyObject *module = PyModule_Create(&definition);
     if (!module)
@@ -1798,11 +1930,11 @@ PyInit__recorder(void)
         goto failure;
     calls_type = add_type(module, "Calls", &calls_spec);
     tape_type = calls_type ? add_type(module, "Tape", &tape_spec) : NULL;
-    hot_type = tape_type ? add_type(module, "Hot", &hot_spec) : NULL;
-    events_type = hot_type ? add_type(module, "Events", &events_spec) : NULL;
+    events_type = tape_type ? add_type(module, "Events", &events_spec) : NULL;
     marks_type = events_type ? add_type(module, "Marks", &marks_spec) : NULL;
     boundaries_type = marks_type ? add_type(module, "Boundaries", &boundaries_spec) : NULL;
-    if (!boundaries_type || !add_type(module, "Forward", &forward_spec) || PyModule_AddIntConstant(module, "ABI", ABI) < 0)
+    caller_type = boundaries_type ? add_type(module, "Caller", &caller_spec) : NULL;
+    if (!caller_type || PyModule_AddIntConstant(module, "ABI", ABI) < 0)
         goto failure;
     return module;
 

@@ -16,6 +16,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 __all__ = [
+    "SLOT",
     "compiled_graphs",
     "has_compiled",
     "holds_compiled",
@@ -28,6 +29,8 @@ __all__ = [
     "set_eval_frame",
 ]
 
+SLOT = "_compiled_call_impl"
+"""Name of what ``nn.Module.__call__`` runs instead of ``_call_impl``."""
 _frames: Any = torch._C._dynamo.eval_frame
 set_eval_frame: Any = _frames.set_eval_frame
 """Sets what evaluates the frames of this thread and returns what did: ``None`` unless it runs inside something that was compiled."""
@@ -81,7 +84,8 @@ def _is_product(function: object) -> bool:
 def is_compiled(module: nn.Module) -> bool:
     """Whether the module's own forward runs inside a compiled region, where hooks of ours must not be."""
     own = module.__dict__
-    return own.get("_compiled_call_impl") is not None or _is_product(own.get("forward") or type(module).forward)
+    in_slot = own.get(SLOT)
+    return (in_slot is not None and type(in_slot).__name__ != "ObservedCall") or _is_product(own.get("forward") or type(module).forward)
 
 
 def is_optimized(module: nn.Module) -> bool:

@@ -1,6 +1,6 @@
 """What observes the submodules of a model, attached only while a recorded forward pass runs; each call appends one record.
 
-The ordinary way stands in the place of a module's ``forward`` (``observed_forward``); where that would not be called, or not safely, a
+The ordinary way stands in the place of a compiled call of the module (``observed_call``); where that would not be called, or not safely, a
 pair of registered hooks does the same. Both write into the :class:`~inferspan.capture.call.Call` that runs on their thread and do nothing
 without one. Hooks return ``None``, take any arguments (torch calls a hook removed after its snapshot without kwargs), carry no state of a
 call, and turn into importable no-ops when the model is copied or pickled. Attaching is counted over the recorded calls.
@@ -15,6 +15,7 @@ from time import perf_counter_ns
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
@@ -24,10 +25,13 @@ from .call import current
 from .compilation import holds_compiled, is_compiled, is_optimized, leave_alone, may_hook
 from .compile_watch import compiling
 from .module_selection import select
-from .observed_forward import ObservedForward, can_observe
+from .observed_call import ObservedCall, can_observe
 from .shapes import describe
 
 __all__ = ["CopiedAway", "HookEngine", "iterates_hooks", "no_hook"]
+
+_tracing: Any = torch._C._get_tracing_state
+"""Says whether TorchScript traces the program; it would take a question for a shape into its graph."""
 
 
 def no_hook(*_: Any, **__: Any) -> None:
@@ -76,7 +80,7 @@ class _Enter(CopiedAway):
 
     @leave_alone
     def __call__(self, module: nn.Module, args: Any = (), kwargs: Any = None, *rest: Any) -> None:
-        if is_dynamo_compiling():
+        if is_dynamo_compiling() or _tracing():
             return
         call = current.call
         if call is None or call.engine is not self._engine:
@@ -112,7 +116,7 @@ class _Exit(CopiedAway):
 
     @leave_alone
     def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
-        if is_dynamo_compiling():
+        if is_dynamo_compiling() or _tracing():
             return
         call = current.call
         if call is None or call.engine is not self._engine or not call.open_calls:
@@ -149,7 +153,7 @@ class HookEngine:
         self._users = 0
         self._closed = False
         self._handles: list[Any] = []
-        self._observed: list[ObservedForward] = []
+        self._observed: list[ObservedCall] = []
         self._selection: list[tuple[weakref.ref[nn.Module], ModuleInfo, weakref.ref[nn.Module], bool]] = []
         self._above: list[tuple[weakref.ref[nn.Module], bool, list[int]]] = []
         self.compiled_inside = False
@@ -236,10 +240,12 @@ class HookEngine:
                 continue
             # Where somebody else has hooks, ours see what those have made of the input and the output, and that they failed.
             if observe and observable and not module._forward_hooks and not module._forward_pre_hooks:
-                observed = ObservedForward(module, info, self)
+                observed = ObservedCall(module, info, self)
                 self._observed.append(observed)
-                observed.attach()
-            elif may_hook(module):
+                if observed.attach():
+                    continue
+                self._observed.pop()
+            if may_hook(module):
                 self._hook(module, info)
 
     def _hook(self, module: nn.Module, info: ModuleInfo) -> None:

@@ -1,4 +1,4 @@
-"""How module calls are recorded: the request that runs on a thread is a tape, and what stands for a module's ``forward`` writes on it.
+"""How module calls are recorded: the request that runs on a thread is a tape, and what stands for a module's call writes on it.
 
 In: calls of observed modules. Out: one flat sequence a pass, in the layout of ``ModuleCall``, in the order in which they ended. This is the
 twin, in Python, of ``_recorder.c``; ``recorder`` decides which of the two is used.
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
@@ -26,11 +27,14 @@ if TYPE_CHECKING:
     from .device_clock import CallClock
     from .output_stats import OutputStats
 
-__all__ = ["Forward", "Hot", "Tape", "current"]
+__all__ = ["Caller", "Tape", "current"]
 
 _FIELDS = len(ModuleCall._fields)
 _START = ModuleCall._fields.index("start")
 _references: Any = getattr(sys, "getrefcount", lambda _: 0)
+_torch = nn.Module._call_impl.__globals__
+_CALL_IMPL = nn.Module._call_impl
+_tracing: Any = torch._C._get_tracing_state
 
 
 class _Thread(threading.local):
@@ -130,89 +134,91 @@ class Tape:
         self.done, self.opened = [*other.done], [*other.opened]
 
 
-class Hot:
-    """All that an observed call reads, in two cache lines, and in a class whose attributes Python finds without searching.
-
-    It stands beside ``forward`` in the module's dictionary as well, so that a copy of the dictionary shows in its reference count.
-    """
-
-    __slots__ = ("__weakref__", "engine", "forward", "found", "given", "info", "inner", "module", "taken")
-
-    forward: Any
-    """What the module had before."""
-    found: Any
-    """``forward`` of the module's class when it was last looked at."""
-
-    def __init__(self, module: nn.Module, info: ModuleInfo, engine: object) -> None:
-        self.module: Any = module
-        self.info, self.engine = info, engine
-        self.forward, self.found = module.forward, type(module).forward
-        self.inner = bool(module._modules)
-        self.taken: Described = ()
-        self.given: Described = ()
-
-    def __reduce__(self) -> Any:
-        # What is copied along with a module holds nothing of ours.
-        return object, ()
-
-
 def _expected_references() -> int:
-    """How often one is referred to while it is looked at in ``__call__``, as the running Python counts: by its two places and there.
+    """How often a table of hooks is referred to while it is looked at in ``Caller.__call__``, as the running Python counts.
 
-    Never more than by those, the variable and the argument: a tracer that looks at the variables here holds another until this returns.
+    Never more than by its module's dictionary, the variable and the argument: a tracer that looks at the variables here holds another until
+    this returns.
     """
-    places = [Hot.__new__(Hot)]
-    places += places
-    hot = places[0]
-    return min(int(_references(hot)), len(places) + 2)
+    own = {"table": {}}  # type: ignore[var-annotated]
+    table = own["table"]
+    return min(int(_references(table)), len(own) + 2)
 
 
 _REFERENCES = _expected_references()
 
 
-class Forward:
-    """What ``ObservedForward`` inherits its call from."""
+class Caller:
+    """What ``ObservedCall`` inherits its call from. It is called in place of ``_call_impl`` of its module.
 
-    __slots__ = ("_hot",)
-    _hot: Hot
+    Args:
+        module: whose calls these are.
+        info: static facts of the module.
+        engine: whose calls record.
 
-    def _follow(self) -> None:
-        """The module has another class, or its class another ``forward``, than when this was last looked at."""
-        raise NotImplementedError
+    Attributes:
+        attached: whether this stands in the module's slot.
+    """
 
-    def _of_copy(self) -> Any:
+    __slots__ = ("attached", "engine", "given", "info", "inner", "module", "taken")
+
+    def __init__(self, module: nn.Module, info: ModuleInfo, engine: object) -> None:
+        self.module, self.info, self.engine = module, info, engine
+        self.attached = False
+        self.inner = bool(module._modules)
+        self.taken: Described = ()
+        self.given: Described = ()
+
+    def _instead(self) -> Any:
         """What to call instead, if this is called for a module that has got a copy of the dictionary of the observed one."""
         raise NotImplementedError
 
     @leave_frame
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward pass. Written for few instructions: between two large matrix products each of them is a cache miss."""
-        # Once: a class with __getattr__ has every attribute searched for.
-        hot = self._hot
-        if is_dynamo_compiling():
-            return hot.forward(*args, **kwargs)
-        if type(hot.module).forward is not hot.found:
-            self._follow()
-        if _references(hot) != _REFERENCES:
-            forward = self._of_copy()
-            if forward is not None:
-                return forward(*args, **kwargs)
+        """Run the module. Written for few instructions: between two large matrix products each of them is a cache miss."""
+        module: Any = self.module
+        own = module.__dict__
+        table = own.get("_backward_hooks", True)
+        # Whoever has got a copy of the module's dictionary, this in it, refers to the same tables.
+        if not self.attached or _references(table) != _REFERENCES:
+            instead = self._instead()
+            if instead is not None:
+                return instead(*args, **kwargs)
+        if _tracing():
+            # TorchScript would take a question for a shape into its graph.
+            return module._call_impl(*args, **kwargs)
+        # As in _call_impl; what is not ordinary is left to it.
+        if (
+            table
+            or own.get("_backward_pre_hooks", True)
+            or own.get("_forward_hooks", True)
+            or own.get("_forward_pre_hooks", True)
+            or _torch["_global_backward_pre_hooks"]
+            or _torch["_global_backward_hooks"]
+            or _torch["_global_forward_hooks"]
+            or _torch["_global_forward_pre_hooks"]
+            or type(module)._call_impl is not _CALL_IMPL
+            or "_call_impl" in own
+        ):
+            forward = module._call_impl
+        else:
+            forward = module.forward
         call = current.call
-        if call is None or call.engine is not hot.engine:
-            return hot.forward(*args, **kwargs)
+        if is_dynamo_compiling() or call is None or call.engine is not self.engine:
+            return forward(*args, **kwargs)
         if call.room <= 0:
             call.missed += 1
-            return hot.forward(*args, **kwargs)
+            return forward(*args, **kwargs)
         try:
-            inputs = hot.taken
+            inputs = self.taken
             if kwargs:
-                inputs = hot.taken = describe_like(inputs, (*args[:8], *kwargs.values()))
+                inputs = self.taken = describe_like(inputs, (*args[:8], *kwargs.values()))
             elif len(args) != 1 or type(args[0]) is not Tensor:
-                inputs = hot.taken = describe_like(inputs, args)
+                inputs = self.taken = describe_like(inputs, args)
             else:
                 try:
                     if not inputs or inputs[0][0] != args[0].shape or inputs[0][1] is not args[0].dtype or len(inputs) != 1:
-                        inputs = hot.taken = describe(args)
+                        inputs = self.taken = describe(args)
                 except RuntimeError:
                     # A nested tensor has no shape. Asking first would cost more than an exception that is not raised.
                     inputs = ()
@@ -221,41 +227,41 @@ class Forward:
             number = call.count
             call.count = number + 1
             opened = call.opened
-            frame = (number, hot.info, perf_counter_ns(), inputs)
+            frame = (number, self.info, perf_counter_ns(), inputs)
             opened.append(frame)
             clock = call.clock
             if clock is not None:
                 taken = args[0] if args else next(iter(kwargs.values()), None)
-                clock.enter(number, taken, frame[2], inner=hot.inner)
+                clock.enter(number, taken, frame[2], inner=self.inner)
         except Exception as error:
             report("module call", error)
-            return hot.forward(*args, **kwargs)
+            return forward(*args, **kwargs)
         try:
-            output = hot.forward(*args, **kwargs)
+            output = forward(*args, **kwargs)
         except BaseException as error:
             self._failed(call, frame, error)
             raise
         try:
             now = perf_counter_ns()
-            if not opened or (opened[-1] is not frame and call.reach(hot.info, now) < 0):
+            if not opened or (opened[-1] is not frame and call.reach(self.info, now) < 0):
                 return output
             opened.pop()
             if clock is not None:
-                clock.leave(number, output, now, inner=hot.inner)
-            outputs = hot.given
+                clock.leave(number, output, now, inner=self.inner)
+            outputs = self.given
             if type(output) is tuple:
-                outputs = hot.given = describe_like(outputs, output)
+                outputs = self.given = describe_like(outputs, output)
             elif type(output) is not Tensor:
                 outputs = describe(output)
             else:
                 try:
                     if not outputs or outputs[0][0] != output.shape or outputs[0][1] is not output.dtype or len(outputs) != 1:
-                        outputs = hot.given = describe(output)
+                        outputs = self.given = describe(output)
                 except RuntimeError:
                     outputs = ()
             collector = call.output_stats
             statistics = collector.append(output) if collector is not None else None
-            call.done.extend((number, opened[-1][0] if opened else -1, hot.info, frame[2], now, inputs, outputs, None, statistics))
+            call.done.extend((number, opened[-1][0] if opened else -1, self.info, frame[2], now, inputs, outputs, None, statistics))
         except Exception as error:
             report("module call", error)
         return output
@@ -264,5 +270,5 @@ class Forward:
         """Record a call through which an exception passes."""
         with contain("module call"):
             now = perf_counter_ns()
-            if call.opened and (call.opened[-1] is frame or call.reach(self._hot.info, now) >= 0):
+            if call.opened and (call.opened[-1] is frame or call.reach(self.info, now) >= 0):
                 call.leave(now, failure=error_type(error))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from ..extension import load
 from ..guard import contain
@@ -14,7 +15,7 @@ from .failures import error_type
 from .python_recorder import current
 from .shapes import MAX_ENTRIES, describe
 
-__all__ = ["IN_C", "Boundaries", "Forward", "Hot", "Marks", "Tape", "bind", "current", "driver_events"]
+__all__ = ["FRAMES", "IN_C", "Boundaries", "Caller", "Marks", "Tape", "bind", "current", "driver_events"]
 
 
 def _failed(error: Exception) -> None:
@@ -26,6 +27,8 @@ def _failed(error: Exception) -> None:
 _extension: Any = load().module
 IN_C = _extension is not None
 """Whether calls are recorded by the C extension."""
+FRAMES = 1 if IN_C else 2
+"""Python frames from a method that ``Caller`` calls to the one that has called the ``Caller``: C code has none."""
 
 
 def bind() -> None:
@@ -38,6 +41,9 @@ def bind() -> None:
             error_type=error_type,
             tensor=Tensor,
             clock=perf_counter_ns,
+            tracing=torch._C._get_tracing_state,
+            call_impl=nn.Module._call_impl,
+            tables=nn.Module._call_impl.__globals__,
             most_entries=MAX_ENTRIES,
         )
 
@@ -46,13 +52,11 @@ bind()
 if TYPE_CHECKING or not IN_C:
     # Each on a line of its own, or mypy takes them for variables.
     Boundaries = boundaries.Boundaries
-    Forward = python_recorder.Forward
-    Hot = python_recorder.Hot
+    Caller = python_recorder.Caller
     Marks = boundaries.Marks
     Tape = python_recorder.Tape
 else:
-    Boundaries, Forward, Hot = _extension.Boundaries, _extension.Forward, _extension.Hot
-    Marks, Tape = _extension.Marks, _extension.Tape
+    Boundaries, Caller, Marks, Tape = _extension.Boundaries, _extension.Caller, _extension.Marks, _extension.Tape
 
 
 def driver_events(**parts: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What stands in the place of a module's ``forward`` during a recorded pass changes nothing that a program can see."""
+"""What stands in the place of a module's compiled call during a recorded pass changes nothing that a program can see."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import copy
 import functools
 import gc
 import inspect
+import io
+import pickle
+import re
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +22,9 @@ import torch._dynamo  # so that it can tell when something is compiled
 from torch import Tensor, nn
 
 from inferspan import semconv
-from inferspan.capture.observed_forward import OWNED
+from inferspan.capture import module_hooks
+from inferspan.capture.compilation import SLOT
+from inferspan.capture.recorder import IN_C
 from tests.attached import attached
 from tests.cases.telemetry import Telemetry
 
@@ -77,23 +83,35 @@ def _run(telemetry: Telemetry, model: Holder, inside: Callable[[Any], Any]) -> A
     return model.got
 
 
-def test_looks_like_the_own_one(telemetry: Telemetry) -> None:
-    """Signature, name, documentation and owner are those of the module's own forward."""
-    plain = Scaled()
+def test_forward_is_the_own_one(telemetry: Telemetry) -> None:
+    """In the middle of a pass a module's forward is what it always is; one key of its dictionary is ours, and its name is torch's."""
     model = Holder(Scaled())
-    got = _run(
-        telemetry,
-        model,
-        lambda parts: (
-            "forward" in vars(parts[0]),
-            inspect.signature(parts[0].forward),
-            parts[0].forward.__name__,
-            parts[0].forward.__doc__,
-            parts[0].forward.__self__ is parts[0],
-            parts[0].forward.__func__,
-        ),
-    )
-    assert got == (True, inspect.signature(plain.forward), "forward", "Scale and shift.", True, Scaled.forward)
+    before = set(vars(model.parts[0]))
+    got = _run(telemetry, model, lambda parts: (parts[0].forward == Scaled.forward.__get__(parts[0]), set(vars(parts[0]))))
+    assert got == (True, before | {SLOT})
+    assert set(vars(model.parts[0])) == before
+
+
+def test_frames_of_a_call(telemetry: Telemetry) -> None:
+    """A module runs below no more Python frames than without us, of torch's or ours; C code adds none, and takes the place of one."""
+
+    class Counts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            frame: Any = inspect.currentframe()
+            names = []
+            while frame.f_code.co_name != "forward" or frame.f_locals.get("self") is self:
+                names.append(frame.f_code.co_name)
+                frame = frame.f_back
+            found.append(names)
+            return x
+
+    found: list[list[str]] = []
+    model = Holder(Counts())
+    model(ONES)
+    _run(telemetry, model, lambda parts: None)
+    plain, observed = found
+    assert plain == ["forward", "_call_impl", "_wrapped_call_impl"]
+    assert observed == ["forward", *([] if IN_C else ["__call__"]), "_wrapped_call_impl"]
 
 
 def test_arguments_pass_as_they_are(telemetry: Telemetry) -> None:
@@ -105,10 +123,10 @@ def test_arguments_pass_as_they_are(telemetry: Telemetry) -> None:
     assert shapes == [("1x2",), ("1x2",)]
 
 
-def test_direct_calls_are_seen(telemetry: Telemetry) -> None:
-    """A program that calls forward() itself gets a span, which registered hooks would not give; once, not twice."""
+def test_direct_calls_are_none(telemetry: Telemetry) -> None:
+    """A program that calls forward() itself gets no span for it, as no hook would run."""
     _run(telemetry, Holder(Scaled()), lambda parts: parts[0].forward(ONES))
-    assert [span.name for span in telemetry.modules()] == ["layer 0"] * 2
+    assert [span.name for span in telemetry.modules()] == ["layer 0"]
 
 
 @pytest.mark.parametrize("own", ["partial", "function"])
@@ -128,7 +146,7 @@ def test_own_forward_of_the_instance(telemetry: Telemetry, own: str) -> None:
 
 
 def test_replaced_while_it_runs(telemetry: Telemetry) -> None:
-    """A wrapper that another library puts around ours in the middle of a pass stays, and ours inside it goes silent."""
+    """A wrapper that another library puts around forward in the middle of a pass stays, and is observed with what is inside of it."""
     part = Scaled()
     model = Holder(part)
 
@@ -197,7 +215,7 @@ def test_shallow_copies_run_by_themselves(telemetry: Telemetry, how: str) -> Non
     model = Holder(Scaled())
     twin, first, own, second = _run(telemetry, model, clone)
     assert [torch.equal(one, ONES * by) for one, by in ((first, 5), (own, 2), (second, 5))] == [True] * 3
-    assert "forward" not in vars(twin) and OWNED not in vars(twin)
+    assert set(vars(twin)) - {"_is_replica"} == set(vars(Scaled()))
     # Both calls of the module itself, and none of a copy, which is no part of the model.
     assert len(telemetry.modules()) == 2
 
@@ -237,12 +255,134 @@ class OwnLookup(nn.Module):
         return x + 1
 
 
-@pytest.mark.parametrize("make", [PropertyForward, OwnLookup, functools.partial(nn.LazyLinear, 2)])
-def test_where_forward_is_found_elsewhere(telemetry: Telemetry, make: Callable[[], nn.Module]) -> None:
-    """Where the dictionary's forward would not be what runs, registered hooks observe the module."""
+class OwnCall(Scaled):
+    """Is called in its own way."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs) + 1
+
+
+class OwnImplementation(Scaled):
+    """Has its own way of what calls run."""
+
+    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        return super()._call_impl(*args, **kwargs) + 1
+
+
+@pytest.mark.parametrize(
+    ("make", "hooks"),
+    [(PropertyForward, 0), (OwnImplementation, 0), (OwnCall, 1), (OwnLookup, 1), (functools.partial(nn.LazyLinear, 2), 1)],
+)
+def test_unusual_modules(telemetry: Telemetry, make: Callable[[], nn.Module], hooks: int) -> None:
+    """What runs is what would run; where the slot might not be looked at, registered hooks observe the module."""
+    torch.manual_seed(0)
     model = Holder(make(), Scaled())
-    assert _run(telemetry, model, attached) == {"forward": 1, "hooks": 1, "left": 0}
+    expected = model(ONES)
+    torch.manual_seed(0)
+    model = Holder(make(), Scaled())
+    assert _run(telemetry, model, attached) == {"slot": 2 - hooks, "hooks": hooks, "left": 0}
+    assert torch.equal(model(ONES), expected)
     assert len(telemetry.modules()) == 2
+
+
+@pytest.mark.parametrize("where", ["module", "every module", "backward", "every backward"])
+def test_hooks_that_come_in_the_middle(telemetry: Telemetry, where: str) -> None:
+    """A hook that the program registers in a pass runs from then on, on the observed module, and what it returns counts."""
+    part = Scaled()
+    seen: list[Any] = []
+
+    def hook(module: Any, *given: Any) -> Any:
+        seen.append(module)
+        return given[-1] * 10 if "backward" not in where else None
+
+    def inside(parts: Any) -> Any:
+        found = {
+            "module": part.register_forward_hook,
+            "every module": nn.modules.module.register_module_forward_hook,
+            "backward": part.register_full_backward_hook,
+            "every backward": nn.modules.module.register_module_full_backward_hook,
+        }
+        register: Any = found[where]
+        handle = register(hook)
+        x = torch.ones(1, 2, requires_grad=True)
+        answer = part(x)
+        answer.sum().backward()
+        handle.remove()
+        return answer.detach(), x.grad
+
+    answer, gradient = _run(telemetry, Holder(part), inside)
+    times = 1 if "backward" in where else 10
+    assert torch.equal(answer, ONES * 2 * times) and torch.equal(gradient, ONES * 2 * times)
+    assert seen == [part] and len(telemetry.modules()) == 2
+
+
+@pytest.mark.parametrize("place", ["class", "instance", "torch"])
+def test_implementations_that_are_replaced(telemetry: Telemetry, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that puts its own ``_call_impl`` somewhere in the middle of a pass is not cut short."""
+    part = Scaled()
+    original = nn.Module._call_impl
+
+    def theirs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(self, *args, **kwargs) + (1 if self is part else 0)
+
+    def inside(parts: Any) -> Any:
+        with monkeypatch.context() as patch:
+            if place == "instance":
+                patch.setattr(part, "_call_impl", functools.partial(theirs, part))
+            else:
+                patch.setattr(Scaled if place == "class" else nn.Module, "_call_impl", theirs, raising=place != "class")
+            return part(ONES)
+
+    assert torch.equal(_run(telemetry, Holder(part), inside), ONES * 3)
+    assert len(telemetry.modules()) == 2
+
+
+@pytest.mark.parametrize("by", ["slot", "hooks"])
+def test_script_and_trace_in_the_middle_of_a_pass(telemetry: Telemetry, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TorchScript makes of an observed module what it makes of a plain one."""
+    if by == "hooks":
+        monkeypatch.setattr(module_hooks, "can_observe", lambda module: False)
+
+    def inside(parts: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # TorchScript refuses a module with a hook that it cannot script, whoever it is from.
+            made = [torch.jit.trace(parts[0], ONES), *([torch.jit.script(parts[0])] if by == "slot" else [])]
+        return [(one(ONES).tolist(), re.sub(r"___torch_mangle_\d+\.", "", str(one.graph))) for one in made]
+
+    torch.manual_seed(0)
+    part = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    plain = inside([part])
+    model = Holder(part)
+    observed = _run(telemetry, model, inside)
+    assert observed == plain
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "save"])
+def test_whole_copies(telemetry: Telemetry, how: str) -> None:
+    """A copy that is made in the middle of a pass is a plain module."""
+
+    def clone(parts: Any) -> Any:
+        if how == "deepcopy":
+            return copy.deepcopy(parts[0])
+        if how == "pickle":
+            return pickle.loads(pickle.dumps(parts[0]))
+        file = io.BytesIO()
+        torch.save(parts[0], file)
+        file.seek(0)
+        return torch.load(file, weights_only=False)
+
+    twin = _run(telemetry, Holder(nn.Linear(2, 2)), clone)
+    assert set(vars(twin)) == set(vars(nn.Linear(2, 2))) and twin(ONES).shape == (1, 2)
+
+
+def test_compiled_in_the_middle_of_a_pass(telemetry: Telemetry) -> None:
+    """What ``module.compile()`` puts into the slot stays there."""
+    part = Scaled()
+    model = Holder(part)
+    _run(telemetry, model, lambda parts: parts[0].compile(backend="eager"))
+    assert vars(part)[SLOT] is not None and type(vars(part)[SLOT]).__name__ == "function"
+    assert torch.equal(model(ONES), ONES * 2)
 
 
 def test_hooks_of_the_user_are_seen(telemetry: Telemetry) -> None:
@@ -351,8 +491,8 @@ def test_traced_by_dynamo_in_the_middle_of_a_pass(telemetry: Telemetry) -> None:
             model(ONES)
         if handle is not None:
             handle.uninstrument()
-            nothing = {"forward": 0, "hooks": 0, "left": 0}
-            assert kinds == [{**nothing, "forward": 1}, *[{**nothing, "hooks": 1}] * 3]
+            nothing = {"slot": 0, "hooks": 0, "left": 0}
+            assert kinds == [{**nothing, "slot": 1}, *[{**nothing, "hooks": 1}] * 3]
         model(ONES)
         counters = torch._dynamo.utils.counters
         return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()), found
@@ -375,7 +515,7 @@ def test_a_model_inside_a_model(telemetry: Telemetry, first: int) -> None:
     telemetry.check()
     handles[1 - first].uninstrument()
     assert set(attached(model).values()) == {0}
-    assert all("forward" not in vars(one) for one in model.modules())
+    assert all(SLOT not in vars(one) for one in model.modules())
 
 
 def test_each_module_has_one_span(telemetry: Telemetry) -> None:
@@ -416,41 +556,23 @@ def test_follows_the_class(telemetry: Telemetry, change: str) -> None:
     telemetry.check()
 
 
-def test_taken_for_a_pattern(telemetry: Telemetry) -> None:
-    """A wrapper that looks like our stand-in, as libraries make them with functools, carries nothing of ours and can be copied."""
-    part = Scaled()
-    model = Holder(part)
-
-    def inside(parts: Any) -> Any:
-        inner = parts[0].forward
-        parts[0].forward = functools.update_wrapper(functools.partial(lambda x: inner(x) + 1), inner)
-        return vars(inner), inner == Scaled.forward.__get__(part), hash(inner) == hash(Scaled.forward.__get__(part))
-
-    assert _run(telemetry, model, inside) == ({}, True, True)
-    theirs = vars(part)["forward"]
-    assert set(vars(theirs)) == {"__module__", "__name__", "__qualname__", "__doc__", "__annotations__", "__wrapped__"}
-    assert torch.equal(copy.deepcopy(part)(ONES), ONES * 3)
-
-
 @pytest.mark.parametrize("then", ["call", "compile", "record"])
 def test_put_back_after_the_pass(telemetry: Telemetry, then: str) -> None:
-    """A patch of forward that begins in a pass and ends after it puts ours back: it works as the module does, and goes when it is called."""
-
-    class Before(Scaled):
-        pass
-
-    part = Before()
+    """A patch of the slot that begins in a pass and ends after it puts ours back: it works as the module does, and goes when it is called."""
+    part = Scaled()
     model = Holder(part)
-    patch = mock.patch.object(part, "forward", side_effect=lambda x: x * 5)
+    patch = mock.patch.object(part, SLOT, side_effect=lambda x: x * 5)
     _run(telemetry, model, lambda parts: patch.start() and None)
     patch.stop()
-    assert "forward" in vars(part)
+    assert SLOT in vars(part)
     model.inside = lambda parts: None
     if then == "compile":
         assert torch.equal(torch.compile(model, fullgraph=True, backend="eager")(ONES), ONES * 2)
+        model(ONES)
     if then == "record":
+        before = len(telemetry.modules())
         _run(telemetry, model, lambda parts: None)
+        assert len(telemetry.modules()) == before + 1
     else:
-        Before.forward = lambda _, x: x * 7  # type: ignore[method-assign, assignment, misc]
-        assert torch.equal(part(ONES), ONES * 7)
-    assert "forward" not in vars(part)
+        assert torch.equal(part(ONES), ONES * 2)
+    assert SLOT not in vars(part)

@@ -639,7 +639,7 @@ class GenerateCall(Call):
 
     def _note_logits(self, values: StepLogits) -> None:
         counts = values.counts
-        if any(counts):
+        if counts != (0, 0):
             for kind, count in zip(("nan", "inf"), counts, strict=True):
                 if count:
                     self.nonfinite["logits", kind] = self.nonfinite.get(("logits", kind), 0) + count

@@ -80,7 +80,7 @@ class StepLogits:
     @property
     def rows_kept(self) -> int:
         """Number of ``rows``."""
-        return (self._end - self._first) // (WIDTH + 2 * self._top_k)
+        return 1 if self.batch == 1 else (self._end - self._first) // (WIDTH + 2 * self._top_k)
 
     @property
     def top(self) -> list[tuple[int, float]]:
@@ -98,7 +98,7 @@ class StepLogits:
     def confidence(self) -> tuple[float | None, float | None, float | None]:
         """Entropy, probability of the most likely token and log-probability of the chosen one, in the first row."""
         # Asked for at the end of a request, for every step: written out, and only NaN is no number equal to itself.
-        values, first = self._values, self._first
+        values, first = self._values, self._start if self.batch == 1 else self._first
         entropy, top1, logprob = values[first + ENTROPY], values[first + TOP1], values[first + LOGPROB]
         return entropy if entropy == entropy else None, top1 if top1 == top1 else None, logprob if logprob == logprob else None
 

@@ -86,7 +86,8 @@ class ObservedCall(Caller):
 
     def _leave(self, module: nn.Module) -> None:
         if module.__dict__.get(SLOT) is self:
-            del module.__dict__[SLOT]
+            # Another thread may be here as well.
+            module.__dict__.pop(SLOT, None)
 
     def _instead(self, frames: int = FRAMES) -> Any:
         """What to call instead, where the caller may not be our module but one that has got a copy of its dictionary.

@@ -40,6 +40,7 @@ class FakeKernel:
         if self.compile_error is not None:
             raise self.compile_error
         self.compiled.append(variant)
+        floats, size = variant.scratch, variant.scratch_bytes
 
         def call(batch: int, stream: int, logits: int, stride: int, chosen: int, step: int, scratch: int, row: int) -> None:
             if self.launch_error is not None:
@@ -48,7 +49,8 @@ class FakeKernel:
             assert not variant.aligned or logits % 16 == 0
             assert {0: stride == 0, 1: stride == 1, 16: stride % 16 == 0, 2: stride % 16 != 0}[variant.stride]
             width = 13 + 2 * variant.top_k
-            memory(scratch, torch.float32, (batch * variant.scratch,), (1,)).fill_(float("nan"))
+            memory(scratch, torch.float32, (batch * floats,), (1,)).fill_(float("nan"))
+            assert not memory(scratch + batch * size, torch.int32, (batch,), (1,)).any()
             found = compute(
                 memory(logits, variant.logits, (batch, variant.vocabulary), (stride, 1)),
                 None if variant.chosen is None else memory(chosen, variant.chosen, (batch,), (step,)).long(),

@@ -38,7 +38,7 @@ PLACE = "fused logit statistics"
 
 
 class Variant(NamedTuple):
-    """What one pair of kernels is compiled for."""
+    """What one kernel is compiled for."""
 
     device: int
     logits: torch.dtype
@@ -51,9 +51,19 @@ class Variant(NamedTuple):
     """Whether 16 divides the address of the logits."""
 
     @property
+    def parts(self) -> int:
+        """Parts that a row is cut into."""
+        return -(-self.vocabulary // PART)
+
+    @property
     def scratch(self) -> int:
-        """Floats of scratch memory a row."""
-        return -(-self.vocabulary // PART) * (SCRATCH_FLOATS + 2 * max(2, self.top_k))
+        """Floats of scratch memory a row, its ticket apart; 16 bytes divide them."""
+        return -(-self.parts * (SCRATCH_FLOATS + 2 * max(2, self.top_k)) // 4) * 4
+
+    @property
+    def scratch_bytes(self) -> int:
+        """The same in bytes."""
+        return 4 * self.scratch
 
 
 Call = Callable[..., None]

@@ -451,7 +451,7 @@ class LogitRing:
         if call is not None:
             source.call = call
             with torch.inference_mode(False):
-                source.scratch = torch.empty(source.batch * variant.scratch, dtype=torch.float32, device=source.device)
+                source.scratch = torch.zeros(source.batch * (variant.scratch + 1), dtype=torch.float32, device=source.device)
             source.scratch_at = source.scratch.data_ptr()
         return call
 

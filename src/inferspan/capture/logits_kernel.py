@@ -1,4 +1,4 @@
-"""Reductions of a step's logits for CUDA, fused: one Triton launch reads the vocabulary once, a second, small one merges its parts.
+"""Reductions of a step's logits for CUDA, fused: one Triton launch reads the vocabulary once, and what ends last merges its parts.
 
 In: addresses of logits ``[B, V]``, of the chosen ids, of scratch memory and of the row to write; out: the columns of
 ``logit_reductions.reduce`` in float32. ``compile_variant`` takes about a second and a C compiler and launches nothing; the ``Launch``
@@ -26,6 +26,8 @@ INF = tl.constexpr(float("inf"))
 
 DIRECT = ((3, 1), (3, 7))
 """First and last Triton whose compiled kernels are known to be launched as ``_direct`` does."""
+IN_C = frozenset({(3, 6)})
+"""Triton whose launcher is known to be a Python callable around a function of C that takes all that ``_direct`` gives it."""
 WITHOUT_CONSTANTS = (3, 3)
 """Triton before this leaves constants out of a compiled kernel's arguments."""
 
@@ -33,8 +35,9 @@ WITHOUT_CONSTANTS = (3, 3)
 # A part's largest logits and their places are floats too: a vocabulary is smaller than 2**24. What varies from step to step or with the
 # batch is not specialised on, so that one compiled kernel serves a whole request.
 @triton.jit(do_not_specialize=["chosen_stride", "splits"])
-def _reduce_part(  # type: ignore[no-untyped-def]
-    logits, stride, chosen, chosen_stride, scratch, vocabulary, splits, HAS_CHOSEN: tl.constexpr, K: tl.constexpr
+def _reduce(  # type: ignore[no-untyped-def]
+    logits, stride, chosen, chosen_stride, scratch, result, tickets, vocabulary, splits,
+    HAS_CHOSEN: tl.constexpr, TOP_K: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr, CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     row = program // splits
@@ -71,26 +74,34 @@ def _reduce_part(  # type: ignore[no-untyped-def]
         tl.store(out + FIELDS + k, value)
         tl.store(out + FIELDS + K + k, place)
         low = tl.where(at.to(tl.float32) == place, -INF, low)
+    # All threads of this program have written when one of them takes a ticket, which publishes it and shows what others have published:
+    # who takes a row's last one sees all of its parts, and leaves the tickets as it found them.
+    tl.debug_barrier()
+    if tl.atomic_add(tickets + row, 1, sem="acq_rel") == splits - 1:
+        tl.store(tickets + row, 0)
+        _merge(
+            logits + row * stride, chosen + row * chosen_stride, scratch + row * splits * (FIELDS + 2 * K), result + row * (13 + 2 * TOP_K),
+            vocabulary, splits, HAS_CHOSEN, TOP_K, K, SPLITS, CANDIDATES,
+        )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["chosen_stride", "splits"])
-def _merge_parts(  # type: ignore[no-untyped-def]
-    logits, stride, chosen, chosen_stride, scratch, result, vocabulary, splits,
+@triton.jit
+def _merge(  # type: ignore[no-untyped-def]
+    logits, chosen, first, out, vocabulary, splits,
     HAS_CHOSEN: tl.constexpr, TOP_K: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr, CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     NAN: tl.constexpr = float("nan")  # not a global: Triton compares those at each launch, and NaN is no NaN's equal
-    row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, SPLITS)
     exists = part < splits
-    first = scratch + row * splits * (FIELDS + 2 * K)
     at = first + part * (FIELDS + 2 * K)
-    top = tl.load(at, mask=exists, other=-INF)
-    total = tl.load(at + 1, mask=exists, other=0.0)
-    weighted = tl.load(at + 2, mask=exists, other=0.0)
-    lowest = tl.min(tl.load(at + 3, mask=exists, other=INF), 0)
-    count = tl.load(at + 4, mask=exists, other=0.0)
-    mean = tl.load(at + 5, mask=exists, other=0.0)
-    spread = tl.load(at + 6, mask=exists, other=0.0)
+    # Not from the first level of the cache, which other multiprocessors do not write to.
+    top = tl.load(at, mask=exists, other=-INF, cache_modifier=".cg")
+    total = tl.load(at + 1, mask=exists, other=0.0, cache_modifier=".cg")
+    weighted = tl.load(at + 2, mask=exists, other=0.0, cache_modifier=".cg")
+    lowest = tl.min(tl.load(at + 3, mask=exists, other=INF, cache_modifier=".cg"), 0)
+    count = tl.load(at + 4, mask=exists, other=0.0, cache_modifier=".cg")
+    mean = tl.load(at + 5, mask=exists, other=0.0, cache_modifier=".cg")
+    spread = tl.load(at + 6, mask=exists, other=0.0, cache_modifier=".cg")
     largest = tl.max(top, 0)
     defined = largest > -INF
     base = tl.where(defined, largest, 0.0)
@@ -105,7 +116,6 @@ def _merge_parts(  # type: ignore[no-untyped-def]
     width = tl.maximum(vocabulary, K).to(tl.float32)
     missing = width - n
     shift = whole * (n / width)
-    out = result + row * (13 + 2 * TOP_K)
     undefined = tl.where(defined, 0.0, NAN)
     tl.store(out, largest)
     tl.store(out + 2, 1.0 / z + undefined)
@@ -114,21 +124,21 @@ def _merge_parts(  # type: ignore[no-untyped-def]
     tl.store(out + 5, shift)
     tl.store(out + 6, (inner + n * (whole - shift) * (whole - shift) + missing * shift * shift) / width)
     tl.store(out + 7, missing)
-    tl.store(out + 8, tl.sum(tl.load(at + 7, mask=exists, other=0.0), 0))
-    tl.store(out + 9, tl.sum(tl.load(at + 8, mask=exists, other=0.0), 0))
+    tl.store(out + 8, tl.sum(tl.load(at + 7, mask=exists, other=0.0, cache_modifier=".cg"), 0))
+    tl.store(out + 9, tl.sum(tl.load(at + 8, mask=exists, other=0.0, cache_modifier=".cg"), 0))
     if HAS_CHOSEN:
-        token = tl.load(chosen + row * chosen_stride).to(tl.int64)
+        token = tl.load(chosen).to(tl.int64)
         tl.store(out + 10, token.to(tl.float32))
         token = tl.minimum(tl.maximum(token, 0), vocabulary - 1)
-        tl.store(out + 11, tl.load(logits + row * stride + token).to(tl.float32))
-        tl.store(out + 12, tl.sum(tl.load(at + 9, mask=exists, other=0.0), 0))
+        tl.store(out + 11, tl.load(logits + token).to(tl.float32))
+        tl.store(out + 12, tl.sum(tl.load(at + 9, mask=exists, other=0.0, cache_modifier=".cg"), 0))
     else:
         tl.store(out + 10 + tl.arange(0, 4), tl.full((4,), NAN, tl.float32), mask=tl.arange(0, 4) < 3)
     candidate = tl.arange(0, CANDIDATES)
     exists = candidate < splits * K
     at = first + (candidate // K) * (FIELDS + 2 * K) + FIELDS + candidate % K
-    values = tl.load(at, mask=exists, other=-INF)
-    found = tl.load(at + K, mask=exists, other=INF)
+    values = tl.load(at, mask=exists, other=-INF, cache_modifier=".cg")
+    found = tl.load(at + K, mask=exists, other=INF, cache_modifier=".cg")
     for k in tl.static_range(K):
         value = tl.max(values, 0)
         place = tl.min(tl.where(values == value, found, INF), 0)
@@ -157,7 +167,7 @@ def _version() -> tuple[int, ...]:
 
 
 class Launch:
-    """Both kernels, compiled and loaded for one variant; belongs to no thread, stream or request.
+    """The kernel, compiled and loaded for one variant; belongs to no thread, stream or request.
 
     Args:
         variant: what it is compiled for; the current device is the variant's.
@@ -165,72 +175,69 @@ class Launch:
 
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
-        self._splits = splits = -(-variant.vocabulary // PART)
+        self._splits = splits = variant.parts
         k = max(2, variant.top_k)
-        has_chosen = variant.chosen is not None
-        self._one = {"HAS_CHOSEN": has_chosen, "K": k}
-        self._two = {
-            "HAS_CHOSEN": has_chosen, "TOP_K": variant.top_k, "K": k,
+        self._constants = {
+            "HAS_CHOSEN": variant.chosen is not None, "TOP_K": variant.top_k, "K": k,
             "SPLITS": triton.next_power_of_2(splits), "CANDIDATES": triton.next_power_of_2(splits * k),
         }  # fmt: skip
         self._types = (variant.logits, variant.chosen or variant.logits)
         # Ids and result rows lie anywhere. A kernel compiled for an odd address is right for every one, if Triton does not choose again.
         direct = DIRECT[0] <= _version() <= DIRECT[1]
         for ids, row in ((8, 4),) if direct else itertools.product((0, 8), (0, 4)):
-            one, two = self._compile(ids, row)
-        self._call = self._direct(one, two) if direct else self._public
+            compiled = self._compile(ids, row)
+        self._call = self._direct(compiled) if direct else self._public
 
-    def _compile(self, ids: int, row: int) -> tuple[Any, Any]:
+    def _compile(self, ids: int, row: int) -> Any:
         variant = self.variant
-        address = 16 if variant.aligned else 2
-        numbers = (address, variant.stride, 16 + ids, 2, 16, 16 + row)
-        one, two = self._arguments(*numbers)
+        arguments = self._arguments(16 if variant.aligned else 2, variant.stride, 16 + ids, 2, 16, 16 + row, 16)
+        return _reduce.warmup(*arguments, grid=(1,), num_warps=8, **self._constants)
+
+    def _arguments(
+        self, logits: int, stride: int, chosen: int, chosen_stride: int, scratch: int, row: int, tickets: int
+    ) -> tuple[Any, ...]:
+        types = self._types
         return (
-            _reduce_part.warmup(*one, grid=(1,), num_warps=8, **self._one),
-            _merge_parts.warmup(*two, grid=(1,), num_warps=1, **self._two),
-        )
+            _Pointer(types[0], logits), stride, _Pointer(types[1], chosen), chosen_stride, _Pointer(torch.float32, scratch),
+            _Pointer(torch.float32, row), _Pointer(torch.int32, tickets), self.variant.vocabulary, self._splits,
+        )  # fmt: skip
 
-    def _arguments(self, logits: int, stride: int, chosen: int, chosen_stride: int, scratch: int, row: int) -> tuple[list[Any], list[Any]]:
-        shared = [
-            _Pointer(self._types[0], logits), stride, _Pointer(self._types[1], chosen), chosen_stride, _Pointer(torch.float32, scratch),
-        ]  # fmt: skip
-        numbers = [self.variant.vocabulary, self._splits]
-        return [*shared, *numbers], [*shared, _Pointer(torch.float32, row), *numbers]
+    def _public(self, batch: int, stream: int, logits: int, stride: int, chosen: int, chosen_stride: int, scratch: int, row: int) -> None:
+        """Triton's own way to launch, some 15 us: it looks its kernels up by the arguments, and takes the current stream."""
+        tickets = scratch + batch * self.variant.scratch_bytes
+        arguments = self._arguments(logits, stride, chosen, chosen_stride, scratch, row, tickets)
+        _reduce[(batch * self._splits,)](*arguments, num_warps=8, **self._constants)
 
-    def _public(self, batch: int, stream: int, *places: int) -> None:
-        """Triton's own way to launch, some 30 us: it looks its kernels up by the arguments, and takes the current stream."""
-        one, two = self._arguments(*places)
-        _reduce_part[(batch * self._splits,)](*one, num_warps=8, **self._one)
-        _merge_parts[(batch,)](*two, num_warps=1, **self._two)
-
-    def _direct(self, one: Any, two: Any) -> Callable[..., None]:
-        """The C launchers of the compiled kernels, called with addresses. Wrong arguments are a TypeError there, and launch nothing."""
+    def _direct(self, compiled: Any) -> Callable[..., None]:
+        """The C launcher of the compiled kernel, called with addresses. Wrong arguments are a TypeError there, and launch nothing."""
         # The attribute loads the kernel onto the device.
-        run_one, run_two = one.run, two.run
+        run = compiled.run
         # No hooks: those that profilers of Triton set are told of kernels by name, and ours are not the user's.
-        about_one = (one.function, one.packed_metadata, None, None, None)
-        about_two = (two.function, two.packed_metadata, None, None, None)
-        constants = _version() >= WITHOUT_CONSTANTS
-        after_one = (self.variant.vocabulary, self._splits, *(self._one.values() if constants else ()))
-        after_two = (self.variant.vocabulary, self._splits, *(self._two.values() if constants else ()))
-        splits = self._splits
+        about: tuple[Any, ...] = (compiled.function, compiled.packed_metadata, None, None, None)
+        if _version() in IN_C and not (run.global_scratch_size or run.profile_scratch_size):
+            # What is around the launcher allocates memory that some kernels want.
+            about = (compiled.function, run.launch_cooperative_grid, run.launch_pdl, None, None, *about[1:])
+            run = run.launch
+        after = (self.variant.vocabulary, self._splits, *(self._constants.values() if _version() >= WITHOUT_CONSTANTS else ()))
+        splits, scratch_bytes = self._splits, self.variant.scratch_bytes
 
         def call(batch: int, stream: int, logits: int, stride: int, chosen: int, chosen_stride: int, scratch: int, row: int) -> None:
-            run_one(batch * splits, 1, 1, stream, *about_one, logits, stride, chosen, chosen_stride, scratch, *after_one)
-            run_two(batch, 1, 1, stream, *about_two, logits, stride, chosen, chosen_stride, scratch, row, *after_two)
+            tickets = scratch + batch * scratch_bytes
+            run(batch * splits, 1, 1, stream, *about, logits, stride, chosen, chosen_stride, scratch, row, tickets, *after)
 
         return call
 
     @property
     def call(self) -> Callable[..., None]:
-        """Launch both kernels: ``(batch, stream, logits, stride, chosen, chosen_stride, scratch, row)``.
+        """Launch the kernel: ``(batch, stream, logits, stride, chosen, chosen_stride, scratch, row)``.
 
         All numbers: addresses in bytes, strides in elements, the raw handle of the current stream. ``chosen`` is not read if the
-        variant has none. ``scratch`` holds ``batch * variant.scratch`` floats that nothing else uses on this stream.
+        variant has none. ``scratch`` holds ``batch * (variant.scratch + 1)`` floats that nothing else uses on this stream; the last
+        ``batch`` of them are 0 before the first launch, and after each.
         """
         return self._call
 
 
 def compile_variant(variant: Variant) -> Callable[..., None]:
-    """Compile and load both kernels for ``variant`` on the current device; launches nothing, and may raise anything."""
+    """Compile and load the kernel for ``variant`` on the current device; launches nothing, and may raise anything."""
     return Launch(variant).call

@@ -67,8 +67,11 @@ def report(place: str, error: Exception, *, reason: str = "") -> None:
     if first:
         # The exception's own text may quote the user's inputs, so it goes to the debug level only.
         told = f"{kind}: {reason}" if reason else kind
-        _log.warning("%s failed (%s); your program is not affected, further failures here are only counted", place, told)
-        _log.debug("%s: %s", place, traceback.format_exc())
+        try:
+            _log.warning("%s failed (%s); your program is not affected, further failures here are only counted", place, told)
+            _log.debug("%s: %s", place, traceback.format_exc())
+        except Exception:
+            pass  # of a log handler or filter of the program's
 
 
 class contain:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import logging
 import random
+import subprocess
 import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from time import perf_counter_ns
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from inferspan import extension, guard
 from inferspan.capture import boundaries, cuda_events, python_recorder, recorder, shapes
@@ -128,6 +133,26 @@ def test_tape_of_bad_values(twin: Twin) -> None:
     assert tape.reach(INFOS[1], 2) == -1 and tape.open_calls == 1
     tape.leave(2)
     assert [*tape.cut()][2] is INFOS[0]
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_adopting_tape_is_whole(twin: Twin) -> None:
+    """What runs when the old contents of a tape go finds the new ones, and what it writes stays."""
+    tape, other, seen = twin.tape(), twin.tape(), []
+
+    class Last:
+        def __del__(self) -> None:
+            seen.append((tape.engine, tape.open_calls, tape.recorded, tape.enter(INFOS[2], (), 7)))
+
+    tape.enter(INFOS[0], (Last(),), 1)
+    other.engine = "engine"
+    other.enter(INFOS[1], (), 1)
+    tape.adopt(other)
+    assert seen == [("engine", 1, 0, 1)] and tape.open_calls == 2
+    tape.adopt(tape)
+    tape.leave(8)
+    tape.leave(9)
+    assert [*tape.cut()][2::9] == [INFOS[2], INFOS[1]]
 
 
 class _Thing:
@@ -304,6 +329,123 @@ def test_own_failures(twin: Twin, running: None, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("twin", TWINS)
+def test_log_handler_that_raises(twin: Twin, running: None, monkeypatch: pytest.MonkeyPatch, contained: list[guard.Swallowed]) -> None:
+    """Telling of a failure of ours may fail as well: the module's output comes back."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError("the disk is full")
+
+    module, engine = _Counted(), object()
+    observed, tape = _observed(twin, module, engine), twin.tape()
+    tape.engine, recorder.current.call, tape.room = engine, tape, 9
+    monkeypatch.setattr(guard, "_logged", set())
+    monkeypatch.setattr(logging.getLogger("inferspan"), "handle", fail)
+    x = torch.ones(3, 3)
+    with _describe(monkeypatch, fail):
+        assert observed(x) is x
+    assert [error.kind for error in contained] == ["OSError"]
+    contained.clear()
+
+
+@in_c
+def test_limit_of_recursion(running: None, contained: list[guard.Swallowed]) -> None:
+    """A module that comes as close to it as it can without us is not kept from that, though there is no room to describe what it takes."""
+    module, engine = _Counted(), object()
+    module.answer = lambda x, depth: module(x, depth - 1) if depth else x
+
+    def deepest() -> int:
+        depth = 0
+        while True:
+            try:
+                # Another shape each time, which has to be described.
+                module(torch.ones(1, 1 + depth % 2), depth)
+            except RecursionError:
+                return depth - 1
+            depth += 1
+
+    plain = deepest()
+    observed, tape = _observed(Twin(C.Tape, C.Caller, C.Boundaries), module, engine), C.Tape()
+    tape.engine, recorder.current.call, tape.room = engine, tape, 10**6
+    assert observed.attached and deepest() >= plain
+    contained.clear()
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_arguments_that_change_while_they_are_read(twin: Twin, running: None) -> None:
+    """A mode of the program's may be asked for a shape, and may do anything then."""
+    module, engine = _Counted(), object()
+    observed, tape = _observed(twin, module, engine), twin.tape()
+    tape.engine, recorder.current.call, tape.room = engine, tape, 99
+    call = ctypes.pythonapi.PyObject_Call  # hands on the very dictionary
+    call.restype, call.argtypes = ctypes.py_object, [ctypes.py_object] * 3
+    given: dict[str, Any] = {}
+
+    class Emptying(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            given.clear()
+            return function(*args, **(kwargs or {}))
+
+    for place in range(200):
+        # Nothing but the dictionary holds them.
+        given["first"] = torch.ones(2, 3) if place % 4 < 2 else (torch.ones(2, 3), torch.ones(4))
+        given["second"] = torch.ones(4)
+        with Emptying():
+            call(observed, (), given)
+    assert tape.open_calls == 0
+
+
+@in_c
+def test_reading_that_lets_others_in(running: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another call of the module while the sizes of a tensor are read, and a reading that fails without a word, change no description."""
+
+    class Seen(ctypes.Structure):
+        _fields_ = (
+            ("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2), ("ndim", ctypes.c_int32), ("dtype", ctypes.c_uint8 * 4),
+            ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("offset", ctypes.c_uint64),
+        )  # fmt: skip
+
+    class Shaped:
+        def __init__(self, size: int) -> None:
+            self.shape, self.dtype, self.sizes = (size,), "float", (ctypes.c_int64 * 1)(size)
+
+    answers: list[Callable[[], int]] = []
+
+    @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(Seen))
+    def view(tensor: Any, place: Any) -> int:
+        answer = answers.pop()() if answers else 0
+        place.contents.ndim, place.contents.shape = 1, ctypes.addressof(tensor.sizes)
+        return answer
+
+    class Interface(ctypes.Structure):
+        _fields_ = (("version", ctypes.c_uint32 * 2), ("others", ctypes.c_void_p * 4), ("view", type(view)), ("last", ctypes.c_void_p))
+
+    interface = Interface((1, 3), (None,) * 4, view, None)
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    Shaped.__dlpack_c_exchange_api__ = new(ctypes.addressof(interface), b"dlpack_exchange_api", None)  # type: ignore[attr-defined]
+    monkeypatch.setattr(recorder, "Tensor", Shaped)
+    monkeypatch.setattr(recorder, "describe", lambda value: ((value.shape, value.dtype),) if isinstance(value, Shaped) else ())
+    recorder.bind()
+    try:
+        module, engine = _Counted(), object()
+        module.answer = lambda *_: None
+        observed, tape = _observed(Twin(C.Tape, C.Caller, C.Boundaries), module, engine), C.Tape()
+        tape.engine, recorder.current.call, tape.room = engine, tape, 99
+        few, many = Shaped(2), Shaped(7)
+        for _ in range(3):
+            observed(few)
+        answers.append(lambda: 0 * len([observed(many) for _ in range(3)]))
+        observed(many)
+        answers.append(lambda: -1)
+        observed(few)
+        observed(many)
+    finally:
+        monkeypatch.undo()
+        recorder.bind()
+    assert [*tape.cut()][5::9] == [(((size,), "float"),) for size in (2, 2, 2, 7, 7, 7, 7, 2, 7)]
+
+
+@pytest.mark.parametrize("twin", TWINS)
 def test_interrupt_while_recording(twin: Twin, running: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C is no failure of ours: it passes."""
 
@@ -456,6 +598,80 @@ def test_clock_of_a_call(twin: Twin, running: None) -> None:
     assert [*tape.cut()][::9] == [1, 0]
 
 
+@pytest.mark.parametrize("twin", TWINS)
+def test_clock_that_ends_while_it_records(twin: Twin) -> None:
+    """Another thread may end the request while the driver is asked, and no event is left then."""
+    fake = FakeCuda(pointers=True)
+
+    def stream(index: int) -> int:
+        clock.forget()
+        pool.free.clear()
+        return 0
+
+    pool = cuda_events.DriverEvents(0, fake.torch_cuda()._replace(stream=stream), fake)
+    clock = twin.boundaries((pool,), 0, 0, perf_counter_ns)
+    pool.reserve()
+    clock.enter(0, torch.ones(1))
+    clock.leave(0, torch.ones(1))
+    clock.record()
+    assert fake.calls["cuEventRecord"] <= 1 and not fake.faults
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_clock_told_by_a_finalizer(twin: Twin) -> None:
+    """The garbage collector may run anything while a boundary is noted, other boundaries of the same request included."""
+    clock = twin.boundaries((), 10**12, 10**12, perf_counter_ns)
+    count = 0
+
+    class Nested:
+        def __init__(self) -> None:
+            self.circle = self
+
+        def __del__(self) -> None:
+            nonlocal count
+            count += 1
+            clock.enter(2 * count, torch.ones(1))
+
+    threshold = gc.get_threshold()
+    clock.enter(0)  # the others come in pairs, and now each place where there is no more room is in the middle of one
+    try:
+        for place in range(2000):
+            gc.set_threshold(0)
+            Nested()
+            passed = torch.ones(1)
+            gc.set_threshold(1)
+            clock.enter(2 * place + 1, passed)  # makes a weak reference
+    finally:
+        gc.set_threshold(*threshold)
+    gc.collect()
+    assert count == 2000
+    for place in range(4001):
+        clock.leave(place)
+
+
+@in_c
+def test_half_made_objects_in_c(running: None) -> None:
+    """What was deleted counts as ``None``, and what was not initialised does nothing."""
+    module, engine = _Counted(), object()
+    observed, tape = _observed(Twin(C.Tape, C.Caller, C.Boundaries), module, engine), C.Tape()
+    tape.engine, recorder.current.call, tape.room = engine, tape, 9
+    del tape.clock, tape.output_stats
+    assert observed(5) == 5 and tape.recorded == 1 and tape.clock is None
+    del tape.engine
+    copy = C.Tape()
+    copy.adopt(tape)
+    assert observed(5) == 5 and (copy.recorded, tape.recorded, copy.engine) == (1, 1, None)
+    events = C.Events.__new__(C.Events)
+    events.enabled = True
+    pool = SimpleNamespace(fast=events, record=lambda: 7, seconds=lambda begins, ends: [0.5 for _ in begins])
+    clock = C.Boundaries((pool,), 1, 1, perf_counter_ns)
+    clock.record()
+    marks = clock.cut()
+    assert marks.lane(0) == [7] and marks.seconds((pool,), 0, 0) == {-1: 0.5}
+    unbound = "from inferspan.capture import _recorder as C\ntry: C.Caller(type('', (), {'_modules': 1}), 1, 2)()\nexcept RuntimeError: pass"
+    assert subprocess.run([sys.executable, "-c", unbound], check=False).returncode == 0
+
+
 @in_c
 def test_bad_values_in_c() -> None:
     """What C code is given wrongly raises; it does not end the process."""
@@ -477,9 +693,11 @@ def test_bad_values_in_c() -> None:
         lambda: C.Boundaries(),
         lambda: C.Boundaries([1], 1, 1, None),
         lambda: C.Boundaries([cuda_events.EventPool(0, None)] * 9, 1, 1, None),  # type: ignore[arg-type]
+        lambda: C.Boundaries((), 9, 9, None).enter(2**31 - 1, None, 5),
+        lambda: C.Boundaries((), 9, 9, None).leave(-1, None, 5),
         lambda: C.bind(),
     ):
-        assert _answer(call) in (TypeError, ValueError, AttributeError), call
+        assert _answer(call) in (TypeError, ValueError, AttributeError, OverflowError), call
     marks = C.Boundaries((), 1, 1, None).cut()
     assert (_answer(lambda: marks.lane(0)), _answer(lambda: marks.seconds((), 0, 0))) == (IndexError, ValueError)
     assert _answer(lambda: setattr(C.Tape(), "room", "much")) is TypeError

@@ -210,7 +210,7 @@ static PyType_Spec calls_spec = {"inferspan.capture._recorder.Calls", sizeof(Cal
 typedef struct {
     PyObject_HEAD
     Py_ssize_t room, missed, count;
-    PyObject *engine, *clock, *output_stats;
+    PyObject *engine, *clock, *output_stats; /* NULL is None */
     Frame *frames;
     Py_ssize_t open, frames_room;
     Row *rows;
@@ -234,6 +234,16 @@ tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 }
 
 static void
+drop_frames(Frame *frames, Py_ssize_t count)
+{
+    for (Py_ssize_t place = 0; place < count; place++) {
+        Py_DECREF(frames[place].info);
+        Py_DECREF(frames[place].inputs);
+    }
+    PyMem_Free(frames);
+}
+
+static void
 forget_calls(Tape *tape)
 {
     Frame *frames = tape->frames;
@@ -242,11 +252,7 @@ forget_calls(Tape *tape)
     tape->frames = NULL;
     tape->rows = NULL;
     tape->open = tape->frames_room = tape->recorded = tape->rows_room = 0;
-    for (Py_ssize_t place = 0; place < open; place++) {
-        Py_DECREF(frames[place].info);
-        Py_DECREF(frames[place].inputs);
-    }
-    PyMem_Free(frames);
+    drop_frames(frames, open);
     drop_rows(rows, recorded);
 }
 
@@ -463,22 +469,24 @@ tape_adopt(PyObject *self, PyObject *given)
         Py_INCREF(rows[place].outputs);
         Py_XINCREF(rows[place].failure);
     }
-    Py_ssize_t open = other->open, recorded = other->recorded;
-    PyObject *engine = owned(other->engine), *clock = owned(other->clock), *statistics = owned(other->output_stats);
+    Tape before = *tape;
     tape->room = other->room;
     tape->missed = other->missed;
     tape->count = other->count;
     tape->serial = other->serial;
-    tape_clear(self);
-    tape->engine = engine;
-    tape->clock = clock;
-    tape->output_stats = statistics;
+    Py_XINCREF(tape->engine = other->engine);
+    Py_XINCREF(tape->clock = other->clock);
+    Py_XINCREF(tape->output_stats = other->output_stats);
     tape->frames = frames;
-    tape->open = open;
-    tape->frames_room = open + 1;
+    tape->frames_room = (tape->open = other->open) + 1;
     tape->rows = rows;
-    tape->recorded = recorded;
-    tape->rows_room = recorded + 1;
+    tape->rows_room = (tape->recorded = other->recorded) + 1;
+    /* What runs when these go finds the tape whole. */
+    Py_XDECREF(before.engine);
+    Py_XDECREF(before.clock);
+    Py_XDECREF(before.output_stats);
+    drop_frames(before.frames, before.open);
+    drop_rows(before.rows, before.recorded);
     return owned(Py_None);
 }
 
@@ -589,7 +597,7 @@ meet(Walk *walk, PyObject *value)
         memset(&seen, 0, sizeof(seen));
         if (view(value, &seen) != 0) {
             /* Nothing that DLPack has words for. */
-            if (!PyErr_ExceptionMatches(PyExc_Exception))
+            if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
                 return -1;
             PyErr_Clear();
             walk->like->length = NO_KEY;
@@ -673,25 +681,33 @@ walk_through(Walk *walk, PyObject *value, PyObject *named)
         same = count + entries <= most_entries;
         for (Py_ssize_t part = 0; same > 0 && part < count; part++)
             same = goes_on(walk, PyTuple_GetItem(value, part));
-        while (same > 0 && named && PyDict_Next(named, &position, &key, &one))
+        while (same > 0 && named && PyDict_Next(named, &position, &key, &one)) {
+            /* A dictionary may change while a mode of the program's is asked for a shape. */
+            Py_INCREF(one);
             same = goes_on(walk, one);
+            Py_DECREF(one);
+        }
     }
     if (same <= 0 || walk->how == BUILD)
         return same;
-    return walk->how == BY_KEY ? walk->at == walk->like->length : walk->place == PyTuple_Size(walk->known);
+    /* Another thread may have been here meanwhile, and left a key that is not of `known`. */
+    return walk->how == BY_PAIRS ? walk->place == PyTuple_Size(walk->known)
+           : walk->at == walk->like->length && walk->like->known == walk->known;
 }
 
 static void
 build_key(Like *like, PyObject *value, PyObject *named)
 {
     int64_t key[LONGEST];
-    Walk walk = {.how = BUILD, .like = like, .key = key};
+    Walk walk = {.how = BUILD, .like = like, .known = like->known, .key = key};
     int64_t *more = NULL;
     if (walk_through(&walk, value, named) <= 0) {
         PyErr_Clear();
         like->length = NO_KEY;
         return;
     }
+    if (like->known != walk.known)
+        return;
     if (walk.at > SHORT && !(more = PyMem_Malloc((size_t)walk.at * sizeof(int64_t))))
         return;
     memcpy(more ? more : like->brief, key, (size_t)walk.at * sizeof(int64_t));
@@ -855,7 +871,7 @@ static int
 events_record(Events *events, int32_t *slot)
 {
     PyObject *answer;
-    if (!events->enabled)
+    if (!events->enabled || !events->free)
         return 1;
     if (events->several) {
         if (!(answer = PyObject_CallFunctionObjArgs(events->device, NULL)))
@@ -1004,10 +1020,10 @@ static Py_ssize_t
 pair_marks(const Marks *marks, Py_ssize_t begin, Py_ssize_t end, Span **found)
 {
     /* Calls are numbered from 0 on, and each begins once. */
-    int32_t most = 0;
+    Py_ssize_t most = 0;
     for (Py_ssize_t place = 0; place < marks->count; place++)
         if (marks->marks[place].number >= most)
-            most = marks->marks[place].number + 1;
+            most = (Py_ssize_t)marks->marks[place].number + 1;
     int32_t *begun = PyMem_Malloc(((size_t)most + 1) * sizeof(int32_t));
     Span *spans = PyMem_Malloc(((size_t)marks->count + 1) * sizeof(Span));
     if (!begun || !spans) {
@@ -1034,17 +1050,20 @@ pair_marks(const Marks *marks, Py_ssize_t begin, Py_ssize_t end, Span **found)
     return count;
 }
 
+/* The slot of a boundary; NOTHING where there is none. */
+static int32_t
+slot_of(const Marks *marks, int32_t boundary, int device)
+{
+    return boundary >= 0 && boundary < marks->boundaries ? marks->slots[(Py_ssize_t)boundary * marks->devices + device] : NOTHING;
+}
+
 /* 1 with the seconds of all spans on one device, 0 if the device has not come so far, -1 with an exception set, 2 if the driver refuses. */
 static int
 read_spans(const Marks *marks, int device, Events *events, Span *spans, Py_ssize_t count)
 {
     for (Py_ssize_t place = 0; place < count; place++) {
         double seconds = Py_NAN;
-        int32_t begin = -1, end = -1;
-        if (spans[place].begin >= 0 && spans[place].begin < marks->boundaries)
-            begin = marks->slots[spans[place].begin * marks->devices + device];
-        if (spans[place].end >= 0 && spans[place].end < marks->boundaries)
-            end = marks->slots[spans[place].end * marks->devices + device];
+        int32_t begin = slot_of(marks, spans[place].begin, device), end = slot_of(marks, spans[place].end, device);
         if (begin >= 0 && begin == end)
             seconds = 0;
         else if (begin >= 0 && end >= 0) {
@@ -1074,9 +1093,8 @@ ask_pool(const Marks *marks, int device, PyObject *pool, Span *spans, Py_ssize_t
     PyObject *begins = PyList_New(count), *ends = PyList_New(count), *found = NULL;
     int known = -1;
     for (Py_ssize_t place = 0; begins && ends && place < count; place++) {
-        int32_t begin = marks->slots[spans[place].begin * marks->devices + device];
-        int32_t end = marks->slots[spans[place].end * marks->devices + device];
-        PyObject *first = PyLong_FromLong(begin), *second = PyLong_FromLong(end);
+        PyObject *first = PyLong_FromLong(slot_of(marks, spans[place].begin, device));
+        PyObject *second = PyLong_FromLong(slot_of(marks, spans[place].end, device));
         if (!first || !second || PyList_SetItem(begins, place, first) < 0 || PyList_SetItem(ends, place, second) < 0)
             goto done;
     }
@@ -1124,7 +1142,7 @@ marks_seconds(PyObject *self, PyObject *args)
     for (int device = 0; device < marks->devices; device++) {
         PyObject *pool = PyTuple_GetItem(pools, device), *fast = events_of(pool);
         int known = fast ? 2 : -1;
-        if (fast && fast != Py_None && ((Events *)fast)->enabled)
+        if (fast && fast != Py_None && ((Events *)fast)->enabled && ((Events *)fast)->handles)
             known = read_spans(marks, device, (Events *)fast, spans, count);
         Py_XDECREF(fast);
         if (known == 2)
@@ -1300,7 +1318,7 @@ record_boundary(Boundaries *clock)
             PyErr_Clear();
             ask = 1;
         }
-        if (ask) {
+        if (ask && clock->devices == devices) {
             PyObject *pool = owned(PyTuple_GetItem(clock->pools, device));
             PyObject *slot = PyObject_CallMethodObjArgs(pool, str_record, NULL);
             Py_DECREF(pool);
@@ -1377,19 +1395,20 @@ enter_boundary(Boundaries *clock, int64_t number, PyObject *taken, int64_t momen
         return -1;
     Py_CLEAR(clock->given);
     if (inner) {
+        PyObject *reference = reference_to(taken);
+        if (!reference && PyErr_Occurred())
+            return -1;
         if (clock->open == clock->taken_room) {
             Py_ssize_t room = clock->taken_room ? 2 * clock->taken_room : 16;
             PyObject **larger = PyMem_Realloc(clock->taken, (size_t)room * sizeof(PyObject *));
             if (!larger) {
+                Py_XDECREF(reference);
                 PyErr_NoMemory();
                 return -1;
             }
             clock->taken = larger;
             clock->taken_room = room;
         }
-        PyObject *reference = reference_to(taken);
-        if (!reference && PyErr_Occurred())
-            return -1;
         clock->taken[clock->open++] = reference;
     }
     return add_mark(clock, number);
@@ -1426,8 +1445,13 @@ tell_boundary(PyObject *self, PyObject *args, PyObject *kwargs, int (*told)(Boun
     PyObject *passed = Py_None;
     long long number, moment = 0;
     int inner = 1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L|OL$p", names, &number, &passed, &moment, &inner)
-        || told((Boundaries *)self, number, passed, moment, inner) < 0)
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L|OL$p", names, &number, &passed, &moment, &inner))
+        return NULL;
+    if (number < 0 || number >= INT32_MAX) {
+        PyErr_SetString(PyExc_OverflowError, "there is no such number of a call");
+        return NULL;
+    }
+    if (told((Boundaries *)self, number, passed, moment, inner) < 0)
         return NULL;
     return owned(Py_None);
 }
@@ -1538,6 +1562,10 @@ caller_init(PyObject *self, PyObject *args, PyObject *kwargs)
     PyObject *module, *info, *engine;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO:Caller", names, &module, &info, &engine))
         return -1;
+    if (!current) {
+        PyErr_SetString(PyExc_RuntimeError, "bind() comes first");
+        return -1;
+    }
     PyObject *inner = PyObject_GetAttr(module, str_modules);
     int truth = inner ? PyObject_IsTrue(inner) : -1;
     Py_XDECREF(inner);
@@ -1620,7 +1648,7 @@ is_plain(PyObject *module, PyObject *own)
     return plain < 0 || PyErr_Occurred() ? -1 : plain ? PLAIN : NOT_PLAIN;
 }
 
-/* Contain the exception that is set, one of ours; -1 if it is not one that may be contained, and then it is still set. */
+/* Contain the exception that is set, one of ours; -1 if one is set that may not be contained, such as Ctrl-C. */
 static int
 contained(void)
 {
@@ -1636,7 +1664,11 @@ contained(void)
     Py_XDECREF(value);
     Py_XDECREF(trace);
     Py_XDECREF(done);
-    return done ? 0 : -1;
+    if (done || !PyErr_ExceptionMatches(PyExc_Exception))
+        return done ? 0 : -1;
+    /* As next to the limit of recursion, where the module itself may still have room, or by a log handler of the program's. */
+    PyErr_Clear();
+    return 0;
 }
 
 static PyObject *
@@ -1667,7 +1699,8 @@ record_return(Tape *tape, Caller *caller, uint64_t serial, int32_t number, Bound
         return innermost;
     int64_t slot = -1;
     PyObject *statistics = NULL, *outputs = NULL;
-    PyObject *collector = owned(tape->output_stats);
+    PyObject *collector = tape->output_stats;
+    Py_XINCREF(collector);
     serial = tape->frames[tape->open - 1].serial;
     if (clock && leave_boundary(clock, number, output, moment, caller->inner) < 0)
         goto failure;
@@ -1677,7 +1710,7 @@ record_return(Tape *tape, Caller *caller, uint64_t serial, int32_t number, Bound
         outputs = PyObject_CallFunctionObjArgs(describe, output, NULL);
     if (!outputs)
         goto failure;
-    if (collector != Py_None) {
+    if (collector && collector != Py_None) {
         statistics = PyObject_CallMethodObjArgs(collector, str_append, output, NULL);
         if (!statistics)
             goto failure;
@@ -1688,7 +1721,7 @@ record_return(Tape *tape, Caller *caller, uint64_t serial, int32_t number, Bound
     innermost = tape->open > 0 && tape->frames[tape->open - 1].serial == serial ? pop_frame(tape, moment, outputs, NULL, slot) : 0;
     Py_DECREF(outputs);
     Py_XDECREF(statistics);
-    Py_DECREF(collector);
+    Py_XDECREF(collector);
     return innermost;
 
 failure:
@@ -1701,7 +1734,7 @@ failure:
     }
     Py_XDECREF(outputs);
     Py_XDECREF(statistics);
-    Py_DECREF(collector);
+    Py_XDECREF(collector);
     return -1;
 }
 
@@ -1744,7 +1777,7 @@ recorded_call(Caller *caller, Tape *tape, PyObject *forward, PyObject *args, PyO
         return contained() < 0 ? NULL : PyObject_Call(forward, args, kwargs);
     uint64_t serial = tape->frames[tape->open - 1].serial;
     int32_t number = tape->frames[tape->open - 1].number;
-    if (PyObject_TypeCheck(tape->clock, boundaries_type))
+    if (tape->clock && PyObject_TypeCheck(tape->clock, boundaries_type))
         clock = (Boundaries *)owned(tape->clock);
     if (clock && enter_boundary(clock, number, first_of(args, kwargs), moment, caller->inner) < 0 && contained() < 0) {
         Py_DECREF(clock);

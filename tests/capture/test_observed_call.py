@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from inferspan import semconv
 from inferspan.capture import module_hooks
 from inferspan.capture.compilation import SLOT
+from inferspan.capture.observed_call import ObservedCall
 from inferspan.capture.recorder import IN_C
 from tests.attached import attached
 from tests.cases.telemetry import Telemetry
@@ -195,9 +196,13 @@ def test_removed_while_it_runs(telemetry: Telemetry) -> None:
     assert "forward" not in vars(part) and torch.equal(part(ONES), ONES * 2)
 
 
-@pytest.mark.parametrize("how", ["copy", "dictionary", "replica"])
+@pytest.mark.parametrize("how", ["copy", "dictionary", "same dictionary", "replica", "hooks of its own"])
 def test_shallow_copies_run_by_themselves(telemetry: Telemetry, how: str) -> None:
-    """A copy of the module's dictionary, as copy.copy() or DataParallel make it, runs with its own attributes, and keeps nothing of ours."""
+    """A copy of the module's dictionary, as copy.copy() or DataParallel make it, runs as what it is, and keeps nothing of ours."""
+
+    class Twin(Scaled):
+        def forward(self, x: Tensor, *, self_: float = 0.0, **more: Any) -> Tensor:
+            return x * 5
 
     def clone(parts: Any) -> tuple[Any, Tensor, Tensor, Tensor]:
         part = parts[0]
@@ -205,10 +210,14 @@ def test_shallow_copies_run_by_themselves(telemetry: Telemetry, how: str) -> Non
             twin = copy.copy(part)
         elif how == "replica":
             twin = part._replicate_for_data_parallel()
+        elif how == "hooks of its own":
+            twin = Scaled()
+            twin.__dict__.update({key: value for key, value in vars(part).items() if not key.endswith("_hooks")})
         else:
-            twin = Scaled.__new__(Scaled)
-            twin.__dict__ = dict(part.__dict__)
-        twin.by = 5.0
+            twin = Twin.__new__(Twin)
+            twin.__dict__ = part.__dict__ if how == "same dictionary" else dict(part.__dict__)
+        if how != "same dictionary":
+            twin.by = 5.0
         first, own, second = twin(ONES), part(ONES), twin(ONES)
         return twin, first, own, second
 
@@ -231,6 +240,20 @@ def test_shallow_copy_with_hooks_of_its_own(telemetry: Telemetry) -> None:
         return twin(ONES)
 
     assert torch.equal(_run(telemetry, Holder(Scaled()), clone), ONES * 5)
+
+
+@pytest.mark.parametrize("named", [{}, {"self_": 1.0}])
+def test_copies_cost_nothing_where_there_are_none(telemetry: Telemetry, named: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ordinary call, the first as the thousandth, looks for no module that has got a copy."""
+    looked = []
+    monkeypatch.setattr(ObservedCall, "_instead", lambda self: looked.append(self))
+
+    def inside(parts: Any) -> None:
+        for _ in range(1000):
+            parts[0](ONES, **named)
+
+    _run(telemetry, Holder(Scaled()), inside)
+    assert not looked
 
 
 class PropertyForward(nn.Module):
@@ -269,9 +292,41 @@ class OwnImplementation(Scaled):
         return super()._call_impl(*args, **kwargs) + 1
 
 
+class OwnSlot(Scaled):
+    """Has something of its own in the place of a compiled call."""
+
+    def _compiled_call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call_impl(*args, **kwargs) + 1
+
+
+class PropertySlot(Scaled):
+    """Has a property there, which comes before what its dictionary holds."""
+
+    @property
+    def _compiled_call_impl(self) -> None:  # type: ignore[override]
+        return None
+
+
+class CopiedDictionary(Scaled):
+    """Shows a copy of its dictionary."""
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        return dict(vars(nn.Module)["__dict__"].__get__(self))
+
+
 @pytest.mark.parametrize(
     ("make", "hooks"),
-    [(PropertyForward, 0), (OwnImplementation, 0), (OwnCall, 1), (OwnLookup, 1), (functools.partial(nn.LazyLinear, 2), 1)],
+    [
+        (PropertyForward, 0),
+        (OwnImplementation, 0),
+        (OwnCall, 1),
+        (OwnLookup, 1),
+        (OwnSlot, 1),
+        (PropertySlot, 1),
+        (CopiedDictionary, 1),
+        (functools.partial(nn.LazyLinear, 2), 1),
+    ],
 )
 def test_unusual_modules(telemetry: Telemetry, make: Callable[[], nn.Module], hooks: int) -> None:
     """What runs is what would run; where the slot might not be looked at, registered hooks observe the module."""
@@ -351,11 +406,22 @@ def test_script_and_trace_in_the_middle_of_a_pass(telemetry: Telemetry, by: str,
         return [(one(ONES).tolist(), re.sub(r"___torch_mangle_\d+\.", "", str(one.graph))) for one in made]
 
     torch.manual_seed(0)
-    part = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    # What has no annotations of its own has those of nn.Module, the slot's among them.
+    part = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Sequential(nn.ReLU()))
     plain = inside([part])
     model = Holder(part)
     observed = _run(telemetry, model, inside)
     assert observed == plain
+
+
+@pytest.mark.parametrize("make", [torch.jit.script, lambda part: torch.jit.trace(part, ONES)])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_parts_of_torchscript(telemetry: Telemetry, make: Callable[[nn.Module], Any]) -> None:
+    """A part that TorchScript runs is one call, and what is inside of it none."""
+    model = Holder(make(nn.Sequential(Scaled().eval(), nn.ReLU()) if make is not torch.jit.script else nn.Sequential(nn.ReLU())), Scaled())
+    expected = model(ONES)
+    _run(telemetry, model, lambda parts: None)
+    assert torch.equal(model(ONES), expected) and "layer 1" in [span.name for span in telemetry.modules()]
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "save"])

@@ -91,6 +91,21 @@ def test_odd_tensors() -> None:
     assert describe(nested) == ()
 
 
+def test_tensor_subclass_that_logs() -> None:
+    """A subclass that is told of everything that is done with its tensors is not told of ours."""
+    done = []
+
+    class Logs(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            done.append(function)
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    logs = torch.ones(2, 3).as_subclass(Logs)
+    assert describe(logs) == describe((logs,)) == describe_like((), (logs,)) == ((torch.Size([2, 3]), torch.float32),)
+    assert not done
+
+
 def test_tensor_subclass_that_refuses() -> None:
     """A subclass whose shape cannot be read costs its own description only."""
 

@@ -1549,6 +1549,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *module, *info, *engine;
     char inner, attached;
+    Py_ssize_t running; /* calls that have begun and not ended, each with a reference of the frame that it was called from */
     Like taken, given;
 } Caller;
 
@@ -1792,21 +1793,19 @@ recorded_call(Caller *caller, Tape *tape, PyObject *forward, PyObject *args, PyO
     return output;
 }
 
+/* Who refers to a caller that is called: the module's dictionary and who has put it there, and to the dictionary: the module and we. */
+enum { CALLER_OWNERS = 2, DICTIONARY_OWNERS = 2 };
+
 static PyObject *
-caller_call(PyObject *self, PyObject *args, PyObject *kwargs)
+call_module(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     Caller *caller = (Caller *)self;
-    if (!caller->module) {
-        PyErr_SetString(PyExc_TypeError, "this caller has no module");
-        return NULL;
-    }
     PyObject *own = PyObject_GenericGetDict(caller->module, NULL);
     if (!own)
         return NULL;
-    /* Whoever has got a copy of the module's dictionary, this in it, refers to the same tables. Python 3.14 has flags in the upper half. */
-    PyObject *table = PyDict_GetItemWithError(own, str_tables[0]);
-    if (!caller->attached || !table || (uint32_t)Py_REFCNT(table) != 1) {
-        PyObject *instead = PyErr_Occurred() ? NULL : PyObject_CallMethodObjArgs(self, str_instead, NULL);
+    /* Another module may have got this along with a copy of the dictionary, or the dictionary itself. Python 3.14 has flags in the upper half. */
+    if (!caller->attached || (uint32_t)Py_REFCNT(self) != CALLER_OWNERS + caller->running || (uint32_t)Py_REFCNT(own) != DICTIONARY_OWNERS) {
+        PyObject *instead = PyObject_CallMethodObjArgs(self, str_instead, NULL);
         if (!instead || instead != Py_None) {
             PyObject *output = instead ? PyObject_Call(instead, args, kwargs) : NULL;
             Py_XDECREF(instead);
@@ -1832,6 +1831,20 @@ caller_call(PyObject *self, PyObject *args, PyObject *kwargs)
     }
     Py_XDECREF(call);
     Py_XDECREF(forward);
+    return output;
+}
+
+static PyObject *
+caller_call(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    Caller *caller = (Caller *)self;
+    if (!caller->module) {
+        PyErr_SetString(PyExc_TypeError, "this caller has no module");
+        return NULL;
+    }
+    caller->running++;
+    PyObject *output = call_module(self, args, kwargs);
+    caller->running--;
     return output;
 }
 

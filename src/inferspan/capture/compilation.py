@@ -75,7 +75,7 @@ def leave_alone(function: Any) -> Any:
 
 def _is_product(function: object) -> bool:
     """Whether ``function`` is what ``torch.compile`` has made of another; ``torch.compiler.disable`` leaves a similar mark."""
-    if not isinstance(function, FunctionType | MethodType):
+    if type(function) not in (FunctionType, MethodType):
         return False
     marks = function.__dict__
     return "_torchdynamo_orig_callable" in marks and not marks.get("_torchdynamo_disable")
@@ -85,7 +85,10 @@ def is_compiled(module: nn.Module) -> bool:
     """Whether the module's own forward runs inside a compiled region, where hooks of ours must not be."""
     own = module.__dict__
     in_slot = own.get(SLOT)
-    return (in_slot is not None and type(in_slot).__name__ != "ObservedCall") or _is_product(own.get("forward") or type(module).forward)
+    if in_slot is not None and type(in_slot).__name__ != "ObservedCall":
+        return True
+    # Traced modules of TorchScript raise where their class is asked for a forward.
+    return _is_product(own.get("forward") or getattr(type(module), "forward", None))
 
 
 def is_optimized(module: nn.Module) -> bool:

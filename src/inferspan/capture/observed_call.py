@@ -9,6 +9,7 @@ be. Each call appends one record to the ``Call`` that runs on its thread.
 from __future__ import annotations
 
 import sys
+from types import FunctionType
 from typing import Any
 
 from torch import jit, nn
@@ -43,12 +44,15 @@ def _is_known() -> bool:
 
 _known = _is_known()
 _CALL = nn.Module.__call__
+_dictionary: Any = nn.Module.__dict__["__dict__"].__get__
+"""The dictionary of a module, whatever its class says."""
 
 
 def can_observe(module: nn.Module) -> bool:
     """Whether torch looks for the slot in the module's ``__dict__`` and does what we know without one; where not, hooks have to do."""
     kind = type(module)
-    usual = kind.__getattribute__ is object.__getattribute__ and kind.__call__ is _CALL and isinstance(module.__dict__, dict)
+    usual = kind.__getattribute__ is object.__getattribute__ and kind.__call__ is _CALL and getattr(kind, SLOT, None) is None
+    usual = usual and module.__dict__ is _dictionary(module)
     # A lazy module becomes one of another class in its first call, and a scripted one is C++.
     special = is_optimized(module) or hasattr(kind, "cls_to_become") or isinstance(module, jit.ScriptModule)
     return _known and _counted and usual and not special
@@ -64,6 +68,16 @@ class ObservedCall(Caller):
     """
 
     __slots__ = ("__weakref__",)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """A function for who asks: TorchScript leaves out those that it cannot script, and refuses whatever else is annotated so."""
+        return FunctionType
+
+    @property
+    def __code__(self) -> Any:
+        # Who takes this for a function looks whether it is a coroutine.
+        return type(self)._instead.__code__
 
     def attach(self) -> bool:
         """Put this into the slot; false if it is taken, by what ``module.compile()`` has made or by another of ours."""
@@ -90,7 +104,7 @@ class ObservedCall(Caller):
             module.__dict__.pop(SLOT, None)
 
     def _instead(self, frames: int = FRAMES) -> Any:
-        """What to call instead, where the caller may not be our module but one that has got a copy of its dictionary.
+        """What to call instead, where the caller may not be our module but one that has got its dictionary, or a copy.
 
         Args:
             frames: between this one and the caller's, that included.
@@ -98,7 +112,8 @@ class ObservedCall(Caller):
         frame = sys._getframe(frames)
         caller = frame.f_locals.get("self") if frame.f_globals is _torch_calls else None
         if isinstance(caller, nn.Module) and caller is not self.module and caller.__dict__.get(SLOT) is self:
-            self._leave(caller)
+            if caller.__dict__ is not self.module.__dict__:
+                self._leave(caller)
             return caller._call_impl
         if self.attached:
             return None

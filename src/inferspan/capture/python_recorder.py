@@ -134,18 +134,29 @@ class Tape:
         self.done, self.opened = [*other.done], [*other.opened]
 
 
-def _expected_references() -> int:
-    """How often a table of hooks is referred to while it is looked at in ``Caller.__call__``, as the running Python counts.
+class _Holder:
+    """Has a dictionary, and is called, as ``Caller`` is."""
 
-    Never more than by its module's dictionary, the variable and the argument: a tracer that looks at the variables here holds another until
-    this returns.
+    def __call__(self, /, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        own = self.__dict__
+        return int(_references(self)), int(_references(own))
+
+
+def _expected_references() -> tuple[int, int, int]:
+    """How often a caller, and the dictionary of its module, are referred to in ``Caller.__call__``, as the running Python counts.
+
+    Never more than the one by the module's dictionary, who has put it there, the frame that calls it, the variable and the argument, and in
+    a call with named arguments by a copy of them all; the other by the module, the variable and the argument. A tracer that looks at the
+    variables here holds another until this returns.
     """
-    own = {"table": {}}  # type: ignore[var-annotated]
-    table = own["table"]
-    return min(int(_references(table)), len(own) + 2)
+    owner = _Holder()
+    own = {"called": owner}
+    caller, dictionary = own["called"](*(), **{})
+    named, _ = own["called"](*(), **{"named": None})
+    return min(caller, 5), min(named, 6), min(dictionary, 3)
 
 
-_REFERENCES = _expected_references()
+_CALLER_REFERENCES, _NAMED_REFERENCES, _DICTIONARY_REFERENCES = _expected_references()
 
 
 class Caller:
@@ -170,7 +181,7 @@ class Caller:
         self.given: Described = ()
 
     def _instead(self) -> Any:
-        """What to call instead, if this is called for a module that has got a copy of the dictionary of the observed one."""
+        """What to call instead, if this is called for a module that has got the dictionary of the observed one, or a copy."""
         raise NotImplementedError
 
     @leave_frame
@@ -178,9 +189,9 @@ class Caller:
         """Run the module. Written for few instructions: between two large matrix products each of them is a cache miss."""
         module: Any = self.module
         own = module.__dict__
-        table = own.get("_backward_hooks", True)
-        # Whoever has got a copy of the module's dictionary, this in it, refers to the same tables.
-        if not self.attached or _references(table) != _REFERENCES:
+        # Another module may have got this along with a copy of the dictionary, or the dictionary itself.
+        expected = _NAMED_REFERENCES if kwargs else _CALLER_REFERENCES
+        if not self.attached or _references(self) != expected or _references(own) != _DICTIONARY_REFERENCES:
             instead = self._instead()
             if instead is not None:
                 return instead(*args, **kwargs)
@@ -189,7 +200,7 @@ class Caller:
             return module._call_impl(*args, **kwargs)
         # As in _call_impl; what is not ordinary is left to it.
         if (
-            table
+            own.get("_backward_hooks", True)
             or own.get("_backward_pre_hooks", True)
             or own.get("_forward_hooks", True)
             or own.get("_forward_pre_hooks", True)

@@ -27,17 +27,20 @@ MAX_ENTRIES = 16
 MAX_DEPTH = 2
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+_as_plain: Any = torch._C.DisableTorchFunctionSubclass
 _SCALARS = frozenset({bool, int, float, str})
 
 
 @leave_frame
 def _tensor(value: Tensor) -> tuple[Any, Any] | None:
     try:
-        shape = value.shape
         if type(value) in _PLAIN:
-            return shape, value.dtype
-        # Symbolic sizes belong to a trace and must not leave it.
-        return (shape, value.dtype) if not value.is_nested and all(type(size) is int for size in shape) else None
+            return value.shape, value.dtype
+        # A subclass may run code of its own, that of a program which logs or counts what is done, whenever it is asked for something.
+        with _as_plain():
+            shape = value.shape
+            # Symbolic sizes belong to a trace and must not leave it.
+            return (shape, value.dtype) if not value.is_nested and all(type(size) is int for size in shape) else None
     except Exception:
         return None
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib.machinery
+import importlib.util
 import logging
 import random
 import subprocess
@@ -671,6 +673,22 @@ def test_half_made_objects_in_c(running: None) -> None:
     assert marks.lane(0) == [7] and marks.seconds((pool,), 0, 0) == {-1: 0.5}
     unbound = "from inferspan.capture import _recorder as C\ntry: C.Caller(type('', (), {'_modules': 1}), 1, 2)()\nexcept RuntimeError: pass"
     assert subprocess.run([sys.executable, "-c", unbound], check=False).returncode == 0
+
+
+@in_c
+def test_loaded_again(running: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in use goes on, whoever imports the extension once more, by the same name or another."""
+    module, engine = _Counted(), object()
+    observed = _observed(Twin(C.Tape, C.Caller, C.Boundaries), module, engine)
+    monkeypatch.delitem(sys.modules, C.__name__)
+    again = importlib.import_module(C.__name__)
+    loader = importlib.machinery.ExtensionFileLoader("other._recorder", C.__file__)
+    other = importlib.util.module_from_spec(importlib.util.spec_from_loader("other._recorder", loader))  # type: ignore[arg-type]
+    loader.exec_module(other)
+    for found in (C, again, other):
+        tape = found.Tape()
+        tape.engine, recorder.current.call, tape.room = engine, tape, 9
+        assert observed(5) == 5 and tape.recorded == 1
 
 
 @in_c

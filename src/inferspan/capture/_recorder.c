@@ -530,7 +530,8 @@ static PyType_Spec tape_spec = {
 /* ----------------------------------------------------------------------------------------------------------------- shapes */
 
 /* DLPack's interface between libraries, https://dmlc.github.io/dlpack/latest/c_api.html, as far as it is used here. By it a tensor's type and
- * sizes are read where they lie; an attribute of Python makes an object of each, which takes three times as long as all else here. */
+ * sizes are read where they lie; an attribute of Python makes an object of each, which takes three times as long as all else here. It also
+ * asks for the address of the data, which gives a lazy clone (torch._lazy_clone) its own copy before anything is written to it. */
 typedef struct {
     void *data;
     struct {
@@ -1927,15 +1928,16 @@ static PyMethodDef module_methods[] = {
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "inferspan.capture._recorder", NULL, -1, module_methods, NULL, NULL, NULL, NULL};
 
-static PyTypeObject *
-add_type(PyObject *module, const char *name, PyType_Spec *spec)
+/* 0, or -1 with an exception set. Whoever loads this file once more gets the types that are in use. */
+static int
+add_type(PyObject *module, PyTypeObject **place, const char *name, PyType_Spec *spec)
 {
-    PyObject *type = PyType_FromSpec(spec);
-    if (type && PyModule_AddObject(module, name, owned(type)) < 0) {
-        Py_DECREF(type);
-        Py_CLEAR(type);
-    }
-    return (PyTypeObject *)type;
+    if (!*place && !(*place = (PyTypeObject *)PyType_FromSpec(spec)))
+        return -1;
+    if (PyModule_AddObject(module, name, owned((PyObject *)*place)) == 0)
+        return 0;
+    Py_DECREF(*place);
+    return -1;
 }
 
 PyMODINIT_FUNC
@@ -1974,13 +1976,10 @@ PyInit__recorder(void)
             goto failure;
     if (!nothing && !(nothing = PyTuple_New(0)))
         goto failure;
-    calls_type = add_type(module, "Calls", &calls_spec);
-    tape_type = calls_type ? add_type(module, "Tape", &tape_spec) : NULL;
-    events_type = tape_type ? add_type(module, "Events", &events_spec) : NULL;
-    marks_type = events_type ? add_type(module, "Marks", &marks_spec) : NULL;
-    boundaries_type = marks_type ? add_type(module, "Boundaries", &boundaries_spec) : NULL;
-    caller_type = boundaries_type ? add_type(module, "Caller", &caller_spec) : NULL;
-    if (!caller_type || PyModule_AddIntConstant(module, "ABI", ABI) < 0)
+    if (add_type(module, &calls_type, "Calls", &calls_spec) < 0 || add_type(module, &tape_type, "Tape", &tape_spec) < 0
+        || add_type(module, &events_type, "Events", &events_spec) < 0 || add_type(module, &marks_type, "Marks", &marks_spec) < 0
+        || add_type(module, &boundaries_type, "Boundaries", &boundaries_spec) < 0
+        || add_type(module, &caller_type, "Caller", &caller_spec) < 0 || PyModule_AddIntConstant(module, "ABI", ABI) < 0)
         goto failure;
     return module;
 

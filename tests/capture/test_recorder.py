@@ -332,6 +332,63 @@ def test_own_failures(twin: Twin, running: None, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("twin", TWINS)
+def test_own_failures_keep_nothing(twin: Twin, running: None, monkeypatch: pytest.MonkeyPatch, contained: list[guard.Swallowed]) -> None:
+    """What a module took and gave goes at once, though an exception of ours has passed frames that had it; the collector need not come."""
+
+    def fail_at(form: type) -> Callable[..., Any]:
+        def fail(*given: Any) -> Any:
+            if type(given[-1]) is form:
+                raise RuntimeError("ours")
+            return ()
+
+        return fail
+
+    module, engine = _Counted(), object()
+    observed, tape = _observed(twin, module, engine), twin.tape()
+    tape.engine, recorder.current.call, tape.room = engine, tape, 9
+    module.answer = lambda *_: [torch.ones(2)]
+    gc.collect()
+    gc.disable()
+    try:
+        for form in (tuple, list):
+            with _describe(monkeypatch, fail_at(form)):
+                x = torch.ones(3)
+                seen = [weakref.ref(x)]
+                seen.append(weakref.ref(observed(x, 5)[0]))
+                del x
+                assert [reference() for reference in seen] == [None, None]
+                assert len(contained) == 1
+                contained.clear()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_clock_that_fails_once(twin: Twin, running: None, contained: list[guard.Swallowed]) -> None:
+    """Where a call begins on the device is not known then; that it was made, and did not fail, is."""
+    module, engine = _Counted(), object()
+    observed, tape = _observed(twin, module, engine), twin.tape()
+    tape.engine, recorder.current.call, tape.room = engine, tape, 9
+    answers: list[Any] = [3, 2, RuntimeError("the driver")]
+
+    def record() -> Any:
+        answer = answers.pop()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    pool = SimpleNamespace(fast=None, record=record, seconds=lambda begins, ends: [0.5 for _ in begins])
+    tape.clock = clock = twin.boundaries((pool,), 0, 0, perf_counter_ns)
+    x = torch.ones(2)
+    assert observed(x) is x
+    assert (tape.open_calls, answers) == (0, [3])
+    row = [*tape.cut()]
+    assert (row[0], row[5], row[6], row[7]) == (0, shapes.describe(x), shapes.describe(x), None)
+    assert clock.cut().seconds((pool,), -1, -1) == {} and [error.kind for error in contained] == ["RuntimeError"]
+    contained.clear()
+
+
+@pytest.mark.parametrize("twin", TWINS)
 def test_log_handler_that_raises(twin: Twin, running: None, monkeypatch: pytest.MonkeyPatch, contained: list[guard.Swallowed]) -> None:
     """Telling of a failure of ours may fail as well: the module's output comes back."""
 

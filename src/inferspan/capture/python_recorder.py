@@ -220,6 +220,7 @@ class Caller:
         if call.room <= 0:
             call.missed += 1
             return forward(*args, **kwargs)
+        frame = None
         try:
             inputs = self.taken
             if kwargs:
@@ -246,7 +247,8 @@ class Caller:
                 clock.enter(number, taken, frame[2], inner=self.inner)
         except Exception as error:
             report("module call", error)
-            return forward(*args, **kwargs)
+            if frame is None:
+                return forward(*args, **kwargs)
         try:
             output = forward(*args, **kwargs)
         except BaseException as error:

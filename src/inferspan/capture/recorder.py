@@ -20,8 +20,12 @@ __all__ = ["FRAMES", "IN_C", "Boundaries", "Caller", "Marks", "Tape", "bind", "c
 
 def _failed(error: Exception) -> None:
     """Contain an exception of ours that C code has met."""
-    with contain("module call"):
-        raise error
+    try:
+        with contain("module call"):
+            raise error
+    finally:
+        # It refers to this frame, and to those that had the module's tensors.
+        del error
 
 
 _extension: Any = load().module

@@ -733,6 +733,7 @@ def _profiled(run: Callable[[], object]) -> tuple[float, Counter[str]]:
 
 @pytest.mark.gpu
 @needs_gpu
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
 def test_agrees_with_the_profiler() -> None:
     """On device-bound work the times of a pass and of its modules are the kernels', within 2 %."""
     layers = nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(8))).cuda()
@@ -764,6 +765,7 @@ def test_agrees_with_the_profiler() -> None:
 
 @pytest.mark.gpu
 @needs_gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature", "ignore:Warning. Profiler clears events")
 def test_nothing_waits_for_the_device() -> None:
     """The host waits for the device as often with device times as without: by torch's own account, and by the calls in a profile."""
     model = models.llama().cuda()

@@ -2,7 +2,7 @@
 
 Nothing of ours may be seen by Dynamo: it would be traced, guarded on and, once it is gone, compiled again. A program may compile in the
 middle of a pass, so everything comes off the modules for as long as that takes. From the first compilation in a process on, hooks do the
-work of what stands in the place of a ``forward``: code that was compiled without hooks does not look for them, but for that it does.
+work of what stands in the place of a compiled call: code that was compiled without hooks does not look for them.
 """
 
 from __future__ import annotations

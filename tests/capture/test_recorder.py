@@ -276,6 +276,22 @@ def test_failing_forward(twin: Twin, running: None, error: type[BaseException]) 
 
 
 @pytest.mark.parametrize("twin", TWINS)
+def test_call_that_another_has_ended(twin: Twin, running: None) -> None:
+    """Where the frame of a call has gone while it ran, one of the same module that is open ends in its place, as what it is."""
+    module, engine = _Counted(), object()
+    observed, tape = _observed(twin, module, engine), twin.tape()
+    tape.engine, recorder.current.call, tape.room = engine, tape, 9
+    x = torch.ones(2)
+    module.answer = lambda *_: (tape.leave(5), tape.enter(INFOS[0], ("other",), 1), x)[2]
+    observed(x)
+    rows = [*tape.cut()]
+    assert [rows[place] for place in (0, 5, 9, 10, 14, 15)] == [0, shapes.describe(x), 1, -1, ("other",), shapes.describe(x)]
+    module.answer = lambda *_: (tape.discard(), x)[1]
+    observed(x)
+    assert (tape.open_calls, tape.recorded) == (0, 0)
+
+
+@pytest.mark.parametrize("twin", TWINS)
 def test_who_is_recorded(twin: Twin, running: None) -> None:
     """Only calls of the engine whose request runs on this thread, and only as long as there is room; the others are called through."""
     module, engine = _Counted(), object()

@@ -1694,7 +1694,7 @@ is_innermost(Tape *tape, uint64_t serial, PyObject *info, int64_t moment)
 
 /* 0, or -1 with an exception of ours set. */
 static int
-record_return(Tape *tape, Caller *caller, uint64_t serial, int32_t number, Boundaries *clock, PyObject *output, int64_t moment)
+record_return(Tape *tape, Caller *caller, uint64_t serial, Boundaries *clock, PyObject *output, int64_t moment)
 {
     int innermost = is_innermost(tape, serial, caller->info, moment);
     if (innermost <= 0)
@@ -1704,7 +1704,7 @@ record_return(Tape *tape, Caller *caller, uint64_t serial, int32_t number, Bound
     PyObject *collector = tape->output_stats;
     Py_XINCREF(collector);
     serial = tape->frames[tape->open - 1].serial;
-    if (clock && leave_boundary(clock, number, output, moment, caller->inner) < 0)
+    if (clock && leave_boundary(clock, tape->frames[tape->open - 1].number, output, moment, caller->inner) < 0)
         goto failure;
     if (Py_TYPE(output) == tensor || Py_TYPE(output) == &PyTuple_Type)
         outputs = described(&caller->given, output, NULL);
@@ -1788,7 +1788,7 @@ recorded_call(Caller *caller, Tape *tape, PyObject *forward, PyObject *args, PyO
     PyObject *output = PyObject_Call(forward, args, kwargs);
     if (!output)
         record_failure(tape, caller, serial);
-    else if (record_return(tape, caller, serial, number, clock, output, now_ns()) < 0 && contained() < 0)
+    else if (record_return(tape, caller, serial, clock, output, now_ns()) < 0 && contained() < 0)
         Py_CLEAR(output);
     Py_XDECREF(clock);
     return output;

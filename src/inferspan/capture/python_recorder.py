@@ -258,7 +258,8 @@ class Caller:
             now = perf_counter_ns()
             if not opened or (opened[-1] is not frame and call.reach(self.info, now) < 0):
                 return output
-            opened.pop()
+            frame = opened.pop()
+            number, _, _, inputs = frame
             if clock is not None:
                 clock.leave(number, output, now, inner=self.inner)
             outputs = self.given

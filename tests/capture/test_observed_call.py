@@ -25,7 +25,7 @@ from inferspan import semconv
 from inferspan.capture import module_hooks
 from inferspan.capture.compilation import SLOT
 from inferspan.capture.observed_call import ObservedCall
-from inferspan.capture.recorder import IN_C
+from inferspan.capture.recorder import FRAMES, IN_C
 from tests.attached import attached
 from tests.cases.telemetry import Telemetry
 
@@ -113,6 +113,33 @@ def test_frames_of_a_call(telemetry: Telemetry) -> None:
     plain, observed = found
     assert plain == ["forward", "_call_impl", "_wrapped_call_impl"]
     assert observed == ["forward", *([] if IN_C else ["__call__"]), "_wrapped_call_impl"]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_an_ordinary_call_is_known_by_counting(telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """Frames are looked at only where the counts of references say that somebody has a copy; that would be half of the cost of a call."""
+    looked: list[Any] = []
+    original = ObservedCall._instead
+
+    def look(self: Any, *frames: int) -> Any:
+        looked.append(self)
+        return original(self, *(one + 1 for one in frames or (FRAMES,)))
+
+    monkeypatch.setattr(ObservedCall, "_instead", look)
+    inner = Holder(Scaled(), nn.Linear(2, 2))
+    model = Holder(inner, Scaled())
+    inner.inside = lambda parts: parts[0](ONES, self_=1.0) + parts[1](input=ONES)
+    barrier = threading.Barrier(threads)
+    model.inside = lambda parts: barrier.wait(20)
+    with telemetry.instrument(model, modules="all"):
+        running = [threading.Thread(target=model, args=(ONES,)) for _ in range(threads)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+    assert len(telemetry.modules()) == 6 * threads
+    # Python code cannot count who is inside of a call at the same time.
+    assert not looked or (threads > 1 and not IN_C)
 
 
 def test_arguments_pass_as_they_are(telemetry: Telemetry) -> None:

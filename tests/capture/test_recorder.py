@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib.machinery
 import importlib.util
+import itertools
 import logging
 import random
 import subprocess
@@ -253,6 +255,25 @@ def test_shapes_of_everything(twin: Twin, running: None) -> None:
 
 
 @pytest.mark.parametrize("twin", TWINS)
+def test_types_of_everything(twin: Twin, running: None) -> None:
+    """Every type of tensor that this torch has, after every other."""
+    tensors = []
+    for dtype in {value for value in vars(torch).values() if isinstance(value, torch.dtype)}:
+        with contextlib.suppress(RuntimeError, NotImplementedError, TypeError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "is deprecated"
+            tensors.append(torch.empty(4, dtype=dtype))
+    assert len(tensors) > 20
+    engine, tape = object(), twin.tape()
+    tape.engine, recorder.current.call = engine, tape
+    for first, second in itertools.permutations(tensors, 2):
+        observed, tape.room = _observed(twin, _Counted(), engine), 4
+        for tensor in (first, first, first, second):
+            observed(tensor)
+        recorder.bind()  # forgets how many could not be read
+        assert [row[0][1] for row in tape.cut()[5::9]] == [first.dtype] * 3 + [second.dtype]
+
+
+@pytest.mark.parametrize("twin", TWINS)
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, torch.OutOfMemoryError])
 def test_failing_forward(twin: Twin, running: None, error: type[BaseException]) -> None:
     """The very exception passes through, and the call is recorded as failed, with those inside of it that it left open."""
@@ -470,23 +491,28 @@ def test_arguments_that_change_while_they_are_read(twin: Twin, running: None) ->
     assert tape.open_calls == 0
 
 
-@in_c
-def test_reading_that_lets_others_in(running: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another call of the module while the sizes of a tensor are read, and a reading that fails without a word, change no description."""
+class _Seen(ctypes.Structure):
+    """DLPack's ``DLTensor``."""
 
-    class Seen(ctypes.Structure):
-        _fields_ = (
-            ("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2), ("ndim", ctypes.c_int32), ("dtype", ctypes.c_uint8 * 4),
-            ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("offset", ctypes.c_uint64),
-        )  # fmt: skip
+    _fields_ = (
+        ("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2), ("ndim", ctypes.c_int32), ("dtype", ctypes.c_uint8 * 4),
+        ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("offset", ctypes.c_uint64),
+    )  # fmt: skip
 
-    class Shaped:
-        def __init__(self, size: int) -> None:
-            self.shape, self.dtype, self.sizes = (size,), "float", (ctypes.c_int64 * 1)(size)
 
+class _Shaped:
+    """What stands for a tensor where a test reads the sizes itself."""
+
+    def __init__(self, size: int) -> None:
+        self.shape, self.dtype, self.sizes = (size,), "float", (ctypes.c_int64 * 1)(size)
+
+
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], int]]]:
+    """C code takes ``_Shaped`` for tensors; each reading of sizes takes the last of these, and answers as it does."""
     answers: list[Callable[[], int]] = []
 
-    @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(Seen))
+    @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(_Seen))
     def view(tensor: Any, place: Any) -> int:
         answer = answers.pop()() if answers else 0
         place.contents.ndim, place.contents.shape = 1, ctypes.addressof(tensor.sizes)
@@ -498,27 +524,49 @@ def test_reading_that_lets_others_in(running: None, monkeypatch: pytest.MonkeyPa
     interface = Interface((1, 3), (None,) * 4, view, None)
     new = ctypes.pythonapi.PyCapsule_New
     new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    Shaped.__dlpack_c_exchange_api__ = new(ctypes.addressof(interface), b"dlpack_exchange_api", None)  # type: ignore[attr-defined]
-    monkeypatch.setattr(recorder, "Tensor", Shaped)
-    monkeypatch.setattr(recorder, "describe", lambda value: ((value.shape, value.dtype),) if isinstance(value, Shaped) else ())
+    capsule = new(ctypes.addressof(interface), b"dlpack_exchange_api", None)
+    monkeypatch.setattr(_Shaped, "__dlpack_c_exchange_api__", capsule, raising=False)
+    monkeypatch.setattr(recorder, "Tensor", _Shaped)
+    monkeypatch.setattr(recorder, "describe", lambda value: ((value.shape, value.dtype),) if isinstance(value, _Shaped) else ())
     recorder.bind()
-    try:
-        module, engine = _Counted(), object()
-        module.answer = lambda *_: None
-        observed, tape = _observed(Twin(C.Tape, C.Caller, C.Boundaries), module, engine), C.Tape()
-        tape.engine, recorder.current.call, tape.room = engine, tape, 99
-        few, many = Shaped(2), Shaped(7)
-        for _ in range(3):
-            observed(few)
-        answers.append(lambda: 0 * len([observed(many) for _ in range(3)]))
-        observed(many)
-        answers.append(lambda: -1)
+    yield answers
+    monkeypatch.undo()
+    recorder.bind()
+
+
+@in_c
+def test_reading_that_lets_others_in(running: None, readings: list[Callable[[], int]]) -> None:
+    """Another call of the module while the sizes of a tensor are read, and a reading that fails without a word, change no description."""
+    module, engine = _Counted(), object()
+    module.answer = lambda *_: None
+    observed, tape = _observed(Twin(C.Tape, C.Caller, C.Boundaries), module, engine), C.Tape()
+    tape.engine, recorder.current.call, tape.room = engine, tape, 99
+    few, many = _Shaped(2), _Shaped(7)
+    for _ in range(3):
         observed(few)
+    readings.append(lambda: 0 * len([observed(many) for _ in range(3)]))
+    for _ in range(3):
         observed(many)
-    finally:
-        monkeypatch.undo()
-        recorder.bind()
-    assert [*tape.cut()][5::9] == [(((size,), "float"),) for size in (2, 2, 2, 7, 7, 7, 7, 2, 7)]
+    readings.append(lambda: -1)
+    observed(few)
+    observed(many)
+    assert not readings
+    assert [*tape.cut()][5::9] == [(((size,), "float"),) for size in (2, 2, 2, 7, 7, 7, 7, 7, 7, 2, 7)]
+
+
+@in_c
+def test_readings_that_fail(running: None, readings: list[Callable[[], int]]) -> None:
+    """They take torch a millisecond each: after some of them sizes are no longer read in this way, and are right all the same."""
+    engine, tape = object(), C.Tape()
+    tape.engine, recorder.current.call = engine, tape
+    readings += [lambda: -1] * 200
+    few, many = _Shaped(2), _Shaped(7)
+    for _ in range(100):
+        observed, tape.room = _observed(Twin(C.Tape, C.Caller, C.Boundaries), _Counted(), engine), 4
+        for tensor in (few, few, few, many):
+            observed(tensor)
+        assert [row[0][0] for row in tape.cut()[5::9]] == [(2,), (2,), (2,), (7,)]
+    assert len(readings) == 200 - 32
 
 
 @pytest.mark.parametrize("twin", TWINS)

@@ -559,8 +559,10 @@ typedef struct {
     void *current_work_stream;
 } DLPackExchangeAPI;
 
-/* NULL where this torch has no such thing. */
+/* NULL where this torch has no such thing, and in a program full of tensors that DLPack has no words for: torch takes a millisecond to say so. */
 static int (*view)(void *object, DLTensor *out);
+static int refusals;
+enum { MOST_REFUSALS = 32 };
 
 /* What a module was last called with, or last gave: its description, and a key to tell by whether the next is alike. */
 enum { SHORT = 5, UNKNOWN_KEY = -1, NO_KEY = -2 };
@@ -581,7 +583,7 @@ typedef struct {
     int64_t *key;     /* being built */
 } Walk;
 
-enum { LONGEST = 256 };
+enum { LONGEST = 256, UNSIGNED = 1 };
 
 static int64_t
 kind_of(const DLTensor *seen)
@@ -596,8 +598,11 @@ meet(Walk *walk, PyObject *value)
     if (walk->how != BY_PAIRS) {
         DLTensor seen;
         memset(&seen, 0, sizeof(seen));
+        if (!view)
+            return 0;
         if (view(value, &seen) != 0) {
-            /* Nothing that DLPack has words for. */
+            if (++refusals >= MOST_REFUSALS)
+                view = NULL;
             if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
                 return -1;
             PyErr_Clear();
@@ -608,6 +613,9 @@ meet(Walk *walk, PyObject *value)
         int32_t after = walk->at + 1 + seen.ndim;
         size_t bytes = (size_t)seen.ndim * sizeof(int64_t);
         if (seen.ndim < 0 || (bytes && !seen.shape) || after > (walk->how == BUILD ? LONGEST : walk->like->length))
+            return 0;
+        /* By DLPack torch's integers of 1 to 7 bits are such of 8: none of them gets into a key. */
+        if (walk->how == BUILD && seen.dtype.code <= UNSIGNED && seen.dtype.bits == 8)
             return 0;
         if (walk->how == BUILD) {
             walk->key[walk->at] = kind_of(&seen);
@@ -733,7 +741,7 @@ static PyObject *
 described(Like *like, PyObject *value, PyObject *named)
 {
     PyObject *known = owned(like->known), *found, *values = NULL;
-    Walk walk = {.how = like->length >= 0 ? BY_KEY : BY_PAIRS, .like = like, .known = known};
+    Walk walk = {.how = like->length >= 0 && view ? BY_KEY : BY_PAIRS, .like = like, .known = known};
     int same = walk_through(&walk, value, named);
     if (same == 0 && walk.how == BY_KEY && like->length == NO_KEY) {
         walk = (Walk){.how = BY_PAIRS, .like = like, .known = known};
@@ -1880,6 +1888,7 @@ find_view(PyObject *tensor_class)
 {
     static const char *names[] = {"__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"};
     view = NULL;
+    refusals = 0;
     for (int place = 0; place < 2 && !view; place++) {
         PyObject *capsule = PyObject_GetAttrString(tensor_class, names[place]);
         if (!capsule) {

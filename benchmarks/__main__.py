@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import limits, machine, micro, plans, scale, table
+from benchmarks.arguments import leave_out_variables, positive
 from benchmarks.models import MODELS, Workload
 from benchmarks.receiver import receiver
 from benchmarks.rounds import measure, note
@@ -53,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--parts", metavar="LIST", help=f"{', '.join(plans.PARTS)}; default: all of the plan, the table alone with --models or --rows"
     )
-    parser.add_argument("--rounds", type=_positive, help="pairs of every row (default: 40 on a CPU, 60 on a GPU, or what the time allows)")
+    parser.add_argument("--rounds", type=positive, help="pairs of every row (default: 40 on a CPU, 60 on a GPU, or what the time allows)")
     parser.add_argument(
         "--mode",
         choices=["eager", "compiled", "prefill"],
@@ -61,12 +62,12 @@ def _parser() -> argparse.ArgumentParser:
         help="with --models: compiled is a static cache, for which generate() compiles the decode step; prefill names a request of "
         "one token, such as --tokens 1 --prompt 2048 --batch 32",
     )
-    parser.add_argument("--tokens", type=_positive, default=32, help="with --models: new tokens of a request (default: %(default)s)")
-    parser.add_argument("--prompt", type=_positive, default=16, help="with --models: tokens of the prompt (default: %(default)s)")
-    parser.add_argument("--batch", type=_positive, default=1, help="with --models: rows of the prompt (default: %(default)s)")
-    parser.add_argument("--threads", type=_positive, help="threads of torch; 1 leaves the other core to whatever else runs")
+    parser.add_argument("--tokens", type=positive, default=32, help="with --models: new tokens of a request (default: %(default)s)")
+    parser.add_argument("--prompt", type=positive, default=16, help="with --models: tokens of the prompt (default: %(default)s)")
+    parser.add_argument("--batch", type=positive, default=1, help="with --models: rows of the prompt (default: %(default)s)")
+    parser.add_argument("--threads", type=positive, help="threads of torch; 1 leaves the other core to whatever else runs")
     parser.add_argument(
-        "--longest", type=_positive, default=100_000, help="tokens of the request whose memory is measured (default: %(default)s)"
+        "--longest", type=positive, default=100_000, help="tokens of the request whose memory is measured (default: %(default)s)"
     )
     parser.add_argument(
         "--time-limit",
@@ -77,19 +78,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, those of single runs included")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables")
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("use a whole number above 0")
-    return number
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def _choose(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[tuple[plans.Case, ...], list[str]]:
@@ -112,7 +100,7 @@ def _choose(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tup
         for case in cases:
             if case.model not in MODELS:
                 parser.error(f"no model {case.model!r}: there are {', '.join(MODELS)}")
-    if any(case.mode == "compiled" for case in cases) and not _has_gpu():
+    if any(case.mode == "compiled" for case in cases) and not machine.has_gpu():
         parser.error("compiled decode needs an NVIDIA GPU: generate() compiles nowhere else")
     return cases, [part for part in plans.PARTS if part in parts]
 
@@ -217,10 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     _choose(options, parser)
     with receiver() as address:
-        # The program's own variables would send the spans elsewhere, and change what is recorded.
-        for name in [name for name in os.environ if name.startswith(("OTEL_", "INFERSPAN_"))]:
-            note(f"{name} is left out of account")
-            del os.environ[name]
+        leave_out_variables(note)
         os.environ.update(
             OTEL_EXPORTER_OTLP_ENDPOINT=address, OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf", OTEL_METRIC_EXPORT_INTERVAL="3600000"
         )

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["busy", "describe", "one_thread", "peak", "reset_peak"]
+__all__ = ["busy", "describe", "has_gpu", "one_thread", "peak", "reset_peak"]
 
 PACKAGES = ("inferspan", "torch", "transformers", "triton", "opentelemetry-sdk", "opentelemetry-exporter-otlp")
 HERE = Path(__file__).resolve().parent
@@ -25,6 +25,8 @@ def describe() -> dict[str, str]:
     """Facts that belong beside every figure, in the order in which they are printed."""
     import torch
 
+    from inferspan import extension
+
     facts = {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": f"{_processor()}, {_cores()} cores usable, torch uses {torch.get_num_threads()} threads, {platform.system()} {platform.machine()}",
@@ -33,10 +35,18 @@ def describe() -> dict[str, str]:
         facts["card"] = torch.cuda.get_device_name()
     found = [f"{name} {version}" for name in PACKAGES if (version := _version(name))]
     facts["versions"] = ", ".join([f"Python {platform.python_version()}", *found])
+    facts["module calls are recorded by"] = str(extension.find())
     facts["revision"] = _revision()
     if load := _load():
         facts["load before"] = f"{load:.2f}"
     return facts
+
+
+def has_gpu() -> bool:
+    """Whether there is an NVIDIA GPU that torch can use."""
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def busy() -> str | None:

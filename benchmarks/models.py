@@ -112,17 +112,19 @@ def light(layers: int, width: int = 16) -> Any:
 class Workload:
     """One kind of request to one model.
 
-    ``request`` runs it through ``generate()``, ``piped`` (if the model has a tokenizer) through a text generation pipeline.
+    ``request`` runs it through ``generate()``, with more arguments if there are any, ``piped`` (if the model has a tokenizer) through a text generation pipeline.
     """
 
     name: str
     mode: str
     model: Any
     tokens: int
-    request: Callable[[], Any]
+    request: Callable[..., Any]
     piped: Callable[[], Any] | None = None
     targets: dict[str, float] = field(default_factory=dict)
     """Greatest ratio that a row may have, by the key of the row."""
+    providers: dict[str, Any] = field(default_factory=dict)
+    """Arguments of ``instrument()`` that say where spans and metrics go; the program's global providers without."""
 
     @property
     def compiled(self) -> bool:
@@ -158,8 +160,10 @@ def prepare(
     options: dict[str, Any] = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
     mask = torch.ones_like(inputs)
 
-    def request() -> Any:
-        more = {"cache_implementation": "static"} if mode == "compiled" else {}
+    if mode == "compiled":
+        options["cache_implementation"] = "static"
+
+    def request(**more: Any) -> Any:
         with torch.no_grad():
             answer = model.generate(inputs, attention_mask=mask, **options, **more)
         if device.type == "cuda":

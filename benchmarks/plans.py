@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.models import Workload, load, prepare
 
-__all__ = ["PARTS", "PLANS", "Case", "Plan", "custom", "workloads"]
+__all__ = ["PARTS", "PLANS", "Case", "Plan", "custom", "workload", "workloads"]
 
 PARTS = ("table", "export", "memory", "scale", "micro")
 """Parts of a run, in their order."""
@@ -114,7 +114,7 @@ def workloads(cases: tuple[Case, ...]) -> Iterator[tuple[Case, Workload]]:
 
 
 def workload(case: Case, model: Any, tokenizer: Any) -> Workload:
-    """The workload of a case."""
+    """The workload of a case, with a model that was loaded for it."""
     made = prepare(case.model, model, tokenizer, mode=case.mode, tokens=case.tokens, prompt=case.prompt, batch=case.batch)
     made.targets = dict(case.targets)
     return made

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 __all__ = ["Ratio", "exponent", "judge", "quantile", "ratio_of"]
 
@@ -45,8 +46,15 @@ class Ratio:
     pairs: int
 
 
-def ratio_of(ours: Sequence[float], plain: Sequence[float], *, seed: int = 0) -> Ratio:
+def ratio_of(ours: Sequence[float], plain: Sequence[float], *, groups: Sequence[Hashable] | None = None, seed: int = 0) -> Ratio:
     """Compare paired times.
+
+    Args:
+        ours: times with what is measured.
+        plain: those of their partners.
+        groups: what each pair belongs to, where some have a time in common: they are drawn together, and count as one. Each is
+            on its own without.
+        seed: of the resampling.
 
     Raises:
         ValueError: there is no pair, or a time has no partner.
@@ -54,8 +62,12 @@ def ratio_of(ours: Sequence[float], plain: Sequence[float], *, seed: int = 0) ->
     ratios = [one / base for one, base in zip(ours, plain, strict=True)]
     if not ratios:
         raise ValueError("no pair was measured")
+    together: dict[Hashable, list[float]] = {}
+    for group, ratio in zip(range(len(ratios)) if groups is None else groups, ratios, strict=True):
+        together.setdefault(group, []).append(ratio)
     generator = random.Random(seed)
-    medians = [quantile(generator.choices(ratios, k=len(ratios)), 0.5) for _ in range(RESAMPLES)]
+    drawn = (generator.choices([*together.values()], k=len(together)) for _ in range(RESAMPLES))
+    medians = [quantile([*chain.from_iterable(some)], 0.5) for some in drawn]
     edge = (1 - CERTAINTY) / 2
     return Ratio(
         median=quantile(ratios, 0.5),
@@ -64,7 +76,7 @@ def ratio_of(ours: Sequence[float], plain: Sequence[float], *, seed: int = 0) ->
         sure_low=quantile(medians, edge),
         sure_high=quantile(medians, 1 - edge),
         fastest=min(ours) / min(plain),
-        pairs=len(ratios),
+        pairs=len(together),
     )
 
 

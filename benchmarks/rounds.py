@@ -18,7 +18,7 @@ from benchmarks.models import Workload
 from benchmarks.receiver import Arrived, count
 from benchmarks.rows import PLAIN, Row
 
-__all__ = ["Measured", "Run", "measure", "note"]
+__all__ = ["Measured", "Run", "measure", "note", "problem_of", "settle", "times", "why_not"]
 
 MINIMUM = 3
 """Rounds that are made even if the time is over."""
@@ -58,6 +58,11 @@ SETTLE_CUDA = 0.3
 """Seconds between attaching and the request; NVML is asked what a card can tell, which takes its time."""
 
 
+def settle(work: Workload) -> None:
+    """Wait after attaching: the first reading of the machine, on its own thread, belongs to ``instrument()``, not to a request."""
+    time.sleep(SETTLE_CUDA if work.cuda else SETTLE)
+
+
 def once(work: Workload, row: Row, address: str, *, piped: bool) -> Run:
     """Run one request under one row; the time begins when everything is attached, and ends before anything is taken off."""
     import inferspan
@@ -67,8 +72,7 @@ def once(work: Workload, row: Row, address: str, *, piped: bool) -> Run:
     gc.collect()
     undo = row.attach(work)
     if row is not PLAIN:
-        # The first reading of the machine, on its own thread, belongs to instrument(), not to a request.
-        time.sleep(SETTLE_CUDA if work.cuda else SETTLE)
+        settle(work)
     try:
         machine.reset_peak()
         wall, begun = time.monotonic(), time.perf_counter()
@@ -110,7 +114,7 @@ def measure(
         clock: seconds; monotonic.
     """
     deadline = clock() + seconds
-    found = [Measured(row, problem=_why_not(work, row)) for row in rows]
+    found = [Measured(row, problem=why_not(work, row)) for row in rows]
     pending = [one for one in found if one.problem is None]
     title = f"{work.name} {work.mode}"
     for _ in range(3 if work.compiled else 1):
@@ -135,10 +139,16 @@ def _is_often(work: Workload, row: Row) -> bool:
     return row.key == "a/a" or row.key in work.targets or not work.targets
 
 
-def _why_not(work: Workload, row: Row) -> str | None:
+def why_not(work: Workload, row: Row) -> str | None:
+    """Why a row cannot be measured here, if so."""
     if work.compiled and not row.compiled:
         return "not on a compiled model: hooks inside would break its graphs"
     return row.missing(work)
+
+
+def problem_of(error: Exception) -> str:
+    """One short line about what was raised."""
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:160]
 
 
 def _guarded(work: Workload, one: Measured, address: str, *, keep: bool, first_plain: bool) -> None:
@@ -149,7 +159,7 @@ def _guarded(work: Workload, one: Measured, address: str, *, keep: bool, first_p
         run = once(work, row, address, piped=row.piped)
         plain = plain or once(work, PLAIN, address, piped=row.piped)
     except Exception as error:  # a peer, or a setting, that cannot run here
-        one.problem, one.failed = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:160], True
+        one.problem, one.failed = problem_of(error), True
         note(f"FAILED {work.name} {work.mode}, {row.name}: {one.problem}")
         return
     expected = row.expected(work)

@@ -75,7 +75,7 @@ def _ours(**settings: Any) -> Callable[[Workload], Undo]:
 
         # Where there are device times they are on by default: a row that does not ask for them is one of host times.
         more = {"device_time": False} if _has("device_time") and "every_step" in settings else {}
-        return inferspan.instrument(work.model, **{**more, **settings}).uninstrument
+        return inferspan.instrument(work.model, **{**work.providers, **more, **settings}).uninstrument
 
     return attach
 

@@ -1,28 +1,31 @@
-"""``python -m benchmarks.steps``: what recording adds to a step, taken apart by changing from step to step what is done.
+"""``python -m benchmarks.steps``: what recording adds to a decode step, by changing from step to step what is done.
 
-Every step of a request draws at random how much of the work its module calls do; neighbouring steps meet the same machine, so tenths
-of a percent show where whole requests drift by ten. In: a model's name. Out: a table of medians with their standard errors, each over
-modules with nothing of ours on them. It stands on internals of ``capture/``, which it switches off and on while it runs.
+Neighbouring steps meet the same machine, so tenths of a percent show where whole requests drift by ten. In: a model's name, and settings.
+Out: without settings, recording taken apart (``step_parts``); with settings, each of them against the plain model (``step_pairs``).
+Progress goes to standard error. Ends with 1 if a setting failed; a missed target is no failure.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
-import statistics
+import json
+import math
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 from benchmarks import machine
+from benchmarks.arguments import leave_out_variables, positive
 from benchmarks.models import MODELS, load, prepare
-from benchmarks.rows import lifted
-from benchmarks.table import markdown
+from benchmarks.plans import Case, workload
+from benchmarks.rows import Row
+from benchmarks.step_pairs import SETTINGS, measure
+from benchmarks.step_parts import TOKENS, take_apart
+from benchmarks.step_table import COLUMNS as TABLE
+from benchmarks.step_table import WITHOUT_EXPORT, lines_of
+from benchmarks.table import markdown, noise
 
-__all__ = ["COLUMNS", "Added", "main", "parts", "take_apart"]
+__all__ = ["COLUMNS", "main"]
 
 COLUMNS = (
     ("part", "what a step does"),
@@ -32,169 +35,101 @@ COLUMNS = (
     ("each", "us for each module call"),
     ("steps", "steps"),
 )
-TOKENS = 48
-Part = Callable[["_Pass"], None]
+LENGTHS = {"eager": 96, "compiled": 160}
+"""Steps of a request whose settings are compared, by mode."""
+PROMPT = 64
+REQUESTS = 20
+EPILOG = """
+examples:
+  python -m benchmarks.steps --model smollm2
+  python -m benchmarks.steps --settings all,default --seconds 300
+  python -m benchmarks.steps --model llama-8b --settings all,all-device,layers-device,default --seconds 240 --json eager.json
+  python -m benchmarks.steps --model llama-8b --mode compiled --settings default,top-k,unsampled --seconds 220
+
+settings:
+"""
 
 
-@dataclass(frozen=True)
-class Added:
-    """How much longer a step takes, in seconds and as a ratio, than with the first part alone."""
-
-    part: str
-    seconds: float
-    ratio: float
-    error: float
-    steps: int
-
-
-class _Pass:
-    """The pass that comes next: the call that it belongs to, and what stands in the slots of the modules."""
-
-    def __init__(self, model: Any) -> None:
-        from inferspan.capture.compilation import SLOT
-        from inferspan.capture.observed_call import ObservedCall
-
-        self._slot, self._kind = SLOT, ObservedCall
-        self._modules = [*model.modules()]
-        self._observed: dict[Any, Any] = {}
-        self.call: Any = None
-        self._clock: Any = None
-
-    def take(self, call: Any) -> None:
-        """Look at what a step of ``call`` has attached; from step to step it is the same."""
-        if call is not self.call:
-            self.call, self._clock = call, call.clock
-            self._observed = {one: seen for one in self._modules if type(seen := vars(one).get(self._slot)) is self._kind}
-
-    def leave(self) -> None:
-        """Put everything back as it was."""
-        if self.call is not None:
-            self.set(observed=True, recorded=True, timed=True)
-        self.call = None
-
-    def set(self, *, observed: bool, recorded: bool, timed: bool) -> None:
-        """Choose what is done in the next step."""
-        for module, seen in self._observed.items():
-            # Once the request has ended, they have come off.
-            if observed and seen.attached:
-                vars(module)[self._slot] = seen
-            else:
-                vars(module).pop(self._slot, None)
-        engine = next(iter(self._observed.values())).engine if self._observed else None
-        self.call.engine = engine if recorded else None
-        self.call.clock = self._clock if timed else None
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.steps",
+        description="What recording adds to a decode step, by changing what is done from step to step. Without --settings: every module's "
+        "recording taken apart, with the wrappers of a step left on. With it: whole settings against steps in which nothing of inferspan "
+        "is in the way, by the ratio of neighbouring blocks of steps. Export is in neither.",
+        epilog=EPILOG + "\n".join(f"  {key:14} {row.name}: {row.gets}" for key, row in SETTINGS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", choices=MODELS, default="smollm2", help="default: %(default)s")
+    parser.add_argument("--requests", type=positive, help=f"requests of {TOKENS} steps each (default: 20); with --settings of each setting")
+    parser.add_argument("--settings", metavar="LIST", help="compare these settings, named below")
+    parser.add_argument(
+        "--mode",
+        choices=[*LENGTHS],
+        help="with --settings: compiled is a static cache, for which generate() compiles the decode step, on an NVIDIA GPU only "
+        f"(default: eager); requests have {' and '.join(f'{steps} ({mode})' for mode, steps in LENGTHS.items())} steps",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        help="with --settings: end after so many seconds from the start, loading included, with --requests or without; "
+        "only loading and the first request, which compiles, are not cut short",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="with --settings: write all figures, those of single steps included")
+    return parser
 
 
-def parts(*, cuda: bool) -> dict[str, Part]:
-    """What may be done in a step, each with all that stands before it."""
-    found: dict[str, Part] = {
-        "nothing on the modules": lambda step: step.set(observed=False, recorded=False, timed=False),
-        "calls go through our callable": lambda step: step.set(observed=True, recorded=False, timed=False),
-        "and are recorded": lambda step: step.set(observed=True, recorded=True, timed=False),
-    }
-    if cuda:
-        found["and get events on the device"] = lambda step: step.set(observed=True, recorded=True, timed=True)
-    return found
+def _chosen(options: argparse.Namespace, parser: argparse.ArgumentParser) -> list[Row]:
+    """The settings to be compared; a wrong word ends the program with a sentence."""
+    keys = [key.strip() for key in (options.settings or "").split(",") if key.strip()]
+    for key in keys:
+        if key not in SETTINGS:
+            parser.error(f"no setting {key!r}: there are {', '.join(SETTINGS)}")
+    if not keys and (options.mode or options.seconds is not None or options.json):
+        parser.error("--mode, --seconds and --json go with --settings")
+    if options.mode == "compiled" and not machine.has_gpu():
+        parser.error("compiled decode needs an NVIDIA GPU: generate() compiles nowhere else")
+    return [SETTINGS[key] for key in keys]
 
 
-@contextmanager
-def _without_export() -> Iterator[None]:
-    """Records and events are dropped where they would be handed over or read."""
-    from unittest import mock
-
-    from inferspan import spans
-    from inferspan.capture.device_clock import CallClock
-
-    def drop(clock: Any, *, leave: int = 0) -> None:
-        while clock._waiting:
-            clock._forget_oldest()
-
-    with mock.patch.object(spans.SpanScope, "detail", return_value=None), mock.patch.object(CallClock, "read", drop):
-        yield
+def _say(text: str) -> None:
+    print(f"[steps] {text}", file=sys.stderr, flush=True)
 
 
-def take_apart(model: Any, *, requests: int, tokens: int = TOKENS, say: Callable[[str], None] = lambda _: None) -> list[Added]:
-    """Run ``requests`` of ``tokens`` steps each and compare the parts.
-
-    Args:
-        model: for ``generate()``, with the prompt on its device.
-        requests: how many; the first step of each counts for nothing.
-        tokens: steps of a request.
-        say: is told how far it has come.
-    """
-    import torch
-    from opentelemetry.sdk.trace import TracerProvider
-    from transformers import StoppingCriteria
-
-    import inferspan
-    from inferspan.capture.call import current
-
-    device = next(model.parameters()).device
-    done = parts(cuda=device.type == "cuda")
-    names, draw, step = [*done], random.Random(0), _Pass(model)
-    taken: dict[str, list[float]] = {name: [] for name in names}
-    prompt = torch.randint(3, min(1000, model.config.vocab_size), (1, 16), generator=torch.Generator().manual_seed(0)).to(device)
-    goes_on = torch.zeros(1, dtype=torch.bool, device=device)
-
-    class Between(StoppingCriteria):
-        """Called once a step: ends the time of one, and draws what the next one does."""
-
-        def __init__(self) -> None:
-            self.begun = 0.0
-            self.name: str | None = None
-
-        def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-            if self.name is not None:
-                taken[self.name].append(time.perf_counter() - self.begun)
-            call = current.call
-            if call is None or call.room <= 0:
-                raise RuntimeError("the coming step is not recorded, so there is nothing to be taken apart")
-            step.take(call)
-            self.name = draw.choice(names)
-            done[self.name](step)
-            self.begun = time.perf_counter()
-            return goes_on
-
-    def request(between: list[Any]) -> None:
-        options: dict[str, Any] = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
-        try:
-            with torch.no_grad():
-                model.generate(prompt, attention_mask=torch.ones_like(prompt), stopping_criteria=between, **options)
-        finally:
-            step.leave()
-
-    request([])
-    # A provider that records and has nobody to send to.
-    provider = TracerProvider(shutdown_on_exit=False)
-    with _without_export(), inferspan.instrument(model, tracer_provider=provider, **lifted(modules="all", logits=False)):
-        request([])
-        for number in range(requests):
-            request([Between()])
-            say(f"request {number + 1} of {requests}")
-    least = statistics.median(taken[names[0]])
-    found = [(name, taken[name], statistics.median(taken[name])) for name in names]
-    return [Added(name, median - least, median / least, _error(values), len(values)) for name, values, median in found]
+def _told(facts: dict[str, str]) -> str:
+    return "\n".join(f"- {name}: {value}" for name, value in facts.items())
 
 
-def _error(values: list[float]) -> float:
-    """Standard error of the median of what is not far out."""
-    ordered = sorted(values)
-    kept = ordered[len(ordered) // 20 : len(ordered) - len(ordered) // 20]
-    return float(1.25 * statistics.pstdev(kept) / len(values) ** 0.5)
+def _compare(options: argparse.Namespace, rows: list[Row], started: float) -> int:
+    """Print the table of settings; 1 if one of them failed."""
+    mode = options.mode or "eager"
+    facts = machine.describe()
+    work = workload(Case(model=options.model, mode=mode, tokens=LENGTHS[mode], prompt=PROMPT), *load(options.model))
+    _say(f"{options.model} {mode} is loaded")
+    requests = options.requests or (REQUESTS if options.seconds is None else None)
+    seconds = math.inf if options.seconds is None else options.seconds - (time.monotonic() - started)
+    lines = lines_of(work, measure(work, rows, requests=requests, seconds=seconds, say=_say))
+    if options.json:
+        options.json.write_text(json.dumps({"machine": facts, "command": " ".join(sys.argv[1:]), "table": lines}) + "\n", encoding="utf-8")
+    remarks = "\n".join(f"- {remark}" for remark in [WITHOUT_EXPORT, *noise(lines)])
+    print(f"{_told(facts)}\n\n{markdown(TABLE, lines)}\n\n{remarks}")
+    for line in lines:
+        if line.get("failed"):
+            _say(f"{line['setting']}: {line['verdict']}")
+    return int(any(line.get("failed") for line in lines))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.steps", description="What recording every module adds to a step, taken apart."
-    )
-    parser.add_argument("--model", choices=MODELS, default="smollm2", help="default: %(default)s")
-    parser.add_argument("--requests", type=int, default=20, help=f"requests of {TOKENS} steps each (default: %(default)s)")
+    """Run the command line; returns the exit status."""
+    started = time.monotonic()
+    parser = _parser()
     options = parser.parse_args(arguments)
+    rows = _chosen(options, parser)
+    leave_out_variables(_say)
+    if rows:
+        return _compare(options, rows, started)
     model, _ = load(options.model)
     calls = prepare(options.model, model).modules
-    found = take_apart(model, requests=options.requests, say=lambda text: print(f"[steps] {text}", file=sys.stderr))
-    print("\n".join(f"- {name}: {value}" for name, value in machine.describe().items()), end="\n\n")
+    found = take_apart(model, requests=options.requests or REQUESTS, say=_say)
     lines = [
         {
             "part": one.part,
@@ -206,7 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
         }
         for one in found
     ]
-    print(markdown(COLUMNS, lines))
+    print(f"{_told(machine.describe())}\n\n{markdown(COLUMNS, lines)}")
     return 0
 
 

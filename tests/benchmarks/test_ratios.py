@@ -76,3 +76,11 @@ def test_exponent() -> None:
     assert exponent(sizes, costs) == pytest.approx(float(numpy.polyfit(numpy.log(sizes), numpy.log(costs), 1)[0]))
     assert exponent([1, 10, 100, 1000], [2, 20, -1, 2000]) == pytest.approx(1)
     assert math.isnan(exponent([1, 10], [1, 0]))
+
+
+def test_groups() -> None:
+    """Pairs of one group are drawn together and count as one: the interval of three groups is as wide as they are apart."""
+    groups = [number // 20 for number in range(60)]
+    ours = [1.0 + group / 10 for group in groups]
+    alone, together = ratio_of(ours, [1.0] * 60), ratio_of(ours, [1.0] * 60, groups=groups)
+    assert [(one.median, one.sure_low, one.sure_high, one.pairs) for one in (alone, together)] == [(1.1, 1.1, 1.1, 60), (1.1, 1.0, 1.2, 3)]

@@ -7,12 +7,15 @@ import functools
 import gc
 import inspect
 import io
+import linecache
 import pickle
 import re
+import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -22,7 +25,7 @@ import torch._dynamo  # so that it can tell when something is compiled
 from torch import Tensor, nn
 
 from inferspan import semconv
-from inferspan.capture import module_hooks
+from inferspan.capture import module_hooks, observed_call
 from inferspan.capture.compilation import SLOT
 from inferspan.capture.observed_call import ObservedCall
 from inferspan.capture.recorder import FRAMES, IN_C
@@ -485,6 +488,51 @@ def test_hooks_of_the_user_are_seen(telemetry: Telemetry) -> None:
     part.register_forward_hook(lambda module, given, output: output[:, :1])
     _run(telemetry, model, lambda parts: None)
     assert [(span.attributes or {})[semconv.OUTPUT_SHAPES] for span in telemetry.modules()] == [("1x1",)]
+
+
+def _interrupted_at(number: int, model: nn.Module) -> bool:
+    """Run a pass with Ctrl-C before a line of what attaches and detaches, counted through the pass; whether there are as many lines."""
+    left = number
+
+    def line(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        # Python asks for signals between calls, and not where a block begins or ends.
+        if event == "line" and not text.startswith(("with ", "try:", "finally:")):
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return line
+
+    def call(frame: FrameType, event: str, _: Any) -> Any:
+        return line if frame.f_code.co_filename in (module_hooks.__file__, observed_call.__file__) else None
+
+    before = sys.gettrace()
+    sys.settrace(call)
+    try:
+        model(ONES)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize("by", ["slot", "hooks"])
+def test_interrupts_while_it_is_attached(telemetry: Telemetry, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C wherever modules are given observers or lose them: the next pass runs, and all comes off in the end."""
+    if by == "hooks":
+        monkeypatch.setattr(module_hooks, "can_observe", lambda module: False)
+    number = 0
+    interrupted = True
+    while interrupted:
+        number += 1
+        model = Holder(Scaled(), nn.Sequential(Scaled()))
+        with telemetry.instrument(model, modules="all"):
+            interrupted = _interrupted_at(number, model)
+            assert torch.equal(model(ONES), ONES * 4)
+        assert set(attached(model).values()) == {0}, number
+    assert number > 50
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration])

@@ -302,17 +302,21 @@ def start_forward(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any],
         # Nothing else would end the request.
         scope.end(RequestEnd(start + offset, None, {}))
         raise
-    if operation is not None:
-        with contain("counting input tokens"):
-            call.input_tokens = _attended(args, kwargs)
-    call.push()
-    target.opened(call)
-    if call.part is not None:
-        with contain("profiler window"):
-            call.part.begin(by_hooks=target.compiled_call is None)
-        if call.clock is not None:
-            call.clock.begin()
-    call.overhead = perf_counter_ns() - start
+    try:
+        if operation is not None:
+            with contain("counting input tokens"):
+                call.input_tokens = _attended(args, kwargs)
+        call.push()
+        target.opened(call)
+        if call.part is not None:
+            with contain("profiler window"):
+                call.part.begin(by_hooks=target.compiled_call is None)
+            if call.clock is not None:
+                call.clock.begin()
+        call.overhead = perf_counter_ns() - start
+    except BaseException:
+        call.finish(None, INTERRUPTED, perf_counter_ns())
+        raise
     if not target.is_open:
         # uninstrument() on another thread came in between: it has not ended this call, and took off what would.
         call.finish(None, INTERRUPTED, perf_counter_ns())

@@ -293,12 +293,13 @@ class HookEngine:
             self._detach()
 
     def _detach(self) -> None:
-        observed, self._observed = self._observed, []
-        for one in reversed(observed):
-            one.detach()
+        # Each is forgotten once it is off: an interrupt in between leaves the others to the next who detaches.
+        while self._observed:
+            self._observed[-1].detach()
+            self._observed.pop()
         # Hooks that stay for the moment do nothing without a recorded call, and go the next time.
         if not self._handles or iterates_hooks():
             return
-        handles, self._handles = self._handles, []
-        for handle in handles:
-            handle.remove()
+        while self._handles:
+            self._handles[-1].remove()
+            self._handles.pop()

@@ -196,9 +196,9 @@ class Target:
         ]
 
     def _take_root_hooks(self) -> None:
-        handles, self._root_handles = self._root_handles, []
-        for handle in handles:
-            handle.remove()
+        while self._root_handles:
+            self._root_handles[-1].remove()
+            self._root_handles.pop()
 
     def pause_root_hooks(self, call: Call) -> None:
         """Keep root hooks out of a region that is about to be compiled, until ``call`` ends."""
@@ -280,9 +280,13 @@ class Target:
             # Nothing else would end the request, and its span would stay the current one.
             scope.end(RequestEnd(start + offset, None, {}))
             raise
-        call.push()
-        call.overhead = perf_counter_ns() - began
-        self.opened(call)
+        try:
+            call.push()
+            call.overhead = perf_counter_ns() - began
+            self.opened(call)
+        except BaseException as error:
+            call.fail(error)
+            raise
         return call
 
     @staticmethod

@@ -36,40 +36,36 @@ class Added:
 
 
 class _Pass:
-    """The pass that comes next: the call that it belongs to, and what stands in the slots of the modules."""
+    """The pass that comes next: the call that it belongs to, and what its engine has on the modules."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self) -> None:
         from inferspan.capture.compilation import SLOT
-        from inferspan.capture.observed_call import ObservedCall
 
-        self._slot, self._kind = SLOT, ObservedCall
-        self._modules = [*model.modules()]
-        self._observed: dict[Any, Any] = {}
+        self._slot = SLOT
         self.call: Any = None
         self._clock: Any = None
+        self._engine: Any = None
 
     def take(self, call: Any) -> None:
-        """Look at what a step of ``call`` has attached; from step to step it is the same."""
+        """Look at a step of ``call`` as it is without us; from step to step that is the same."""
         if call is not self.call:
-            self.call, self._clock = call, call.clock
-            self._observed = {one: seen for one in self._modules if type(seen := vars(one).get(self._slot)) is self._kind}
+            self.call, self._clock, self._engine = call, call.clock, call.engine
 
     def leave(self) -> None:
         """Put everything back as it was."""
         if self.call is not None:
             self.set(observed=True, recorded=True, timed=True)
-        self.call = None
+        self.call = self._clock = self._engine = None
 
     def set(self, *, observed: bool, recorded: bool, timed: bool) -> None:
         """Choose what is done in the next step."""
-        for module, seen in self._observed.items():
-            # Once the request has ended, they have come off.
-            if observed and seen.attached:
-                vars(module)[self._slot] = seen
+        # Nothing of it is kept: an observer counts who refers to it. Once the request has ended, the list is empty.
+        for one in self._engine._observed:
+            if observed:
+                vars(one.module)[self._slot] = one
             else:
-                vars(module).pop(self._slot, None)
-        engine = next(iter(self._observed.values())).engine if self._observed else None
-        self.call.engine = engine if recorded else None
+                vars(one.module).pop(self._slot, None)
+        self.call.engine = self._engine if recorded else None
         self.call.clock = self._clock if timed else None
 
 
@@ -120,7 +116,7 @@ def take_apart(model: Any, *, requests: int, tokens: int = TOKENS, say: Callable
     device = next(model.parameters()).device
     work = prepare("", model, tokens=tokens)
     done = parts(cuda=device.type == "cuda")
-    names, draw, step = [*done], random.Random(0), _Pass(model)
+    names, draw, step = [*done], random.Random(0), _Pass()
     taken: dict[str, list[float]] = {name: [] for name in names}
     goes_on = torch.zeros(1, dtype=torch.bool, device=device)
 

@@ -741,6 +741,27 @@ def test_clock_that_ends_while_it_records(twin: Twin) -> None:
     assert fake.calls["cuEventRecord"] <= 1 and not fake.faults
 
 
+def test_events_recorded_while_others_are_made() -> None:
+    """The same, while a pool makes events: it does not wait for itself, and no slot is given twice."""
+    fake: Any = FakeCuda()
+    pool = cuda_events.DriverEvents(0, fake.torch_cuda(), fake)
+    create = fake.cuEventCreate
+    taken: list[int] = []
+
+    def record_meanwhile(*arguments: Any) -> Any:
+        fake.cuEventCreate = create
+        taken.append(pool.record())
+        return create(*arguments)
+
+    fake.cuEventCreate = record_meanwhile
+    thread = threading.Thread(target=lambda: taken.append(pool.record()), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert len(taken) == len(set(taken)) == 2 and min(taken) >= 0
+    assert sorted([*taken, *pool.free]) == [*range(len(pool.events))] and not fake.faults
+
+
 @pytest.mark.parametrize("twin", TWINS)
 def test_clock_told_by_a_finalizer(twin: Twin) -> None:
     """The garbage collector may run anything while a boundary is noted, other boundaries of the same request included."""

@@ -144,7 +144,8 @@ class EventPool:
         self.free: list[int] = []
         self.fast: Any = None
         """What records and reads in C, where that can be."""
-        self._lock = threading.Lock()
+        # The garbage collector may run a module of the program's that is timed, while events are made.
+        self._lock = threading.RLock()
         self._closed = False
         self._failures = 0
 

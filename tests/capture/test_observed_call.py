@@ -562,6 +562,7 @@ def test_failures_are_told_by_their_type(telemetry: Telemetry, error: type[BaseE
     assert {(span.attributes or {}).get(semconv.ERROR_TYPE) for span in telemetry.modules()} == {None, error.__name__}
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
 def test_the_fast_path_of_torch_stays(telemetry: Telemetry) -> None:
     """An encoder of torch that takes its fused path without hooks takes it observed as well, and gives the same bits."""
     torch.manual_seed(0)

@@ -115,15 +115,16 @@ def test_buffers_are_lent_and_come_back() -> None:
 
 
 def test_a_request_costs_two_allocations_and_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a kernel, 200 steps make one launch pair each, allocate their chunk and scratch once, and come in one copy."""
+    """With a kernel, 200 steps make one launch each, allocate their chunk and scratch once, and come in one copy."""
     kernel, link = FakeKernel(), FakeLink()
     fused = kernel.kernels()
     logits, ids = torch.randn(1, 30), torch.zeros(1, dtype=torch.long)
     LogitRing(top_k=0, capacity=1, fused=fused).append(logits, ids)
     fused.join(10)
     made: list[object] = []
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *args, **options: made.append(args) or empty(*args, **options))  # type: ignore[func-returns-value]
+    for name in ("empty", "zeros"):
+        original = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *args, original=original, **more: made.append(args) or original(*args, **more))
     monkeypatch.setattr(logit_ring, "compute", None)
     ring = LogitRing(top_k=0, capacity=1000, fused=fused, link=link)
     for _ in range(200):

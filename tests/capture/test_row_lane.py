@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -122,9 +124,16 @@ def test_a_request_costs_two_allocations_and_one_copy(monkeypatch: pytest.Monkey
     LogitRing(top_k=0, capacity=1, fused=fused).append(logits, ids)
     fused.join(10)
     made: list[object] = []
+
+    def counted(original: Any) -> Any:
+        def make(*args: Any, **options: Any) -> Any:
+            made.append(args)
+            return original(*args, **options)
+
+        return make
+
     for name in ("empty", "zeros"):
-        original = getattr(torch, name)
-        monkeypatch.setattr(torch, name, lambda *args, original=original, **more: made.append(args) or original(*args, **more))
+        monkeypatch.setattr(torch, name, counted(getattr(torch, name)))
     monkeypatch.setattr(logit_ring, "compute", None)
     ring = LogitRing(top_k=0, capacity=1000, fused=fused, link=link)
     for _ in range(200):

@@ -9,9 +9,11 @@ import importlib.machinery
 import importlib.util
 import itertools
 import logging
+import os
 import random
 import subprocess
 import sys
+import textwrap
 import threading
 import warnings
 import weakref
@@ -884,3 +886,46 @@ def test_tensor_is_the_plain_one() -> None:
         finally:
             recorder.current.call = None
         assert tape.recorded == 2
+
+
+@pytest.mark.parametrize("broken", ["a file without bind", "another _call_impl", "another __call__"])
+def test_what_is_not_as_expected_is_left_alone(broken: str) -> None:
+    """An extension that is not what it says, and a torch whose calls somebody has replaced, cost a program nothing but speed."""
+    code = f"""
+    import sys, types
+    import torch
+    from torch import nn
+
+    class Theirs:
+        def __init__(self, function):
+            self.function = function
+
+        def __get__(self, module, kind):
+            return self if module is None else lambda *args, **kwargs: self.function(module, *args, **kwargs)
+
+    broken = {broken!r}
+    if broken == "a file without bind":
+        sys.modules["inferspan.capture._recorder"] = types.ModuleType("inferspan.capture._recorder")
+        sys.modules["inferspan.capture._recorder"].ABI = {extension.ABI}
+    elif broken == "another _call_impl":
+        nn.Module._call_impl = Theirs(nn.Module._call_impl)
+    else:
+        nn.Module.__call__ = Theirs(nn.Module.__call__)
+    import inferspan
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    expected = model(torch.ones(1, 2))
+    with inferspan.instrument(model, tracer_provider=provider, modules="all", nvml=False, host=False):
+        found = model(torch.ones(1, 2))
+    inferspan.flush()
+    print(torch.equal(found, expected), sorted(span.name for span in exporter.get_finished_spans()))
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120, env={**os.environ}
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "True ['forward Sequential', 'layer 0', 'layer 1']"

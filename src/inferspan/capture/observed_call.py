@@ -13,6 +13,7 @@ from types import FunctionType
 from typing import Any
 
 from torch import jit, nn
+from torch.nn.modules import module as torch_calls
 
 from .compilation import SLOT, is_optimized
 from .recorder import FRAMES, Caller
@@ -22,7 +23,7 @@ __all__ = ["ObservedCall", "can_observe"]
 _counted = hasattr(sys, "getrefcount") and getattr(sys, "_is_gil_enabled", lambda: True)()
 """Whether reference counts are exact: not in free-threaded builds, nor where there are none."""
 _HOOKS = ("backward_hooks", "backward_pre_hooks", "forward_hooks", "forward_pre_hooks")
-_torch_calls = nn.Module.__call__.__globals__
+_torch_calls = vars(torch_calls)
 
 
 def _is_known() -> bool:
@@ -31,6 +32,8 @@ def _is_known() -> bool:
     Neither a later torch with more to look at nor a library that has replaced these functions may be cut short.
     """
     call, plain = nn.Module.__call__, nn.Module._call_impl
+    if not (isinstance(call, FunctionType) and isinstance(plain, FunctionType)):
+        return False
     names = plain.__code__.co_names
     tables = {name for name in names if name.endswith("_hooks")}
     return (

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
+from torch.nn.modules import module as torch_calls
 
 from ..guard import contain, report
 from ..records import ModuleCall, ModuleInfo
@@ -32,7 +33,7 @@ __all__ = ["Caller", "Tape", "current"]
 _FIELDS = len(ModuleCall._fields)
 _START = ModuleCall._fields.index("start")
 _references: Any = getattr(sys, "getrefcount", lambda _: 0)
-_torch = nn.Module._call_impl.__globals__
+_torch = vars(torch_calls)
 _CALL_IMPL = nn.Module._call_impl
 _tracing: Any = torch._C._get_tracing_state
 

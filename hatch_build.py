@@ -22,8 +22,8 @@ __all__ = ["ExtensionHook", "obstacle"]
 
 VARIABLE = "INFERSPAN_BUILD_EXTENSION"
 MODES = ("auto", "require", "no")
-NAME = "inferspan.capture._recorder"
-SOURCE = Path("src", "inferspan", "capture", "_recorder.c")
+NAME = "inferspan.capture.modules._recorder"
+SOURCE = Path("src", "inferspan", "capture", "modules", "_recorder.c")
 LIMITED_API, PYTHON_TAG = "0x030A0000", "cp310"
 """The oldest Python whose stable ABI is used, which is the oldest that we support."""
 LOST = "recording costs about four times more a module call, nothing else changes"

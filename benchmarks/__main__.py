@@ -136,7 +136,7 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser, address: 
     import torch
 
     import inferspan
-    from inferspan import otlp
+    from inferspan.export import otlp
 
     cases, parts = _choose(options, parser)
     if options.threads:

@@ -83,8 +83,8 @@ class Packed:
     def __init__(self, *, template: bool = True) -> None:
         from opentelemetry import trace
 
-        import inferspan.otlp as otlp
-        from inferspan.raw_detail import RawDetail
+        import inferspan.export.otlp as otlp
+        from inferspan.spans.packed.detail import RawDetail
 
         otlp.configure()
         self.sink: Any = otlp.raw_sink(trace.get_tracer_provider())
@@ -174,12 +174,12 @@ def request(provider: Any, *, sink: Any) -> Any:
     """A request whose detail is to be written."""
     from opentelemetry import metrics
 
+    from inferspan.export.sdk import span_parts
+    from inferspan.metrics.requests import RequestMetrics
     from inferspan.records import ModelInfo, RequestStart
-    from inferspan.request_metrics import RequestMetrics
-    from inferspan.request_span import RequestSpan
     from inferspan.settings import Settings
-    from inferspan.span_parts import span_parts
-    from inferspan.span_writer import SpanWriter
+    from inferspan.spans.request import RequestSpan
+    from inferspan.spans.writer import SpanWriter
 
     tracer = provider.get_tracer("inferspan")
     start = RequestStart("generate", "text_completion", ModelInfo("m", "huggingface", "M", {}), 0, False, {})

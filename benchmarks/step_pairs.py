@@ -197,7 +197,7 @@ class _Session:
     def run(self, one: Compared, handed: list[Any], *, keep: bool) -> None:
         """One request of a row; what goes wrong ends this row, not the others."""
         from inferspan import guard
-        from inferspan.capture.compilation import compiled_graphs
+        from inferspan.capture.compile.state import compiled_graphs
 
         work = self._work
         device = next(work.model.parameters()).device
@@ -244,7 +244,7 @@ def _kept_back() -> Iterator[list[Any]]:
     """Records come into a list where they would be handed over to be written."""
     from unittest import mock
 
-    from inferspan import spans
+    from inferspan.spans import recorder as spans
 
     handed: list[Any] = []
     with mock.patch.object(spans.SpanScope, "detail", lambda _, records: handed.extend(records)):

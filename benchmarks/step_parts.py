@@ -39,7 +39,7 @@ class _Pass:
     """The pass that comes next: the call that it belongs to, and what its engine has on the modules."""
 
     def __init__(self) -> None:
-        from inferspan.capture.compilation import SLOT
+        from inferspan.capture.compile.state import SLOT
 
         self._slot = SLOT
         self.call: Any = None
@@ -86,8 +86,8 @@ def _without_export() -> Iterator[None]:
     """Records and events are dropped where they would be handed over or read."""
     from unittest import mock
 
-    from inferspan import spans
-    from inferspan.capture.device_clock import CallClock
+    from inferspan.capture.device.clock import CallClock
+    from inferspan.spans import recorder as spans
 
     def drop(clock: Any, *, leave: int = 0) -> None:
         while clock._waiting:

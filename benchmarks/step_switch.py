@@ -38,8 +38,8 @@ class Switch:
     """
 
     def __init__(self, model: Any) -> None:
-        from inferspan.capture.compilation import SLOT
-        from inferspan.capture.generation import METHODS
+        from inferspan.capture.compile.state import SLOT
+        from inferspan.capture.generate.wrappers import METHODS
 
         self._slot = SLOT
         self._kind = type(model)

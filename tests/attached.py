@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from inferspan.capture.compilation import SLOT
-from inferspan.capture.observed_call import ObservedCall
+from inferspan.capture.compile.state import SLOT
+from inferspan.capture.modules.observer import ObservedCall
 
 __all__ = ["attached"]
 

@@ -284,7 +284,7 @@ def test_shut_down_early(telemetry: Telemetry) -> None:
 
 def test_failure_of_ours_at_the_start(telemetry: Telemetry, contained: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that we fail to follow runs all the same, its span ends, and the next one is whole."""
-    from inferspan.capture import generate_call
+    from inferspan.capture.generate import call as generate_call
 
     model = llama()
     telemetry.instrument(model, modules="none")

@@ -23,7 +23,7 @@ LIGHT = tuple(
     f"inferspan.{name}"
     for name in (
         "buffer", "bundles", "caller", "cli", "extension", "guard", "ranks", "records", "report", "samplers", "semconv", "settings",
-        "summary", "variables", "version",
+        "metrics.summary", "export.variables", "version",
     )
 )  # fmt: skip
 BROUGHT_BY_SDK = {"opentelemetry.sdk", "google.protobuf", "psutil"}

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .caller import context
+    from .export.otlp import configure
     from .instrument import Handle, flush, instrument, uninstrument
-    from .otlp import configure
     from .settings import Settings, SettingsError
 
 __all__ = ["Handle", "Settings", "SettingsError", "__version__", "configure", "context", "flush", "instrument", "uninstrument"]
@@ -22,7 +22,7 @@ _HOMES = {
     "Handle": "instrument",
     "Settings": "settings",
     "SettingsError": "settings",
-    "configure": "otlp",
+    "configure": "export.otlp",
     "context": "caller",
     "flush": "instrument",
     "instrument": "instrument",

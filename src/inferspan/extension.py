@@ -22,9 +22,9 @@ _log = logging.getLogger("inferspan")
 _told: set[str] = set()
 """Lines that have been logged."""
 
-ABI = 1
+ABI = 2
 """What C and Python code expect of each other: counted up here and in ``_recorder.c`` whenever that changes."""
-NAME = "inferspan.capture._recorder"
+NAME = "inferspan.capture.modules._recorder"
 AGAIN = "install inferspan again"
 
 

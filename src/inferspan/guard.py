@@ -93,7 +93,7 @@ class contain:
 
 
 def guarded(place: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
-    """Decorate a function of ours that foreign code calls; after a contained error it returns ``None``."""
+    """Decorate a function of ours that third-party code calls; after a contained error it returns ``None``."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
         @functools.wraps(function)

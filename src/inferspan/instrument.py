@@ -17,19 +17,22 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry import _logs, trace
 
-from . import machine, otlp, semconv
+from inferspan.export.ids import adopt_ids
+from inferspan.metrics.requests import RequestMetrics
+from inferspan.metrics.summary import Totals
+from inferspan.spans.recorder import SpanRecorder
+from inferspan.spans.writer import SpanWriter
+
+from . import semconv
+from .export import otlp
 from .guard import contain
-from .ids import adopt_ids
-from .request_metrics import RequestMetrics
+from .samplers import process as machine
 from .settings import Settings, SettingsError
-from .span_writer import SpanWriter
-from .spans import SpanRecorder
-from .summary import Totals
 from .version import version
 
 if TYPE_CHECKING:
-    from .capture.profiler_window import Window
-    from .capture.target import Target
+    from inferspan.capture.profiler.window import Window
+    from inferspan.capture.target import Target
 
 __all__ = ["Handle", "flush", "instrument", "uninstrument"]
 
@@ -76,7 +79,7 @@ class _Instrumentation:
             self._release()
 
 
-def _bury_orphans() -> None:
+def _release_collected() -> None:
     """Let go of what instrumentations of collected models still hold; called with the lock held."""
     while _orphans:
         orphan = _orphans.popleft()
@@ -135,7 +138,7 @@ class Handle:
         Raises:
             SettingsError: ``steps`` or ``cpu_ops`` cannot be used.
         """
-        from .capture.profiler_window import Window
+        from inferspan.capture.profiler.window import Window
 
         if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= 1000:
             raise SettingsError(f"handle.profile() cannot take steps={steps!r}: use a whole number from 1 to 1000")
@@ -198,7 +201,7 @@ def instrument(
     resolved = _resolve(settings, settings_overrides)
     providers = (tracer_provider, meter_provider, logger_provider)
     with _lock:
-        _bury_orphans()
+        _release_collected()
         existing = _instrumentations.get(id(model))
         if existing is not None and existing.target.model is model and existing.target.is_open:
             _check_conflict(existing, resolved if explicit else None, providers)
@@ -293,7 +296,7 @@ def _hand_over_first() -> None:
 
 
 def _build(model: Any, tokenizer: Any, settings: Settings, providers: _Providers) -> _Instrumentation:
-    from .capture.target import Target
+    from inferspan.capture.target import Target
 
     tracer_provider, meter_provider, logger_provider = providers
     meters = machine.meters_of(meter_provider)
@@ -304,7 +307,7 @@ def _build(model: Any, tokenizer: Any, settings: Settings, providers: _Providers
     release: Callable[[], None] = lambda: None  # noqa: E731 - replaced below
     with contain("samplers"):
         loop, release = machine.samplers.acquire(settings, meters)
-        from .samplers.allocator import cuda_devices
+        from inferspan.samplers.allocator import cuda_devices
 
         target.watch_machine(loop, cuda_devices)
     return _Instrumentation(target, recorder, settings, providers, release)

@@ -20,7 +20,7 @@ from benchmarks import machine, step_pairs
 from benchmarks.models import LLAMA, Workload, llama, prepare
 from benchmarks.step_pairs import AGAIN, PLAIN, RECORDED, SETTINGS, Compared, Timed, compare, measure, neighbours
 from benchmarks.step_switch import HOOKS, Switch
-from inferspan.capture.compilation import SLOT, compiled_graphs
+from inferspan.capture.compile.state import SLOT, compiled_graphs
 
 MODULES, LAYERS = 57, 12
 OURS = os.path.dirname(inferspan.__file__)

@@ -15,7 +15,7 @@ from benchmarks import steps
 from benchmarks.models import LLAMA, MODELS, llama
 from benchmarks.step_pairs import SETTINGS
 from benchmarks.step_parts import parts, take_apart
-from inferspan.capture.compilation import SLOT
+from inferspan.capture.compile.state import SLOT
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 
-from inferspan.capture.module_hooks import HookEngine
+from inferspan.capture.modules.hooks import ModuleObservers
 from tests.attached import attached
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
@@ -18,13 +18,13 @@ from tests.cases.telemetry import Telemetry
 def attachings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one whenever an engine puts its observers on the modules."""
     found: list[int] = []
-    attach = HookEngine._attach
+    attach = ModuleObservers._attach
 
-    def counted(engine: HookEngine) -> None:
+    def counted(engine: ModuleObservers) -> None:
         found.append(1)
         attach(engine)
 
-    monkeypatch.setattr(HookEngine, "_attach", counted)
+    monkeypatch.setattr(ModuleObservers, "_attach", counted)
     return found
 
 

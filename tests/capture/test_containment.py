@@ -11,21 +11,14 @@ from opentelemetry import trace
 from torch import nn
 
 from inferspan import guard
-from inferspan.capture import (
-    budget,
-    call,
-    device_rows,
-    energy,
-    forward,
-    generate_call,
-    logit_ring,
-    memory,
-    module_hooks,
-    output_stats,
-    step_facts,
-    stopping,
-    target,
-)
+from inferspan.capture import budget, call, forward, target
+from inferspan.capture.device import energy, memory
+from inferspan.capture.generate import call as generate_call
+from inferspan.capture.generate import criteria as stopping
+from inferspan.capture.generate import step_attributes as step_facts
+from inferspan.capture.logits import ring as logit_ring
+from inferspan.capture.modules import device_rows, output_stats
+from inferspan.capture.modules import hooks as module_hooks
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
 
@@ -38,7 +31,7 @@ PLACES: list[tuple[Any, str]] = [
     (call.Call, "reach"),
     (device_rows.DeviceRows, "append"),
     (device_rows.DeviceRows, "read"),
-    (energy, "EnergyMeter"),
+    (energy, "RequestEnergy"),
     (forward, "Budget"),
     (forward, "close_stale"),
     (forward, "describe"),
@@ -66,10 +59,10 @@ PLACES: list[tuple[Any, str]] = [
     (memory.MemoryMeter, "attributes"),
     (memory.MemoryMeter, "look"),
     (module_hooks, "describe"),
-    (module_hooks.HookEngine, "_attach"),
-    (module_hooks.HookEngine, "acquire"),
-    (module_hooks.HookEngine, "prepare"),
-    (module_hooks.HookEngine, "release"),
+    (module_hooks.ModuleObservers, "_attach"),
+    (module_hooks.ModuleObservers, "acquire"),
+    (module_hooks.ModuleObservers, "prepare"),
+    (module_hooks.ModuleObservers, "release"),
     (output_stats.OutputStats, "append"),
     (output_stats.OutputStats, "read"),
     (step_facts.StepFacts, "_attributes"),

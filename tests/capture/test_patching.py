@@ -61,12 +61,12 @@ def test_foreign_patch_on_top_stays() -> None:
     undo = wrap_class_method(Child, "run", _plus_one)
     ours = Child.run
 
-    def foreign(self: Any, value: int, *, times: int = 1) -> int:
+    def third_party(self: Any, value: int, *, times: int = 1) -> int:
         return ours(self, value, times=times) * 100
 
-    Child.run = foreign  # type: ignore[method-assign]
+    Child.run = third_party  # type: ignore[method-assign]
     undo()
-    assert Child.run is foreign
+    assert Child.run is third_party
     del Child.run
 
 
@@ -97,7 +97,7 @@ def test_method_on_the_instance() -> None:
     kept = owner.run
     owner.run = lambda value: kept(value) * 2  # type: ignore[method-assign,assignment,misc]
     undo()
-    assert owner.run(1) == 20, "the foreign wrapper was taken off, or ours is not transparent"
+    assert owner.run(1) == 20, "the third_party wrapper was taken off, or ours is not transparent"
 
 
 def test_undo_goes_on_after_a_failure(contained: list[guard.Swallowed]) -> None:

@@ -16,11 +16,12 @@ from torch import Tensor
 
 import inferspan
 from inferspan import semconv
-from inferspan.capture import device_clock, generate_call
-from inferspan.capture.logit_ring import LogitRing
-from inferspan.capture.recorder import IN_C
-from tests.capture.fake_cuda import FakeCuda
-from tests.capture.fused_fakes import FakeKernel
+from inferspan.capture.device import clock as device_clock
+from inferspan.capture.generate import call as generate_call
+from inferspan.capture.logits.ring import LogitRing
+from inferspan.capture.modules.recorder import IN_C
+from tests.capture.device.fake_cuda import FakeCuda
+from tests.capture.logits.fused_fakes import FakeKernel
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
 

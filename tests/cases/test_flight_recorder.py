@@ -22,7 +22,9 @@ from torch import Tensor, nn
 import inferspan
 from inferspan import semconv
 from inferspan.buffer import Buffer
-from inferspan.capture import generate_call, logits, step_facts
+from inferspan.capture.generate import call as generate_call
+from inferspan.capture.generate import step_attributes as step_facts
+from inferspan.capture.logits import statistics as logits
 from inferspan.records import RequestEnd
 from tests.cases.models import llama, prompt
 from tests.cases.telemetry import Telemetry

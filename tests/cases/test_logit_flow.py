@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from inferspan import semconv
-from inferspan.capture import generate_call
-from inferspan.capture.logit_ring import LogitRing
-from tests.capture.fused_fakes import FakeKernel, FakeLink
+from inferspan.capture.generate import call as generate_call
+from inferspan.capture.logits.ring import LogitRing
+from tests.capture.logits.fused_fakes import FakeKernel, FakeLink
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
 
@@ -70,7 +70,7 @@ def test_a_long_request_hands_over_what_has_landed(telemetry: Telemetry, monkeyp
     assert None not in entropies
     monkeypatch.setattr(generate_call, "LIVE", 8)
     monkeypatch.setattr(generate_call, "MOST_LIVE", 64)
-    monkeypatch.setattr("inferspan.capture.row_lane.CHUNK_STEPS", 4)
+    monkeypatch.setattr("inferspan.capture.logits.rows.CHUNK_STEPS", 4)
     monkeypatch.setattr(generate_call, "LogitRing", functools.partial(LogitRing, link=link))
     _counting(handed, monkeypatch)
     assert torch.equal(_generate(model, 100), want)

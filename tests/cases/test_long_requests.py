@@ -15,10 +15,10 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 import inferspan
 from inferspan import semconv
-from inferspan.capture import generate_call
 from inferspan.capture.call import current
+from inferspan.capture.generate import call as generate_call
 from inferspan.records import ModuleBatch, ModuleInfo
-from inferspan.spans import SpanScope
+from inferspan.spans.recorder import SpanScope
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
 

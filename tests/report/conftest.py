@@ -38,7 +38,7 @@ class Recording:
 
     def __init__(self) -> None:
         self.spans: list[dict[str, Any]] = []
-        self.foreign: list[dict[str, Any]] = []
+        self.third_party: list[dict[str, Any]] = []
         self.metrics: list[dict[str, Any]] = []
         self.traces = 0
 
@@ -60,7 +60,7 @@ class Recording:
         ours: bool = True,
     ) -> str:
         """Add a span that starts ``at`` milliseconds after ``START``; returns its id."""
-        number = f"{len(self.spans) + len(self.foreign) + 1:016x}"
+        number = f"{len(self.spans) + len(self.third_party) + 1:016x}"
         span: dict[str, Any] = {
             "traceId": trace,
             "spanId": number,
@@ -73,7 +73,7 @@ class Recording:
         }
         if parent:
             span["parentSpanId"] = parent
-        (self.spans if ours else self.foreign).append(span)
+        (self.spans if ours else self.third_party).append(span)
         return number
 
     def metric(self, name: str, kind: str, unit: str, points: Sequence[Mapping[str, Any]]) -> None:
@@ -85,7 +85,7 @@ class Recording:
         """The lines of the file; children come before their parents, as they are exported."""
         resource = {"attributes": otlp_attributes({"service.name": "tests", "host.name": "box"})}
         found = []
-        for scope, spans in ((semconv.SCOPE, list(reversed(self.spans))), ("http", self.foreign)):
+        for scope, spans in ((semconv.SCOPE, list(reversed(self.spans))), ("http", self.third_party)):
             if spans:
                 found.append({"resourceSpans": [{"resource": resource, "scopeSpans": [{"scope": {"name": scope}, "spans": spans}]}]})
         if self.metrics:
@@ -181,7 +181,7 @@ def fail() -> Callable[..., str]:
 
 @pytest.fixture
 def session_path(recording: Recording, tmp_path: Path) -> Path:
-    """Two generate() calls, one failure, two metrics, one foreign caller."""
+    """Two generate() calls, one failure, two metrics, one caller of another library."""
     trace = recording.trace()
     caller = recording.span("POST /chat", 0, 80, trace=trace, ours=False)
     add_generate(recording, 10, content=True, parent=caller, trace=trace)

@@ -16,7 +16,7 @@ from inferspan.report.session import SessionFileError, read_session
 
 
 def test_requests_come_as_trees_with_their_callers(session_path: Path) -> None:
-    """Children that come before their parents, on other lines, hang where they belong, and foreign parents are named."""
+    """Children that come before their parents, on other lines, hang where they belong, and parents of other libraries are named."""
     session = read_session(session_path)
     assert [(request.span.name, request.callers, request.span.failed) for request in session.requests] == [
         ("text_completion tiny/model", ("POST /chat",), False),
@@ -31,7 +31,7 @@ def test_requests_come_as_trees_with_their_callers(session_path: Path) -> None:
     layer = first.steps[0].children[0]
     assert (layer.name, [child.name for child in layer.children]) == ("layer 0", ["layer 0 self_attn"])
     assert layer.attributes[semconv.OUTPUT_SHAPES] == ("1x12x64",)
-    assert (session.foreign_spans, session.orphan_spans, session.lines.bad) == (1, 0, 0)
+    assert (session.third_party_spans, session.orphan_spans, session.lines.bad) == (1, 0, 0)
     assert session.resources == [{"service.name": "tests", "host.name": "box"}]
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from inferspan import semconv
+from inferspan.metrics.summary import percentile
 from inferspan.report.overview import request_rows, totals
 from inferspan.report.session import read_session
 from inferspan.report.terminal import summary
-from inferspan.summary import percentile
 from tests.report.conftest import otlp_attributes
 
 

@@ -11,20 +11,21 @@ from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from .. import semconv
-from ..guard import contain
-from ..records import Attributes, ModuleBatch, Phase, Profiled, RequestScope, Step
+from inferspan import semconv
+from inferspan.capture.modules.recorder import CallLog, current
+from inferspan.guard import contain
+from inferspan.records import Attributes, ModuleBatch, Phase, Profiled, RequestScope, Step
+
 from .budget import Budget
-from .recorder import Tape, current
 
 if TYPE_CHECKING:
-    from .device_clock import Measured
-    from .profiler_window import Part
+    from inferspan.capture.device.clock import Measured
+    from inferspan.capture.profiler.window import WindowClaim
 
 __all__ = ["Call", "current"]
 
 
-class Call(Tape):
+class Call(CallLog):
     """State of one running request; the base of plain forward and generate calls.
 
     It is the tape that the hook engine of its model writes on.
@@ -43,8 +44,8 @@ class Call(Tape):
         """Device times of the forward pass that was closed last, still to be read."""
         self.pending: list[Phase | Step | ModuleBatch] = []
         self.overhead = 0
-        self.part: Part | None = None
-        """Part of a profiler window that this call has."""
+        self.part: WindowClaim | None = None
+        """WindowClaim of a profiler window that this call has."""
         self._granted = 0
         self._watched = False
         self.root_id = 0

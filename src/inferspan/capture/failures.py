@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import traceback
 
-from ..attribute_values import exportable_text
-from ..records import Failure
+from inferspan.attribute_values import exportable_text
+from inferspan.records import Failure
 
 __all__ = ["error_type", "failure_of"]
 

@@ -20,24 +20,26 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
-from .. import semconv
-from ..attribute_values import shape_attributes
-from ..guard import contain, report
-from ..records import AttributeValue, Failure, ModuleInfo, RequestEnd, RequestStart
+from inferspan import semconv
+from inferspan.attribute_values import shape_attributes
+from inferspan.capture.compile.state import compiled_graphs, is_compiling, leave_frame, set_eval_frame
+from inferspan.capture.compile.transforms import is_transforming
+from inferspan.capture.compile.watch import compiling
+from inferspan.capture.logits.ring import LogitRing
+from inferspan.capture.logits.statistics import attributes as logit_attributes
+from inferspan.capture.logits.statistics import whole_logits
+from inferspan.capture.modules.hooks import CopiedAway
+from inferspan.capture.modules.shapes import Described, describe
+from inferspan.guard import contain, report
+from inferspan.records import AttributeValue, Failure, ModuleInfo, RequestEnd, RequestStart
+
 from .budget import Budget
 from .call import Call, current
-from .compilation import compiled_graphs, is_compiling, leave_frame, set_eval_frame
-from .compile_watch import compiling
 from .failures import error_type, failure_of
-from .logit_ring import LogitRing
-from .logits import attributes as logit_attributes
-from .logits import whole_logits
-from .module_hooks import CopiedAway
-from .shapes import Described, describe
-from .transforms import is_transforming
 
 if TYPE_CHECKING:
-    from .device_clock import CallClock
+    from inferspan.capture.device.clock import CallClock
+
     from .target import Target
 
 __all__ = ["CompiledCall", "ForwardCall", "RootEnter", "RootExit", "close_stale"]

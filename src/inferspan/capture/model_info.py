@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import nn
 
-from .. import semconv
-from ..guard import contain
-from ..records import AttributeValue, ModelInfo
-from ..settings import Settings
-from .compilation import is_compiled, is_optimized
+from inferspan import semconv
+from inferspan.capture.compile.state import is_compiled, is_optimized
+from inferspan.guard import contain
+from inferspan.records import AttributeValue, ModelInfo
+from inferspan.settings import Settings
 
 __all__ = ["model_device", "model_info"]
 

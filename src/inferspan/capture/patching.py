@@ -15,7 +15,7 @@ from typing import Any
 
 __all__ = ["ClassMethods", "InstanceMethod", "Undo", "wrap_class_method"]
 
-from ..guard import contain
+from inferspan.guard import contain
 
 _MISSING = object()
 Around = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]

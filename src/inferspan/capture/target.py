@@ -16,27 +16,28 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import semconv
-from ..guard import contain
-from ..records import ModuleInfo, Recorder, RequestEnd, RequestStart
-from ..settings import Settings
-from . import energy
+from inferspan import semconv
+from inferspan.capture.compile.state import SLOT
+from inferspan.capture.compile.watch import compiling
+from inferspan.capture.device.clock import CallClock, DeviceClock
+from inferspan.capture.device.energy import RequestEnergy
+from inferspan.capture.generate.call import GenerateCall
+from inferspan.capture.generate.wrappers import METHODS, around_generate
+from inferspan.capture.modules.hooks import ModuleObservers, iterates_hooks
+from inferspan.capture.modules.output_stats import OutputStats
+from inferspan.capture.modules.recorder import IN_C
+from inferspan.capture.profiler.switch import install_switches
+from inferspan.capture.profiler.window import Window, Windows
+from inferspan.guard import contain
+from inferspan.records import ModuleInfo, Recorder, RequestEnd, RequestStart
+from inferspan.settings import Settings
+
 from .budget import Budget
 from .call import Call, current
-from .compilation import SLOT
-from .compile_watch import compiling
-from .device_clock import CallClock, DeviceClock
-from .energy import EnergyMeter
+from .device import energy
 from .forward import INTERRUPTED, CompiledCall, ForwardCall, RootEnter, RootExit, close_stale
-from .generate_call import GenerateCall
-from .generation import METHODS, around_generate
 from .model_info import model_device, model_info
-from .module_hooks import HookEngine, iterates_hooks
-from .output_stats import OutputStats
 from .patching import ClassMethods, InstanceMethod, Undo
-from .profiler_switch import install_switches
-from .profiler_window import Window, Windows
-from .recorder import IN_C
 
 __all__ = ["Target", "target_of"]
 
@@ -92,7 +93,7 @@ class Target:
         self.device = model_device(model)
         self.root_info = ModuleInfo("", type(model).__name__, None, type(model).__name__)
         self.text_only = not any(hasattr(getattr(model, "config", None), name) for name in ("vision_config", "audio_config"))
-        self.engine = HookEngine(model, "none" if settings.steps == "none" else settings.modules, settings.module_span_name)
+        self.engine = ModuleObservers(model, "none" if settings.steps == "none" else settings.modules, settings.module_span_name)
         self.scripted = isinstance(model, torch.jit.ScriptModule)
         self.has_plain_generate = self._is_plain(model)
         self.compiled_call: CompiledCall | None = None
@@ -223,9 +224,9 @@ class Target:
         model, mine = self._model(), threading.get_ident()
         with self._root_lock:
             # Where somebody else has hooks, their number is guarded: ours are among them at each call. And who is inside must get out.
-            foreign = model is None or len(model._forward_hooks) + len(model._forward_pre_hooks) > len(self._root_handles)
+            third_party = model is None or len(model._forward_hooks) + len(model._forward_pre_hooks) > len(self._root_handles)
             others = any(isinstance(call, ForwardCall) and call.thread != mine for call in self._open_calls.values())
-            if self._root_handles and not foreign and not others and not iterates_hooks():
+            if self._root_handles and not third_party and not others and not iterates_hooks():
                 self._aside = True
                 self._take_root_hooks()
 
@@ -350,12 +351,12 @@ class Target:
         self.machine = loop
         self.cuda_devices = cuda_devices
 
-    def new_energy_meter(self) -> EnergyMeter | None:
+    def new_energy_meter(self) -> RequestEnergy | None:
         """A meter for one request, where the model is on a CUDA device whose energy is sampled."""
         if self.machine is None or getattr(self.device, "type", None) != "cuda" or not self.settings.nvml:
             return None
         with contain("energy reading"):
-            return EnergyMeter(self.machine, str(self.device), self.cuda_devices)
+            return RequestEnergy(self.machine, str(self.device), self.cuda_devices)
         return None
 
     def new_device_clock(self) -> CallClock | None:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from inferspan import semconv
+from inferspan.metrics.summary import percentile
 from inferspan.report.session import Request, Session
-from inferspan.summary import percentile
 
 __all__ = ["RequestRow", "Totals", "request_row", "request_rows", "totals"]
 

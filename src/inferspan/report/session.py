@@ -1,7 +1,7 @@
 """A session file -> requests, metric series and resources: what the report, the terminal table and the tests read.
 
 In comes the path of a file of OTLP JSON lines, from inferspan or from a production collector. Out comes one ``Session``: our request
-spans with their phases, steps and modules as trees, the metric series, the resources, and counts of what was left aside (foreign
+spans with their phases, steps and modules as trees, the metric series, the resources, and counts of what was left aside (third_party
 spans, spans whose request is missing, bad lines). Only a file with nothing usable in it raises, as ``SessionFileError``.
 """
 
@@ -124,7 +124,7 @@ class Session:
     series: list[Series]
     resources: list[Mapping[str, Value]]
     lines: LineCounts
-    foreign_spans: int = 0
+    third_party_spans: int = 0
     orphan_spans: int = 0
     log_records: int = 0
 
@@ -141,8 +141,8 @@ class Session:
                 "Spans whose request is not in the file (it is still running, was lost, or is in a rotated file), not shown:"
                 f" {self.orphan_spans}."
             )
-        if self.foreign_spans:
-            found.append(f"Spans of other libraries, shown only as callers of requests: {self.foreign_spans}.")
+        if self.third_party_spans:
+            found.append(f"Spans of other libraries, shown only as callers of requests: {self.third_party_spans}.")
         return found
 
 
@@ -152,7 +152,7 @@ class _Reading:
     resource_numbers: dict[str, int] = field(default_factory=dict)
     known: dict[Value, Value] = field(default_factory=dict)
     spans: dict[tuple[str, str], Span] = field(default_factory=dict)
-    foreign: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    third_party: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
     content: dict[tuple[str, str], dict[str, Value]] = field(default_factory=dict)
     series: SeriesTable = field(default_factory=SeriesTable)
     log_records: int = 0
@@ -193,7 +193,7 @@ def read_session(path: str | Path) -> Session:
         series=reading.series.sorted(),
         resources=reading.resources,
         lines=counts,
-        foreign_spans=len(reading.foreign),
+        third_party_spans=len(reading.third_party),
         orphan_spans=orphans,
         log_records=reading.log_records,
     )
@@ -226,7 +226,7 @@ def _read_spans(block: Mapping[str, Any], reading: _Reading) -> None:
             if ours:
                 reading.spans[key] = _span(raw, key, parent, number, reading.known)
             else:
-                reading.foreign[key] = (str(raw.get("name", "")), parent)
+                reading.third_party[key] = (str(raw.get("name", "")), parent)
 
 
 def _span(raw: Mapping[str, Any], key: tuple[str, str], parent: str, resource: int, known: dict[Value, Value]) -> Span:
@@ -297,8 +297,8 @@ def _callers(span: Span, reading: _Reading) -> tuple[str, ...]:
     parent_id = span.parent_id
     while parent_id and len(names) < _LONGEST_CHAIN:
         key = (span.trace_id, parent_id)
-        if key in reading.foreign:
-            name, parent_id = reading.foreign[key]
+        if key in reading.third_party:
+            name, parent_id = reading.third_party[key]
         elif key in reading.spans:
             name, parent_id = reading.spans[key].name, reading.spans[key].parent_id
         else:

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .. import semconv as s
-from ..records import AttributeValue, Sample
+from inferspan import semconv as s
+from inferspan.records import AttributeValue, Sample
 
 __all__ = ["AllocatorSampler", "CudaDevices", "cuda_devices", "device_memory"]
 

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import semconv as s
-from ..records import Sample
+from inferspan import semconv as s
+from inferspan.records import Sample
+
 from .cgroup import cpu_quota, memory_limit
 from .rise import Rises
 

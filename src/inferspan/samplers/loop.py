@@ -14,8 +14,8 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from .. import guard
-from ..records import Sample, Sampler
+from inferspan import guard
+from inferspan.records import Sample, Sampler
 
 __all__ = ["EnergyMeter", "SamplerLoop"]
 
@@ -34,7 +34,7 @@ class EnergyMeter(Protocol):
         """Whether another process computed on the device when it was last looked at; true if that is not known."""
 
 
-class _Errand:
+class _Ticket:
     """Something the thread does on request: asked for by number, so that nobody gets an answer from before the question."""
 
     def __init__(self) -> None:
@@ -75,8 +75,8 @@ class SamplerLoop:
         self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopping = False
-        self._round = _Errand()
-        self._meter = _Errand()
+        self._round = _Ticket()
+        self._meter = _Ticket()
         self._readings: dict[int, tuple[float, Sequence[Sample]]] = {}
         self._energy: Mapping[str, tuple[float, float]] = {}
         self._receivers: list[Callable[[Mapping[str, tuple[float, float]]], object]] = []
@@ -153,7 +153,7 @@ class SamplerLoop:
         meters = [sampler for sampler in self._samplers if isinstance(sampler, EnergyMeter)]
         return all(meter.shared(hw_id) for meter in meters)
 
-    def _await(self, errand: _Errand, timeout: float) -> bool:
+    def _await(self, errand: _Ticket, timeout: float) -> bool:
         number = errand.ask()
         self._condition.notify_all()
         self._condition.wait_for(lambda: errand.done >= number or self._stopping, timeout)

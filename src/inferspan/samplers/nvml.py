@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from .. import guard, semconv
-from ..records import Sample
+from inferspan import guard, semconv
+from inferspan.records import Sample
+
 from . import nvml_rows as rows
 from .nvml_devices import Device, is_mig, visible_devices
 from .nvml_session import GPU_IS_LOST, UNINITIALIZED, Pause, Session

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .. import semconv
-from ..records import AttributeValue
+from inferspan import semconv
+from inferspan.records import AttributeValue
+
 from .nvml_rows import ANYWHERE, ROWS, UNSPLIT, Row
 from .rise import Rises
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .. import semconv as s
+from inferspan import semconv as s
 
 __all__ = ["FAILED", "ROWS", "Query", "Row", "Unavailable", "clean", "is_unsupported", "state", "status"]
 

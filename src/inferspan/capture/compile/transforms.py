@@ -1,0 +1,58 @@
+"""Whether the program is being traced, compiled or transformed rather than run.
+
+Under ``torch.compile``, export, ``jit.trace``, FX, ``torch.func`` or fake tensors a forward pass is no request, and any operation
+of ours would end up in the user's graph. Every entry point of ours asks here first and stays out.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from .state import is_compiling
+
+__all__ = ["is_capturing", "is_transforming"]
+
+
+def _is_fx_tracing() -> bool:
+    fx = sys.modules.get("torch.fx._symbolic_trace")
+    # The function of this name logs a warning at its first call, so its flag is read instead.
+    return bool(getattr(fx, "_is_fx_tracing_flag", False))
+
+
+def _has_tracing_mode() -> bool:
+    """Whether a dispatch mode that makes graphs or fakes tensors is active; a user's own counting mode is none."""
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    return any(
+        type(mode).__name__ in ("FakeTensorMode", "ProxyTorchDispatchMode", "FunctionalTensorMode")
+        for mode in _get_current_dispatch_mode_stack()
+    )
+
+
+def _is_dispatching_fake_keys() -> bool:
+    """FakeTensorMode and ProxyTorchDispatchMode live in slots of their own, outside of the user mode stack."""
+    from torch._C import _get_dispatch_mode
+
+    keys = torch._C._TorchDispatchModeKey
+    return any(_get_dispatch_mode(key) is not None for key in (keys.FAKE, keys.PROXY, keys.FUNCTIONAL))
+
+
+def is_transforming() -> bool:
+    """Whether the running forward pass is a trace, a transform or a simulation of the model."""
+    return (
+        is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or _is_fx_tracing()
+        or _has_tracing_mode()
+        or _is_dispatching_fake_keys()
+    )
+
+
+def is_capturing() -> bool:
+    """Whether the current CUDA stream is capturing a graph; never initialises CUDA."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]

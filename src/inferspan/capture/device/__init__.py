@@ -1,0 +1,1 @@
+"""What a request takes on its device: times, memory, energy."""

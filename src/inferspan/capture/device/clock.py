@@ -1,0 +1,271 @@
+"""How long the device took between two boundaries of a request, by events on its streams; nothing here waits for the device.
+
+What is measured is elapsed device time, gaps included: the kernels' time where the device is busy all along (prefill, large batches), more
+where it waits for launches (small decode steps). Boundaries are those of steps, of recorded module calls, and of the request and its
+phases. They are read on the model's thread when the loop has waited for the device anyway; what is not done by the end of the request
+is not waited for and stays unknown. A model on several devices has each boundary on each of them; the longest time counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch import nn
+
+from inferspan.capture.modules.recorder import Boundaries, BoundaryEvents
+from inferspan.guard import contain, report
+
+from .boundaries import PASS
+from .boundaries import BoundaryEvents as AnyMarks
+from .events import DriverEvents, EventPool, TorchCuda, TorchEvents, load_driver, torch_cuda
+
+__all__ = ["SHARE_DATA_NS", "SHARE_NS", "CallClock", "DeviceClock", "Measured", "cuda_devices"]
+
+SHARE_NS = 3_000
+"""Two boundaries less than this apart on the host share an event: no kernel can have been launched through torch in between.
+
+The worst error is work that was launched faster than that: it counts for what comes after the two boundaries instead of for what is
+between them. Without any, up to this much idle time of the device is left out.
+"""
+SHARE_DATA_NS = 40_000
+"""The same for boundaries that pass one tensor on: a module that takes what the last one gave, or what the module around it took, and
+one that returns what its last submodule gave. A recorded event costs 3 to 8 us, and half of the boundaries of a transformer are such.
+
+The worst error is work on something else, launched between the two in less than this time (eight launches at most): as above.
+"""
+MOST_DEVICES = 8
+READ_AT = 64
+"""Boundaries that wait before they are read."""
+MOST_WAITING = 1024
+"""Passes that wait for the device; a loop that runs further ahead of it has its oldest ones given up."""
+_log = logging.getLogger("inferspan")
+
+
+def cuda_devices(model: nn.Module) -> tuple[int, ...]:
+    """Indices of the CUDA devices that a model computes on: those it was spread over, else that of its first parameter."""
+    spread = getattr(model, "hf_device_map", None)
+    places: set[Any] = set(spread.values()) if isinstance(spread, dict) else set()
+    if len(places) < 2:
+        places = {parameter.device for parameter in (next(model.parameters(), None),) if parameter is not None}
+    found = set()
+    for place in places:
+        device = torch.device("cuda", place) if isinstance(place, int) else None if place == "disk" else torch.device(place)
+        if device is not None and device.type == "cuda":
+            found.add(0 if device.index is None else device.index)
+    return tuple(sorted(found))
+
+
+class Measured:
+    """Boundaries of one forward pass, and the times that become known of them.
+
+    Attributes:
+        marks: the boundaries.
+        modules: seconds by number of the module call.
+        seconds: of the whole pass, once known.
+    """
+
+    __slots__ = ("_begin", "_end", "marks", "modules", "seconds")
+
+    def __init__(self, marks: BoundaryEvents, begin: int, end: int) -> None:
+        self.marks = marks
+        self._begin = begin
+        self._end = end
+        self.modules: dict[int, float] = {}
+        self.seconds: float | None = None
+
+    def read(self, pools: Sequence[EventPool]) -> bool:
+        """Find out what there is to know; false if the device has not come so far."""
+        found = self.marks.seconds(pools, self._begin, self._end)
+        if found is None:
+            return False
+        seconds = found.pop(PASS, None)
+        # The very object that the batch of the pass has.
+        self.modules.update(found)
+        if seconds is not None:
+            self.seconds = seconds
+        return True
+
+
+class CallClock(Boundaries):
+    """The boundaries of one request, on the thread that runs it.
+
+    Args:
+        pools: events of each device.
+    """
+
+    def __init__(self, pools: Sequence[EventPool]) -> None:
+        super().__init__(pools, SHARE_NS, SHARE_DATA_NS, perf_counter_ns)
+        self._pools = tuple(pools)
+        self._thread = threading.get_ident()
+        self._begin = self._end = -1
+        self._waiting: deque[Measured] = deque()
+        self._boundaries = 0
+        self._anchors: list[list[int]] = []
+        self._closed = False
+
+    # --------------------------------------------------------------------------------------------------------- boundaries
+    def begin(self) -> None:
+        """A forward pass begins."""
+        self.record()
+        self._begin, self._end = self.last, -1
+
+    def end(self) -> None:
+        """The forward pass has returned; a second call changes nothing."""
+        if self._begin >= 0 > self._end:
+            if perf_counter_ns() - self.recorded >= SHARE_NS:
+                self.record()
+            self._end = self.last
+
+    def anchor(self) -> None:
+        """A boundary of phases; the first one is where the first pass began, whether it was wanted or not."""
+        if self._anchors:
+            self._anchors.append([pool.record() for pool in self._pools])
+
+    def end_pass(self, *, wanted: bool = True) -> Measured | None:
+        """What was recorded of the pass will be read when the device is done; ``None`` if there is nothing, or it is not wanted."""
+        if self.last < 0 or self._closed:
+            return None
+        if self._begin >= 0 > self._end:
+            self.end()
+        measured = Measured(self.cut(), self._begin, self._end)
+        self._begin = self._end = -1
+        if not self._anchors:
+            self._anchors.append([measured.marks.lane(place)[0] for place in range(len(self._pools))])
+        if not wanted:
+            self._release(measured)
+            return None
+        self._waiting.append(measured)
+        self._boundaries += measured.marks.count
+        return measured
+
+    # ------------------------------------------------------------------------------------------------------------ reading
+    def read_some(self) -> None:
+        """Read if enough has come together; called where the loop has waited for the device."""
+        if self._boundaries >= READ_AT:
+            self.read()
+
+    def read(self, *, leave: int = MOST_WAITING) -> None:
+        """Read what the device has done, oldest first; of what it has not, leave the newest for later and give the rest up.
+
+        Args:
+            leave: passes that may go on waiting.
+        """
+        if not self._waiting or threading.get_ident() != self._thread:
+            return
+        try:
+            if not self._pools[0].cuda.capturing():
+                with self._pools[0].reading():
+                    while self._waiting and self._waiting[0].read(self._pools):
+                        self._forget_oldest()
+        except Exception as error:
+            report("device clock", error)
+            leave = 0
+        while len(self._waiting) > leave:
+            self._forget_oldest()
+
+    def between(self, first: int, second: int) -> float | None:
+        """Seconds between two anchors, ``None`` if that is not known now."""
+        if self._closed or max(first, second) >= len(self._anchors) or self._pools[0].cuda.capturing():
+            return None
+        ends = zip(self._anchors[first], self._anchors[second], strict=True)
+        measured = Measured(AnyMarks([[*pair] for pair in ends], []), 0, 1)
+        with self._pools[0].reading():
+            measured.read(self._pools)
+        return measured.seconds
+
+    @property
+    def anchors(self) -> int:
+        """Boundaries of phases so far."""
+        return len(self._anchors)
+
+    def close(self) -> None:
+        """Give every event back; on another thread than the request's they are left to the end of the process."""
+        if self._closed or threading.get_ident() != self._thread:
+            return
+        self.end_pass()
+        while self._waiting:
+            self._forget_oldest()
+        for anchor in self._anchors:
+            for pool, slot in zip(self._pools, anchor, strict=True):
+                pool.release((slot,))
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Record and read nothing from now on, whatever module call still has this clock in its hands."""
+        self._closed = True
+        self._pools = ()
+        self.forget()
+        self._waiting.clear()
+
+    # ---------------------------------------------------------------------------------------------------------- internals
+    def _forget_oldest(self) -> None:
+        measured = self._waiting.popleft()
+        self._boundaries -= measured.marks.count
+        self._release(measured)
+        # Steps hold it for its times.
+        del measured.marks
+
+    def _release(self, measured: Measured) -> None:
+        for place, pool in enumerate(self._pools):
+            slots = measured.marks.lane(place)
+            # The first anchor is where the first pass began.
+            pool.release(slots[1:] if self._anchors and slots[:1] == self._anchors[0][place : place + 1] else slots)
+
+
+class DeviceClock:
+    """The events of one instrumented model, kept from request to request."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pools: dict[int, EventPool] = {}
+        self._of_parent: dict[int, EventPool] = {}
+        self._closed = False
+        self._useless = False
+
+    def start(self, model: nn.Module) -> CallClock | None:
+        """A clock for a request that begins on this thread; ``None`` where there is none but the host's. Never initialises CUDA."""
+        if self._useless or self._closed:
+            return None
+        devices = cuda_devices(model)
+        if not 0 < len(devices) <= MOST_DEVICES:
+            return None
+        try:
+            cuda = torch_cuda()
+            # A device that nothing has run on yet would be initialised by us.
+            if cuda is None or not all(map(cuda.has_context, devices)):
+                return None
+            with self._lock:
+                pools = [self._pools.get(index) or self._open(index, cuda) for index in devices]
+                for pool in pools:
+                    pool.reserve()
+        except Exception as error:
+            self._useless = True
+            _log.warning("device times cannot be measured (%s); times are the host's", type(error).__name__)
+            _log.debug("device times cannot be measured", exc_info=True)
+            return None
+        return CallClock(pools)
+
+    def _open(self, index: int, cuda: TorchCuda) -> EventPool:
+        library = load_driver(cuda.devices)
+        pool: EventPool = TorchEvents(index, cuda) if library is None else DriverEvents(index, cuda, library)
+        self._pools[index] = pool
+        return pool
+
+    def close(self) -> None:
+        """Give the events back to the driver."""
+        self._closed = True
+        pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            with contain("device clock"):
+                pool.close()
+
+    def forked(self) -> None:
+        """Called in a forked child, where CUDA cannot be used: leave the parent's events alone."""
+        self._lock = threading.Lock()
+        self._of_parent, self._pools = self._pools, {}

@@ -1,0 +1,1 @@
+"""The decoding loop of transformers: wrappers around it, its steps, tokens and end."""

@@ -1,0 +1,69 @@
+"""Stopping criteria that report each decision to the running call, and otherwise are the user's list.
+
+The list is replaced by one of the same items whose call also says which tokens were chosen and which rows ended. It adds no criterion,
+no tensor operation and no read, and copies and pickles of it are plain lists.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from inferspan.guard import report
+
+from .tokens import Loop
+
+if TYPE_CHECKING:
+    from .call import GenerateCall
+
+__all__ = ["observe_criteria"]
+
+_OF_LENGTH = frozenset({"MaxLengthCriteria", "MaxTimeCriteria", "EosTokenCriteria", "ConfidenceCriteria"})
+"""Criteria after which the result alone tells the length of a row."""
+
+_classes: dict[type, type] = {}
+
+
+def _observed_class(plain: type) -> type:
+    """A subclass of the list class at hand, made once: transformers is not imported for it."""
+    if plain in _classes:
+        return _classes[plain]
+
+    class Observed(plain):  # type: ignore[misc]
+        _inferspan: tuple[Loop, GenerateCall] | None = None
+
+        def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+            done = plain.__call__(self, input_ids, scores, **kwargs)
+            watched = self._inferspan
+            if watched is not None:
+                # Not ``contain``, for the reason that ``prepare_inputs`` has.
+                try:
+                    watched[1].choose(watched[0], input_ids, done)
+                except Exception as error:
+                    report("stopping criteria", error)
+            return done
+
+        def __reduce__(self) -> Any:
+            return plain, (list(self),)
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            import copy
+
+            return plain(copy.deepcopy(list(self), memo))
+
+    Observed.__name__, Observed.__qualname__, Observed.__module__ = plain.__name__, plain.__qualname__, plain.__module__
+    _classes[plain] = Observed
+    return Observed
+
+
+def observe_criteria(criteria: Any, loop: Loop, call: GenerateCall) -> Any:
+    """The same criteria, reporting to ``call``; anything that is no criteria list comes back as it is."""
+    module = sys.modules.get("transformers.generation.stopping_criteria")
+    known = getattr(module, "StoppingCriteriaList", None)
+    if known is None or not isinstance(criteria, known):
+        return criteria
+    loop.custom = any(type(one).__name__ not in _OF_LENGTH or not type(one).__module__.startswith("transformers.") for one in criteria)
+    observed = _observed_class(type(criteria))(criteria)
+    observed.__dict__.update(criteria.__dict__)
+    observed._inferspan = (loop, call)
+    return observed

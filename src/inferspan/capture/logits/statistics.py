@@ -1,0 +1,224 @@
+"""Statistics of the raw next-token logits of a step, as numbers and as the attributes of its span.
+
+In: reduced rows of logits, on the host (of large batches also on the device). Out: one ``StepLogits`` a step, plain floats, and the
+``inferspan.logits.*`` attributes. ``logit_ring`` takes them while a request runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from inferspan import semconv
+from inferspan.records import AttributeValue
+
+from .reductions import finish
+
+__all__ = ["Kind", "LogitStatistics", "StepLogits", "attributes", "pack", "to_steps", "whole_logits"]
+
+
+class LogitStatistics(NamedTuple):
+    """Statistics of one row, or their mean over a batch; ``None`` is "not defined", e.g. because every logit is masked.
+
+    Over the finite logits, in nats. Counts are those of the whole batch in a batch's mean. ``chosen`` is the token's id.
+    """
+
+    entropy: float | None
+    max: float | None
+    min: float | None
+    mean: float | None
+    std: float | None
+    margin: float | None
+    top1: float | None
+    logprob: float | None
+    rank: float | None
+    nan_count: float | None
+    inf_count: float | None
+    chosen: float | None
+
+
+WIDTH = len(LogitStatistics._fields)
+COUNTS = slice(LogitStatistics._fields.index("nan_count"), LogitStatistics._fields.index("inf_count") + 1)
+
+
+ENTROPY, TOP1, LOGPROB, NANS, INFS = (
+    LogitStatistics._fields.index(name) for name in ("entropy", "top1", "logprob", "nan_count", "inf_count")
+)
+
+
+class StepLogits:
+    """What one step's logits were like. Made on the model's path, so the numbers are sorted out when they are asked for.
+
+    Args:
+        batch: rows of the step.
+        top_k: most likely tokens of each.
+        values: numbers of several steps: for each the mean unless ``batch`` is 1, then its rows, ``12 + 2 * top_k`` numbers each.
+        start: where this step begins in ``values``.
+        end: where it ends.
+    """
+
+    __slots__ = ("_end", "_start", "_top_k", "_values", "batch")
+
+    def __init__(self, batch: int, top_k: int, values: list[float], start: int, end: int) -> None:
+        self.batch = batch
+        self._top_k, self._values, self._start, self._end = top_k, values, start, end
+
+    @property
+    def mean(self) -> LogitStatistics:
+        """Mean over the batch."""
+        return _to_statistics(self._values[self._start : self._start + WIDTH])
+
+    @property
+    def rows(self) -> tuple[LogitStatistics, ...]:
+        """All rows of a small batch, else the first one only."""
+        step = WIDTH + 2 * self._top_k
+        return tuple(_to_statistics(self._values[at : at + WIDTH]) for at in range(self._first, self._end, step))
+
+    @property
+    def rows_kept(self) -> int:
+        """Number of ``rows``."""
+        return 1 if self.batch == 1 else (self._end - self._first) // (WIDTH + 2 * self._top_k)
+
+    @property
+    def top(self) -> list[tuple[int, float]]:
+        """The first row's most likely tokens and their probabilities, best first."""
+        start, k = self._first + WIDTH, self._top_k
+        pairs = zip(self._values[start : start + k], self._values[start + k : start + 2 * k], strict=True)
+        return [(int(token), probability) for token, probability in pairs if probability > 0]
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """NaN and plus infinity in the whole batch."""
+        return int(self._values[self._start + NANS]), int(self._values[self._start + INFS])
+
+    @property
+    def confidence(self) -> tuple[float | None, float | None, float | None]:
+        """Entropy, probability of the most likely token and log-probability of the chosen one, in the first row."""
+        # Asked for at the end of a request, for every step: written out, and only NaN is no number equal to itself.
+        values, first = self._values, self._start if self.batch == 1 else self._first
+        entropy, top1, logprob = values[first + ENTROPY], values[first + TOP1], values[first + LOGPROB]
+        return entropy if entropy == entropy else None, top1 if top1 == top1 else None, logprob if logprob == logprob else None
+
+    @property
+    def _first(self) -> int:
+        # One row is its own mean, and comes without it.
+        return self._start if self.batch == 1 else self._start + WIDTH + 2 * self._top_k
+
+
+class Kind(NamedTuple):
+    """What rows of logits have in common that are kept together; of ``compact`` ones the mean and the first row are."""
+
+    batch: int
+    vocabulary: int
+    compact: bool
+
+
+def whole_logits(logits: object, *, vocabulary: int = 0) -> Tensor | None:
+    """What a model returned as logits, as a tensor of this process, or ``None`` if it is only a part of them.
+
+    Args:
+        logits: a tensor, or a ``DTensor``, which is not imported here; anything else is returned as it is.
+        vocabulary: size that logits of a tensor-parallel model have when they are whole; 0 for a model that is not.
+    """
+    kind = type(logits)
+    if kind.__name__ == "DTensor" and kind.__module__.startswith("torch.distributed"):
+        sharded: Any = logits
+        # Those on every process alike are there without communication.
+        with torch.no_grad():
+            return sharded.to_local() if all(placement.is_replicate() for placement in sharded.placements) else None
+    if vocabulary and isinstance(logits, Tensor) and logits.dim() and logits.shape[-1] < vocabulary:
+        return None
+    return logits  # type: ignore[return-value]  # what is no tensor is refused later, like tensors that are no logits
+
+
+def _mean(statistics: Tensor) -> Tensor:
+    """Mean over the second last dimension of what is defined; counts are summed; top-k columns become meaningless."""
+    mean = statistics.nanmean(-2)
+    mean[..., COUNTS] = statistics[..., COUNTS].sum(-2)
+    return mean
+
+
+def pack(kind: Kind, top_k: int, stacked: Tensor) -> Tensor:
+    """Mean and first row of compact rows ``[n, B, 13 + 2 * top_k]``, as statistics ``[n, 2, 12 + 2 * top_k]``; runs on any device."""
+    statistics = finish(stacked, vocabulary=kind.vocabulary, top_k=top_k)
+    return torch.stack([_mean(statistics), statistics[:, 0]], 1)
+
+
+def to_steps(kind: Kind, top_k: int, rows: Tensor) -> list[StepLogits]:
+    """The steps whose ``rows`` are on the host: ``[n, B, 13 + 2 * top_k]``, or what ``pack`` made of compact ones."""
+    if not kind.compact:
+        rows = finish(rows, vocabulary=kind.vocabulary, top_k=top_k)
+        if kind.batch > 1:
+            rows = torch.cat([_mean(rows).unsqueeze(1), rows], 1)
+    size = rows[0].numel()
+    values = rows.flatten().tolist()
+    return [StepLogits(kind.batch, top_k, values, start, start + size) for start in range(0, len(values), size)]
+
+
+def _defined(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _to_statistics(values: list[float]) -> LogitStatistics:
+    return LogitStatistics(*map(_defined, values))
+
+
+_DOUBLES = (
+    ("entropy", semconv.LOGITS_ENTROPY),
+    ("max", semconv.LOGITS_MAX),
+    ("min", semconv.LOGITS_MIN),
+    ("mean", semconv.LOGITS_MEAN),
+    ("std", semconv.LOGITS_STD),
+    ("margin", semconv.LOGITS_MARGIN),
+    ("top1", semconv.LOGITS_TOP1),
+    ("logprob", semconv.LOGITS_CHOSEN_LOGPROB),
+)
+
+
+def attributes(step: StepLogits, *, content: bool, decode: Callable[[int], str] | None = None) -> dict[str, AttributeValue]:
+    """The attributes of a step's span; what is not defined is absent, nothing is non-finite.
+
+    Args:
+        step: an element of what ``LogitRing.read`` returned.
+        content: whether token ids and texts may be in them.
+        decode: text of a token id, or None without a tokenizer.
+    """
+    result: dict[str, AttributeValue] = {}
+    mean, rows = step.mean, step.rows
+    rowwise = 2 <= step.batch == len(rows)
+    for name, key in _DOUBLES:
+        value = getattr(mean, name)
+        if value is not None:
+            result[key] = value
+        if rowwise and None not in (values := [getattr(row, name) for row in rows]):
+            result[semconv.LOGITS_ROWS[key]] = values
+    for key, count in (
+        (semconv.LOGITS_NAN_COUNT, mean.nan_count),
+        (semconv.LOGITS_INF_COUNT, mean.inf_count),
+        (semconv.LOGITS_CHOSEN_RANK, rows[0].rank),
+    ):
+        if count is not None:
+            result[key] = int(count)
+    if content:
+        result.update(_content(step, decode))
+    return result
+
+
+def _content(step: StepLogits, decode: Callable[[int], str] | None) -> dict[str, AttributeValue]:
+    result: dict[str, AttributeValue] = {}
+    chosen = step.rows[0].chosen
+    if chosen is not None:
+        result[semconv.TOKEN_ID] = int(chosen)
+        if decode is not None:
+            result[semconv.TOKEN_TEXT] = decode(int(chosen))
+    top = step.top
+    if top:
+        result[semconv.LOGITS_TOP_K_IDS] = [token for token, _ in top]
+        result[semconv.LOGITS_TOP_K_PROBABILITIES] = [probability for _, probability in top]
+        if decode is not None:
+            result[semconv.LOGITS_TOP_K_TEXTS] = [decode(token) for token, _ in top]
+    return result

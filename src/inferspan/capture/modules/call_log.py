@@ -1,0 +1,291 @@
+"""How module calls are recorded: the request that runs on a thread is a tape, and what stands for a module's call writes on it.
+
+In: calls of observed modules. Out: one flat sequence a pass, in the layout of ``ModuleCall``, in the order in which they ended. This is the
+twin, in Python, of ``_recorder.c``; ``recorder`` decides which of the two is used.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
+from torch.nn.modules import module as torch_calls
+
+from inferspan.capture.compile.state import leave_frame
+from inferspan.capture.failures import error_type
+from inferspan.guard import contain, report
+from inferspan.records import ModuleCall, ModuleInfo
+
+from .shapes import Described, describe, describe_like
+
+if TYPE_CHECKING:
+    from inferspan.capture.call import Call
+    from inferspan.capture.device.clock import CallClock
+
+    from .output_stats import OutputStats
+
+__all__ = ["CallLog", "ModuleCaller", "current"]
+
+_FIELDS = len(ModuleCall._fields)
+_START = ModuleCall._fields.index("start")
+_references: Any = getattr(sys, "getrefcount", lambda _: 0)
+_torch = vars(torch_calls)
+_CALL_IMPL = nn.Module._call_impl
+_tracing: Any = torch._C._get_tracing_state
+
+
+class _Thread(threading.local):
+    call: Call | None = None
+
+
+current = _Thread()
+"""``current.call`` is the innermost request that runs on this thread."""
+
+
+class CallLog:
+    """The tape of one request.
+
+    Attributes:
+        room: module calls that the pass may still have; without any they are only counted.
+        missed: those that were only counted.
+        count: the number of the next one.
+        engine: whose modules write on it; those of another model, inside of this one, do not.
+        clock: is told the boundaries of recorded calls; ``None`` where device times are not measured.
+        output_stats: is given what they return; ``None`` where no statistics of it are wanted.
+    """
+
+    room: int
+    missed: int
+    count: int
+    engine: object
+    clock: CallClock | None
+    output_stats: OutputStats | None
+
+    def __init__(self) -> None:
+        self.room = self.missed = self.count = 0
+        self.engine = None
+        self.clock = None
+        self.output_stats = None
+        self.opened: list[tuple[int, ModuleInfo, int, Described]] = []
+        self.done: list[Any] = []
+
+    @property
+    def open_calls(self) -> int:
+        """Calls that have not ended yet."""
+        return len(self.opened)
+
+    @property
+    def recorded(self) -> int:
+        """Calls of the pass that have ended."""
+        return len(self.done) // _FIELDS
+
+    def enter(self, info: ModuleInfo, inputs: Described, now: int) -> int:
+        """Begin a call inside of the innermost one; its number."""
+        self.room -= 1
+        number = self.count
+        self.count = number + 1
+        self.opened.append((number, info, now, inputs))
+        return number
+
+    def reach(self, info: ModuleInfo, now: int, failure: str = "_OTHER") -> int:
+        """End what an exception has left open above the innermost call of ``info``.
+
+        Returns:
+            Its number, -1 if there is none and nothing was ended.
+        """
+        if not self.opened or (self.opened[-1][1] is not info and not any(frame[1] is info for frame in self.opened)):
+            return -1
+        while self.opened[-1][1] is not info:
+            self.leave(now, failure=failure)
+        return self.opened[-1][0]
+
+    def leave(self, now: int, outputs: Described = (), failure: str | None = None, statistics: int | None = None) -> None:
+        """End the innermost call.
+
+        Raises:
+            IndexError: there is none.
+        """
+        number, info, start, inputs = self.opened.pop()
+        parent = self.opened[-1][0] if self.opened else -1
+        self.done.extend((number, parent, info, start, now, inputs, outputs, failure, statistics))
+
+    def begun_before(self, moment: int) -> bool:
+        """Whether some call that has ended began earlier."""
+        return bool(self.done) and min(self.done[_START::_FIELDS]) < moment
+
+    def cut(self) -> Sequence[Any]:
+        """What has ended so far; the tape begins anew."""
+        done, self.done = self.done, []
+        return done
+
+    def discard(self) -> None:
+        """Forget every call, open or ended."""
+        self.done = []
+        self.opened.clear()
+
+    def adopt(self, other: CallLog) -> None:
+        """Become a copy of another tape, on which another thread may go on writing."""
+        self.room, self.missed, self.count = other.room, other.missed, other.count
+        self.engine, self.clock, self.output_stats = other.engine, other.clock, other.output_stats
+        # In this order no call can be in both: one that ends in between is in neither, and its children move up.
+        self.done, self.opened = [*other.done], [*other.opened]
+
+
+class _Holder:
+    """Has a dictionary, and is called, as ``ModuleCaller`` is."""
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        own = self.__dict__
+        return int(_references(self)), int(_references(own))
+
+
+def _expected_references() -> tuple[int, int, int]:
+    """How often a caller, and the dictionary of its module, are referred to in ``ModuleCaller.__call__``, as the running Python counts.
+
+    Never more than the one by the module's dictionary, who has put it there, the frame that calls it, the variable and the argument, and in
+    a call with named arguments by a copy of them all; the other by the module, the variable and the argument. A tracer that looks at the
+    variables here holds another until this returns.
+    """
+    owner = _Holder()
+    own = {"called": owner}
+    caller, dictionary = own["called"](*(), **{})
+    named, _ = own["called"](*(), **{"named": None})
+    return min(caller, 5), min(named, 6), min(dictionary, 3)
+
+
+_CALLER_REFERENCES, _NAMED_REFERENCES, _DICTIONARY_REFERENCES = _expected_references()
+
+
+class ModuleCaller:
+    """What ``ObservedCall`` inherits its call from. It is called in place of ``_call_impl`` of its module.
+
+    Args:
+        module: whose calls these are.
+        info: static facts of the module.
+        engine: whose calls record.
+
+    Attributes:
+        attached: whether this stands in the module's slot.
+    """
+
+    __slots__ = ("attached", "engine", "given", "info", "inner", "module", "taken")
+
+    def __init__(self, module: nn.Module, info: ModuleInfo, engine: object) -> None:
+        self.module, self.info, self.engine = module, info, engine
+        self.attached = False
+        self.inner = bool(module._modules)
+        self.taken: Described = ()
+        self.given: Described = ()
+
+    def _instead(self) -> Any:
+        """What to call instead, if this is called for a module that has got the dictionary of the observed one, or a copy."""
+        raise NotImplementedError
+
+    @leave_frame
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Run the module. Written for few instructions: between two large matrix products each of them is a cache miss."""
+        module: Any = self.module
+        own = module.__dict__
+        # Another module may have got this along with a copy of the dictionary, or the dictionary itself.
+        expected = _NAMED_REFERENCES if kwargs else _CALLER_REFERENCES
+        if not self.attached or _references(self) != expected or _references(own) != _DICTIONARY_REFERENCES:
+            instead = self._instead()
+            if instead is not None:
+                return instead(*args, **kwargs)
+        if _tracing():
+            # TorchScript would take a question for a shape into its graph.
+            return module._call_impl(*args, **kwargs)
+        # As in _call_impl; what is not ordinary is left to it.
+        if (
+            own.get("_backward_hooks", True)
+            or own.get("_backward_pre_hooks", True)
+            or own.get("_forward_hooks", True)
+            or own.get("_forward_pre_hooks", True)
+            or _torch["_global_backward_pre_hooks"]
+            or _torch["_global_backward_hooks"]
+            or _torch["_global_forward_hooks"]
+            or _torch["_global_forward_pre_hooks"]
+            or type(module)._call_impl is not _CALL_IMPL
+            or "_call_impl" in own
+        ):
+            forward = module._call_impl
+        else:
+            forward = module.forward
+        call = current.call
+        if is_dynamo_compiling() or call is None or call.engine is not self.engine:
+            return forward(*args, **kwargs)
+        if call.room <= 0:
+            call.missed += 1
+            return forward(*args, **kwargs)
+        frame = None
+        try:
+            inputs = self.taken
+            if kwargs:
+                inputs = self.taken = describe_like(inputs, (*args[:8], *kwargs.values()))
+            elif len(args) != 1 or type(args[0]) is not Tensor:
+                inputs = self.taken = describe_like(inputs, args)
+            else:
+                try:
+                    if not inputs or inputs[0][0] != args[0].shape or inputs[0][1] is not args[0].dtype or len(inputs) != 1:
+                        inputs = self.taken = describe(args)
+                except RuntimeError:
+                    # A nested tensor has no shape. Asking first would cost more than an exception that is not raised.
+                    inputs = ()
+            # Written out, as is ``leave`` below: a call more would be a tenth of it all.
+            call.room -= 1
+            number = call.count
+            call.count = number + 1
+            opened = call.opened
+            frame = (number, self.info, perf_counter_ns(), inputs)
+            opened.append(frame)
+            clock = call.clock
+            if clock is not None:
+                taken = args[0] if args else next(iter(kwargs.values()), None)
+                clock.enter(number, taken, frame[2], inner=self.inner)
+        except Exception as error:
+            report("module call", error)
+            if frame is None:
+                return forward(*args, **kwargs)
+        try:
+            output = forward(*args, **kwargs)
+        except BaseException as error:
+            self._failed(call, frame, error)
+            raise
+        try:
+            now = perf_counter_ns()
+            if not opened or (opened[-1] is not frame and call.reach(self.info, now) < 0):
+                return output
+            frame = opened.pop()
+            number, _, _, inputs = frame
+            if clock is not None:
+                clock.leave(number, output, now, inner=self.inner)
+            outputs = self.given
+            if type(output) is tuple:
+                outputs = self.given = describe_like(outputs, output)
+            elif type(output) is not Tensor:
+                outputs = describe(output)
+            else:
+                try:
+                    if not outputs or outputs[0][0] != output.shape or outputs[0][1] is not output.dtype or len(outputs) != 1:
+                        outputs = self.given = describe(output)
+                except RuntimeError:
+                    outputs = ()
+            collector = call.output_stats
+            statistics = collector.append(output) if collector is not None else None
+            call.done.extend((number, opened[-1][0] if opened else -1, self.info, frame[2], now, inputs, outputs, None, statistics))
+        except Exception as error:
+            report("module call", error)
+        return output
+
+    def _failed(self, call: Call, frame: Any, error: BaseException) -> None:
+        """Record a call through which an exception passes."""
+        with contain("module call"):
+            now = perf_counter_ns()
+            if call.opened and (call.opened[-1] is frame or call.reach(self.info, now) >= 0):
+                call.leave(now, failure=error_type(error))

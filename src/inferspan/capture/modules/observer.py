@@ -1,0 +1,126 @@
+"""The call of a submodule, observed: an object that stands where torch looks for a compiled call, while a recorded pass runs.
+
+``nn.Module.__call__`` runs ``_compiled_call_impl`` of the module's ``__dict__``, if there is one, instead of ``_call_impl``; that is the
+place of ``module.compile()``, and torch leaves it out of copies and pickles. What stands there does the work of ``_call_impl`` on its fast
+path, so an observed call has as many Python frames as a plain one, or one less. The module's ``forward`` stays as it is, whatever that may
+be. Each call appends one record to the ``Call`` that runs on its thread.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FunctionType
+from typing import Any
+
+from torch import jit, nn
+from torch.nn.modules import module as torch_calls
+
+from inferspan.capture.compile.state import SLOT, is_optimized
+
+from .recorder import FRAMES, ModuleCaller
+
+__all__ = ["ObservedCall", "can_observe"]
+
+_counted = hasattr(sys, "getrefcount") and getattr(sys, "_is_gil_enabled", lambda: True)()
+"""Whether reference counts are exact: not in free-threaded builds, nor where there are none."""
+_HOOKS = ("backward_hooks", "backward_pre_hooks", "forward_hooks", "forward_pre_hooks")
+_torch_calls = vars(torch_calls)
+
+
+def _is_known() -> bool:
+    """Whether torch calls modules in the way that ``ModuleCaller`` stands for: by the slot, or past eight tables of hooks to ``forward``.
+
+    Neither a later torch with more to look at nor a library that has replaced these functions may be cut short.
+    """
+    call, plain = nn.Module.__call__, nn.Module._call_impl
+    if not (isinstance(call, FunctionType) and isinstance(plain, FunctionType)):
+        return False
+    names = plain.__code__.co_names
+    tables = {name for name in names if name.endswith("_hooks")}
+    return (
+        call is nn.Module._wrapped_call_impl
+        and set(call.__code__.co_names) == {SLOT, "_call_impl"}
+        and call.__module__ == plain.__module__ == nn.Module.__module__
+        and tables == {*(f"_{name}" for name in _HOOKS), *(f"_global_{name}" for name in _HOOKS)}
+        and {"_get_tracing_state", "_slow_forward", "forward"} <= set(names)
+    )
+
+
+_known = _is_known()
+_CALL = nn.Module.__call__
+_dictionary: Any = nn.Module.__dict__["__dict__"].__get__
+"""The dictionary of a module, whatever its class says."""
+
+
+def can_observe(module: nn.Module) -> bool:
+    """Whether torch looks for the slot in the module's ``__dict__`` and does what we know without one; where not, hooks have to do."""
+    kind = type(module)
+    usual = kind.__getattribute__ is object.__getattribute__ and kind.__call__ is _CALL and getattr(kind, SLOT, None) is None
+    usual = usual and module.__dict__ is _dictionary(module)
+    # A lazy module becomes one of another class in its first call, and a scripted one is C++.
+    special = is_optimized(module) or hasattr(kind, "cls_to_become") or isinstance(module, jit.ScriptModule)
+    return _known and _counted and usual and not special
+
+
+class ObservedCall(ModuleCaller):
+    """Does what torch does to call a module, and records it.
+
+    Args:
+        module: whose calls are observed.
+        info: static facts of the module.
+        engine: whose calls record; those of others, such as that of a model inside this one, do not.
+    """
+
+    __slots__ = ("__weakref__",)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """A function for who asks: TorchScript leaves out those that it cannot script, and refuses whatever else is annotated so."""
+        return FunctionType
+
+    @property
+    def __code__(self) -> Any:
+        # Who takes this for a function looks whether it is a coroutine.
+        return type(self)._instead.__code__
+
+    def attach(self) -> bool:
+        """Put this into the slot; false if it is taken, by what ``module.compile()`` has made or by another of ours."""
+        names: dict[str, Any] = self.module.__dict__
+        taken = names.get(SLOT)
+        if taken is not None and (type(taken) is not ObservedCall or taken.attached):
+            return False
+        names[SLOT] = self
+        self.attached = True
+        return True
+
+    def detach(self) -> None:
+        """Leave the slot; if somebody else has put something there meanwhile, theirs stays."""
+        self.attached = False
+        self._leave(self.module)
+
+    def __reduce__(self) -> Any:
+        # What a program copies along with a module's dictionary is an empty slot.
+        return type(None), ()
+
+    def _leave(self, module: nn.Module) -> None:
+        if module.__dict__.get(SLOT) is self:
+            # Another thread may be here as well.
+            module.__dict__.pop(SLOT, None)
+
+    def _instead(self, frames: int = FRAMES) -> Any:
+        """What to call instead, where the caller may not be our module but one that has got its dictionary, or a copy.
+
+        Args:
+            frames: between this one and the caller's, that included.
+        """
+        frame = sys._getframe(frames)
+        caller = frame.f_locals.get("self") if frame.f_globals is _torch_calls else None
+        if isinstance(caller, nn.Module) and caller is not self.module and caller.__dict__.get(SLOT) is self:
+            if caller.__dict__ is not self.module.__dict__:
+                self._leave(caller)
+            return caller._call_impl
+        if self.attached:
+            return None
+        # Taken out of the slot before it came off, and called or put back afterwards.
+        self._leave(self.module)
+        return self.module._call_impl

@@ -1,0 +1,150 @@
+"""Statistics of what modules return, opt-in: computed on the device now, read at the end of the request.
+
+In: output tensors. Out: the ``inferspan.output.stat.*`` attributes of each, plain numbers, over its finite values. Nothing before
+``OutputStats.read`` waits for the device, writes to the tensor, keeps it alive, or copies more than ``PIECE`` of its values at once.
+What has no statistics (integers, 8-bit floats, fake or wrapped tensors, ...) is refused, not an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from inferspan import semconv
+from inferspan.records import AttributeValue
+
+from .device_rows import DeviceRows, Place, is_plain
+
+__all__ = ["OutputStats"]
+
+PIECE = 1 << 22
+"""Values worked on at once: three float copies of so many are the temporary memory."""
+LARGEST = 1 << 28
+"""Values beyond which a tensor is left alone: it would take seconds on a CPU."""
+INF = math.inf
+
+
+class _Piece(NamedTuple):
+    """What ``_reduce`` found in a part of a tensor, with the part's number of values in front."""
+
+    values: float
+    max: float
+    min: float
+    mean: float
+    square: float
+    nonfinite: float
+    nan_count: float
+
+
+def _pieces(tensor: Tensor) -> Iterator[Tensor]:
+    """Views of at most ``PIECE`` values; cut along the longest dimension, so no layout needs a copy."""
+    if tensor.numel() <= PIECE:
+        yield tensor
+        return
+    longest = max(range(tensor.dim()), key=tensor.shape.__getitem__)
+    for half in torch.tensor_split(tensor, 2, longest):
+        yield from _pieces(half)
+
+
+def _reduce(tensor: Tensor) -> Tensor:
+    """The fields of ``_Piece`` after the first, over the finite values; ``square`` is the sum of squares about their mean."""
+    x = tensor if tensor.dtype is torch.float64 else tensor.float()
+    low = torch.nan_to_num(x, nan=-INF, posinf=-INF, neginf=-INF)
+    largest, buffer = low.amax(), torch.nan_to_num(x, nan=INF, posinf=INF, neginf=INF)
+    smallest = buffer.amin()
+    # Comparisons go to a float buffer that is no longer needed: far faster to sum on a CPU than booleans, and no new memory.
+    nonfinite = torch.eq(low, -INF, out=buffer).sum()
+    nan_count = torch.ne(x, x, out=buffer).sum()
+    mean = torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0).sum() / (x.numel() - nonfinite)
+    square = torch.sub(x, mean, out=buffer).nan_to_num_(0.0, 0.0, 0.0).square_().sum()
+    return torch.stack([largest, smallest, mean, square, nonfinite, nan_count])
+
+
+class OutputStats:
+    """Statistics of the outputs of one request, bounded, on the device until ``read``.
+
+    Args:
+        capacity: most outputs that are kept until the next ``read``.
+    """
+
+    def __init__(self, *, capacity: int = 1 << 20) -> None:
+        self._capacity = capacity
+        self._rows: DeviceRows[tuple[int, ...]] = DeviceRows()
+        self._places: list[Place[tuple[int, ...]] | None] = []
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more is taken until ``read``."""
+        return len(self._places) >= self._capacity
+
+    def append(self, tensor: object) -> int | None:
+        """Launch the statistics of one output.
+
+        Returns:
+            Index in what ``read`` will return; None if nothing is taken of it: full, no ordinary floating point tensor, or too large.
+        """
+        if self.full or not is_plain(tensor) or tensor.numel() > LARGEST:
+            return None
+        if tensor.numel():
+            with torch.no_grad():
+                pieces = list(_pieces(tensor))
+                rows = torch.stack([_reduce(piece) for piece in pieces])
+            self._places.append(self._rows.append(tuple(piece.numel() for piece in pieces), rows))
+        else:
+            self._places.append(None)
+        return len(self._places) - 1
+
+    def read(self) -> list[dict[str, AttributeValue]]:
+        """The attributes of every output in the order of their ``append``; empties the store. May wait for the device."""
+        places, self._places = self._places, []
+        lanes = {lane: rows.tolist() for lane, rows in self._rows.read().items()}
+        return [
+            _attributes([])
+            if place is None
+            else _attributes([_Piece(*pair) for pair in _counted(place.kind, lanes[place.lane][place.order])])
+            for place in places
+        ]
+
+
+def _counted(counts: Sequence[int], rows: Sequence[Sequence[float]]) -> Iterator[tuple[float, ...]]:
+    for count, row in zip(counts, rows, strict=True):
+        yield (count, *row)
+
+
+def _moments(pieces: Sequence[_Piece]) -> tuple[float, float]:
+    """Mean and population standard deviation over the finite values of all pieces, NaN if there are none."""
+    total = square = finite = 0.0
+    for piece in pieces:
+        n = piece.values - piece.nonfinite
+        if n:
+            # Squares about the mean of each piece, joined pairwise.
+            gap = piece.mean - total / finite if finite else 0.0
+            square += piece.square + gap * gap * n * finite / (n + finite)
+            total += piece.mean * n
+            finite += n
+    if not finite:
+        return math.nan, math.nan
+    return total / finite, math.sqrt(max(square, 0.0) / finite) if math.isfinite(square) else math.nan
+
+
+def _attributes(pieces: Sequence[_Piece]) -> dict[str, AttributeValue]:
+    mean, std = _moments(pieces)
+    largest, smallest = max((piece.max for piece in pieces), default=math.nan), min((piece.min for piece in pieces), default=math.nan)
+    doubles = {
+        semconv.OUTPUT_STAT_MEAN: mean,
+        semconv.OUTPUT_STAT_STD: std,
+        semconv.OUTPUT_STAT_MIN: smallest,
+        semconv.OUTPUT_STAT_MAX: largest,
+        semconv.OUTPUT_STAT_ABS_MAX: max(abs(smallest), abs(largest)),
+    }
+    nan_count = sum(piece.nan_count for piece in pieces)
+    return {
+        **{key: value for key, value in doubles.items() if math.isfinite(value)},
+        semconv.OUTPUT_STAT_NAN_COUNT: int(nan_count),
+        semconv.OUTPUT_STAT_INF_COUNT: int(sum(piece.nonfinite for piece in pieces) - nan_count),
+        semconv.OUTPUT_STAT_ELEMENT_COUNT: int(sum(piece.values for piece in pieces)),
+    }

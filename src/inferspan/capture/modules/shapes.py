@@ -1,0 +1,129 @@
+"""Shapes and dtypes of what goes into and comes out of a module, without touching anything unknown.
+
+Only tensors, and tuples, lists and dicts of them, are looked at: at most eight tensors, two levels deep, sixteen entries a level.
+Nothing is iterated, compared, printed or asked for its truth that is not one of these types. A tensor that cannot be described
+(nested, symbolic, or a wrapper that refuses) is left out. Hot path: ``torch.Size`` and ``torch.dtype`` are kept as they are. What is
+about to be compiled may be called through an observed ``forward``, so Dynamo is to find no frames here.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inferspan.capture.compile.state import leave_frame
+
+__all__ = ["Described", "describe", "describe_like"]
+
+Described = tuple[tuple[Any, Any], ...]
+_known: dict[Described, Described] = {}
+KEPT = 16_384
+
+MAX_TENSORS = 8
+MAX_ENTRIES = 16
+MAX_DEPTH = 2
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_as_plain: Any = torch._C.DisableTorchFunctionSubclass
+_SCALARS = frozenset({bool, int, float, str})
+
+
+@leave_frame
+def _tensor(value: Tensor) -> tuple[Any, Any] | None:
+    try:
+        if type(value) in _PLAIN:
+            return value.shape, value.dtype
+        # A subclass may run code of its own, that of a program which logs or counts what is done, whenever it is asked for something.
+        with _as_plain():
+            shape = value.shape
+            # Symbolic sizes belong to a trace and must not leave it.
+            return (shape, value.dtype) if not value.is_nested and all(type(size) is int for size in shape) else None
+    except Exception:
+        return None
+
+
+@leave_frame
+def _walk(value: Any, depth: int, found: list[tuple[Any, Any]]) -> None:
+    kind = type(value)
+    if kind in _PLAIN or isinstance(value, Tensor):
+        described = _tensor(value)
+        if described is not None:
+            found.append(described)
+        return
+    if depth >= MAX_DEPTH:
+        return
+    # The base classes' own iterators: a subclass may have put side effects into its overrides.
+    if isinstance(value, dict):
+        parts = islice(dict.values(value), MAX_ENTRIES)
+    elif isinstance(value, tuple):
+        parts = islice(tuple.__iter__(value), MAX_ENTRIES)
+    elif isinstance(value, list):
+        parts = islice(list.__iter__(value), MAX_ENTRIES)
+    else:
+        return
+    for part in parts:
+        if part is None or type(part) in _SCALARS:
+            continue
+        if len(found) >= MAX_TENSORS:
+            return
+        _walk(part, depth + 1, found)
+
+
+@leave_frame
+def _shared(described: Described) -> Described:
+    """The one object that stands for equal descriptions: thousands of own ones would be the garbage collector's work."""
+    known = _known.get(described)
+    if known is None:
+        if len(_known) >= KEPT:
+            _known.clear()
+        known = _known[described] = described
+    return known
+
+
+@leave_frame
+def describe(value: Any) -> Described:
+    """Pairs (shape, dtype) of the tensors in ``value``, in order; empty if there are none to be described."""
+    kind = type(value)
+    if kind is Tensor:
+        described = _tensor(value)
+        return _shared((described,)) if described is not None else ()
+    # What nearly every module is called with, and what many return: one plain tensor in a tuple.
+    if kind is tuple and len(value) == 1 and type(value[0]) is Tensor:
+        described = _tensor(value[0])
+        return _shared((described,)) if described is not None else ()
+    found: list[tuple[Any, Any]] = []
+    _walk(value, 0, found)
+    return _shared(tuple(found))
+
+
+@leave_frame
+def describe_like(known: Described, values: tuple[Any, ...]) -> Described:
+    """``describe(values)``, for less where ``known``, the description of an earlier call, still holds."""
+    if len(values) > MAX_ENTRIES:
+        return describe(values)
+    place = 0
+    try:
+        for value in values:
+            kind = type(value)
+            if kind is Tensor:
+                shape, dtype = known[place]
+                if value.dtype is not dtype or value.shape != shape:
+                    break
+                place += 1
+            elif kind is tuple and len(value) <= MAX_ENTRIES:
+                for part in value:
+                    shape, dtype = known[place]
+                    if type(part) is not Tensor or part.dtype is not dtype or part.shape != shape:
+                        return describe(values)
+                    place += 1
+            elif value is not None and kind not in _SCALARS and isinstance(value, (dict, list, tuple, Tensor)):
+                break
+        else:
+            if place == len(known):
+                return known
+    except (IndexError, RuntimeError):
+        pass  # more tensors than were known, or one without a shape
+    return describe(values)

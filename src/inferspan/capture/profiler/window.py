@@ -1,0 +1,311 @@
+"""Windows in which the forward passes of a model are profiled: who asks for one, which request has it, and what came of it.
+
+``with handle.profile(steps=3):``, a setting or a signal opens a window on a model. The first recorded request that begins a pass in it, on
+any thread, has it until it ends; then the next one may. Each pass is a profiler session of its own, so none is open while code outside of
+the model runs. What cannot be profiled is said once in the log and in ``Window.note``; the program goes on as without us.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns
+from types import TracebackType
+from typing import Any
+
+from inferspan import semconv
+from inferspan.capture.budget import Budget
+from inferspan.capture.compile.transforms import is_capturing
+from inferspan.guard import contain
+from inferspan.records import AttributeValue, ModuleCall, Profiled
+
+from .events import Event, place
+from .session import Session, open_session
+
+__all__ = ["Window", "WindowClaim", "Windows"]
+
+_log = logging.getLogger("inferspan")
+DETACHED = "the model is not instrumented any more"
+_WIDTH = len(ModuleCall._fields)
+
+
+class Window:
+    """A profiler window and what it has seen so far; made by ``Handle.profile()``.
+
+    Args:
+        windows: those of the model; ``None`` if it is not instrumented any more.
+        steps: passes that are wanted.
+        cpu_ops: whether operations get spans; ``None``: only where there are no kernels, on a model without a CUDA device.
+        skip_first: whether the first call of the model, which warms up, is passed over.
+        leave: called when the ``with`` block ends.
+    """
+
+    def __init__(
+        self,
+        windows: Windows | None,
+        steps: int,
+        *,
+        cpu_ops: bool | None,
+        skip_first: bool = False,
+        leave: Callable[[], None] | None = None,
+    ) -> None:
+        self.wanted = steps
+        """Forward passes that were asked for."""
+        self.steps = 0
+        """Forward passes that were profiled."""
+        self.kernels = 0
+        """Kernels, copies and memory settings of them, those without a span included."""
+        self.kernel_seconds = 0.0
+        """Time that those took on the device, in seconds."""
+        self.ops = 0
+        """Operations that the model called, without those that other operations ran."""
+        self.spans_dropped = 0
+        """Kernels and operations that got no span for want of room in the budget."""
+        self.note: str | None = None
+        """Why passes were not profiled, if some were not."""
+        self.cpu_ops = cpu_ops
+        self.skip_first = skip_first
+        self.holder = threading.Lock()
+        self.closed = False
+        self._windows = windows
+        self._leave = leave
+
+    @property
+    def left(self) -> int:
+        """Passes that are still to be profiled."""
+        return 0 if self.closed else max(0, self.wanted - self.steps)
+
+    def tell(self, note: str) -> None:
+        """Note why a pass is not profiled; logged once for each window and cause."""
+        if self.note != note:
+            self.note = note
+            _log.warning("nothing is profiled for the moment: %s; your program is not affected", note)
+
+    def __enter__(self) -> Window:
+        with contain("profiler window"):
+            if self._windows is None:
+                self.tell(DETACHED)
+            else:
+                self._windows.open(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with contain("profiler window"):
+            self.closed = True
+            if self._windows is not None:
+                self._windows.close(self)
+            if self._leave is not None:
+                self._leave()
+            if not self.steps and self.note is None:
+                shut = self._windows is not None and self._windows.is_shut
+                self.tell(DETACHED if shut else "no recorded forward pass of the model ran in the window")
+
+    def __repr__(self) -> str:
+        seen = f"{self.steps} of {self.wanted} passes, {self.kernels} kernels, {self.ops} operations"
+        dropped = f", {self.spans_dropped} without a span" if self.spans_dropped else ""
+        return f"<inferspan profile: {seen}{dropped}{f'; {self.note}' if self.note else ''}>"
+
+
+class Windows:
+    """The window of one model, if there is one.
+
+    Args:
+        device: kind of the model's device, ``"cpu"`` or ``"cuda"`` for instance.
+    """
+
+    def __init__(self, device: str | None) -> None:
+        self.device = device
+        self.active = False
+        """Whether a call should ask for a window: all that costs anything where there is none."""
+        self.is_shut = False
+        """Whether the model is not instrumented any more."""
+        self._lock = threading.Lock()
+        self._window: Window | None = None
+        self._kept: set[WindowClaim] = set()
+        self._asked: Callable[[], Window] | None = None
+
+    def open(self, window: Window) -> None:
+        """Make ``window`` the model's, unless there is one already."""
+        with self._lock:
+            if self._window is not None and self._window.left:
+                window.closed = True
+                refused = True
+            else:
+                self._window, self.active, refused = window, True, False
+        if refused:
+            window.tell("the model has a profiler window already")
+
+    def close(self, window: Window) -> None:
+        """End ``window``; a pass that runs in it is profiled to its end."""
+        with self._lock:
+            if self._window is window:
+                self._window = None
+                self.active = self._asked is not None
+
+    def ask(self, make: Callable[[], Window]) -> None:
+        """Have the window that ``make`` returns opened at the next pass; takes no lock, for signal handlers."""
+        self._asked = make
+        self.active = True
+
+    def claim(self, *, first_call: bool) -> WindowClaim | None:
+        """The part of the window that the asking call gets, if there is one to be had."""
+        asked, self._asked = self._asked, None
+        if self.is_shut:
+            return None
+        if asked is not None:
+            self.open(asked())
+        with self._lock:
+            window = self._window
+            if window is not None and not window.left:
+                window = self._window = None
+            self.active = window is not None or self._asked is not None
+        if window is None or (window.skip_first and first_call) or not window.holder.acquire(blocking=False):
+            return None
+        return WindowClaim(window, self.device, self._kept)
+
+    def open_elsewhere(self) -> bool:
+        """Whether hooks on the root have to stay, because on another thread nothing else would close the profiler."""
+        return any(part.open_elsewhere for part in [*self._kept])
+
+    def shut(self) -> None:
+        """No pass is profiled any more; one that is running is closed by its own thread."""
+        with self._lock:
+            self.is_shut = True
+            window, self._window, self._asked, self.active = self._window, None, None, False
+        if window is not None:
+            window.closed = True
+
+    def forked(self) -> None:
+        """Called in a forked child, where nobody is left to release the locks; a window stays with the parent."""
+        self._lock = threading.Lock()
+        self._window, self.active = None, self._asked is not None
+        self._kept = set()
+
+
+class WindowClaim:
+    """A window in the hands of one call."""
+
+    def __init__(self, window: Window, device: str | None, kept: set[WindowClaim]) -> None:
+        self.window = window
+        self._kept = kept
+        self.steps = 0
+        self.attributes: dict[str, AttributeValue] = {}
+        """What the span of the last profiled pass says of it."""
+        self._device = device
+        self.closing_ns = 0
+        """Time that closing the profiler and reading it took."""
+        self._session: Session | None = None
+        self._since = 0
+        self._until = 0
+        self._events: list[Event] | None = None
+        self._released = False
+
+    @property
+    def due(self) -> bool:
+        """Whether the next pass is to be profiled."""
+        return self.window.left > 0
+
+    @property
+    def with_ops(self) -> bool:
+        """Whether operations get spans."""
+        return self._device != "cuda" if self.window.cpu_ops is None else self.window.cpu_ops
+
+    @property
+    def open_elsewhere(self) -> bool:
+        """Whether the profiler is at work on another thread, which alone can close it."""
+        session = self._session
+        return session is not None and not session.on_this_thread
+
+    @property
+    def holds_events(self) -> bool:
+        """Whether a pass has been profiled that ``take`` has not been called for."""
+        return self._events is not None
+
+    def begin(self, *, by_hooks: bool = False) -> None:
+        """Open the profiler: the pass is about to start on this thread.
+
+        Args:
+            by_hooks: whether hooks on the root of the model are all that will tell its end.
+        """
+        if self._session is not None or not self.due:
+            return
+        if self._device == "cuda" and is_capturing():
+            self.window.tell("a CUDA graph is being captured")
+            return
+        opened = open_session("cuda" if self._device == "cuda" else None)
+        if isinstance(opened, str):
+            self.window.tell(opened)
+            return
+        self._session = opened
+        if by_hooks:
+            self._kept.add(self)
+        self._since = perf_counter_ns()
+
+    def end(self, now: int) -> None:
+        """Close the profiler: the pass ended at ``now``. On CUDA this waits for the device."""
+        session = self._session
+        if session is None or not session.on_this_thread:
+            return
+        self._session = None
+        self._kept.discard(self)
+        self._until = now
+        began = perf_counter_ns()
+        session.stop()
+        with contain("profiler window"):
+            self._events = session.events()
+        self.closing_ns += perf_counter_ns() - began
+        if self._events is not None:
+            self.steps += 1
+            self.window.steps += 1
+
+    def take(self, calls: Sequence[Any], budget: Budget, *, passes: int, modules: int, shown: bool) -> list[Profiled]:
+        """Records of the pass that has ended; ``attributes`` is then what its own span says of it.
+
+        Args:
+            calls: module calls of the pass, flat.
+            budget: of the request.
+            passes: profiled passes that this request may still have.
+            modules: module spans that each of them will want.
+            shown: whether the pass has a span; without one there is no place for anything.
+        """
+        events, self._events = self._events, None
+        if events is None:
+            return []
+        numbers = calls[::_WIDTH]
+        placed = place(
+            events,
+            calls,
+            since=self._since,
+            until=self._until,
+            first=max(numbers, default=-1) + 1,
+            room=budget.profiled_room(passes, modules) if shown else 0,
+            with_ops=self.with_ops,
+            device=self._device or "",
+        )
+        budget.spend(len(placed.records))
+        budget.leave_out(placed.left_out)
+        self.window.kernels += placed.kernels
+        self.window.kernel_seconds += placed.kernel_ns / 1e9
+        self.window.ops += placed.ops
+        self.window.spans_dropped += placed.left_out
+        if self._device == "cuda" and events and not placed.kernels:
+            self.window.tell("the profiler has seen no kernel of this pass; another program may have taken the device's counters")
+        self.attributes = {semconv.PROFILER_OPS: placed.ops}
+        if self._device == "cuda":
+            self.attributes |= {semconv.PROFILER_KERNELS: placed.kernels, semconv.PROFILER_KERNEL_TIME: placed.kernel_ns / 1e9}
+        return placed.records
+
+    def release(self) -> None:
+        """The call has ended; once only. What it has left open is closed, if this is its thread."""
+        if self._released:
+            return
+        session, self._session = self._session, None
+        self._kept.discard(self)
+        try:
+            if session is not None and session.on_this_thread:
+                session.stop()
+        finally:
+            self._released = True
+            self._events = None
+            self.window.holder.release()

@@ -1,0 +1,77 @@
+"""The ``inferspan`` command: the parser of its commands, and how it ends.
+
+In come the arguments; out come text on standard output and an exit code: 0, or 2 with a text on standard error that names the fix.
+Nothing here imports torch; the demo does, when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from inferspan.stack.errors import StackError
+from inferspan.version import version as own_version
+
+from .bundle import add_bundle
+from .demo import add_demo
+from .failure import Failure
+from .report import add_report
+from .settings import add_settings
+from .stack import add_stack
+from .version import add_version
+
+__all__ = ["main"]
+
+_EXAMPLES = """\
+examples:
+  INFERSPAN_SESSION_FILE=session.jsonl python app.py   record a program that calls inferspan.instrument(model)
+  inferspan report session.jsonl -o report.html        look at it in a browser, with no server
+  inferspan report session.jsonl --text                look at it in the terminal
+  inferspan demo                                       a small real model from PyPI, recorded and reported
+  inferspan stack up                                   collector, Jaeger and Prometheus on this machine, no containers
+  inferspan settings                                   everything that can be set, with the environment variables
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: arguments without the program's name; default those of the process.
+
+    Returns:
+        The exit code: 0, 2 after an error, 130 after Ctrl-C; 1 of ``stack status`` if not all is well.
+    """
+    arguments = _parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], int | None] = arguments.run
+    code = 0
+    try:
+        code = run(arguments) or 0
+        sys.stdout.flush()
+    except (Failure, StackError) as failure:
+        print(f"inferspan: {failure}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("inferspan: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader (`head`, a pager) has seen enough. Python must not fail again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="inferspan",
+        description="OpenTelemetry traces and metrics of PyTorch and transformers inference.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"inferspan {own_version()}")
+    commands = parser.add_subparsers(metavar="command", required=True)
+
+    for add in (add_report, add_settings, add_version, add_demo, add_stack, add_bundle):
+        add(commands)
+    return parser

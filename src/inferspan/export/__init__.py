@@ -1,0 +1,1 @@
+"""Providers, exporters, ids, resource, files and shutdown: the only folder that imports the OpenTelemetry SDK."""

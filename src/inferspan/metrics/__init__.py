@@ -1,0 +1,1 @@
+"""Request metrics, instruments of device readings, and totals."""

@@ -1,0 +1,109 @@
+"""Readings of the samplers as OpenTelemetry observable instruments, one for every row of ``semconv.DEVICE_METRICS``.
+
+``Sample``s come in through a function that the caller hands over; observations go out when a metric reader collects. Values
+that no backend can store are left out. A callback never raises. Instruments cannot be unregistered, so there is to be one
+``DeviceMetrics`` per meter provider for the provider's life: ``close`` silences it, ``reopen`` gives it a new source.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
+
+from inferspan import guard, semconv
+from inferspan.records import Sample
+
+__all__ = ["DeviceMetrics"]
+
+_Read = Callable[[], Sequence[Sample]]
+
+_LONGEST_COLLECTION = 1.0
+_LARGEST = 2**63
+"""Integers are signed 64-bit on the wire, and one that does not fit fails the whole export request."""
+
+
+class DeviceMetrics:
+    """The observable instruments of one meter provider.
+
+    Args:
+        source: a meter provider, or a meter.
+        read: returns the newest readings; called once per collection.
+        version: version of our scope, if ``source`` is a provider.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        source: MeterProvider | Meter,
+        read: _Read,
+        *,
+        version: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read: _Read | None = read
+        self._clock = clock
+        self._forget()
+        with guard.contain("device_metrics.meter"):
+            meter: Any = source
+            if not hasattr(meter, "create_observable_gauge"):
+                meter = meter.get_meter(semconv.SCOPE, version, schema_url=semconv.CORE_SCHEMA_URL)
+            for name in semconv.DEVICE_METRICS:
+                with guard.contain("device_metrics.instrument"):
+                    self._create(meter, semconv.METRICS[name])
+
+    def close(self) -> None:
+        """Let go of the source; the instruments stay and report nothing."""
+        self._read = None
+        self._forget()
+
+    def reopen(self, read: _Read) -> None:
+        """Report from a new source."""
+        self._read = read
+        self._forget()
+
+    def _create(self, meter: Meter, metric: semconv.Metric) -> None:
+        create = {
+            semconv.OBSERVABLE_GAUGE: meter.create_observable_gauge,
+            semconv.OBSERVABLE_COUNTER: meter.create_observable_counter,
+            semconv.OBSERVABLE_UP_DOWN_COUNTER: meter.create_observable_up_down_counter,
+        }[metric.instrument]
+        create(metric.name, callbacks=[self._callback(metric)], unit=metric.unit, description=metric.brief)
+
+    def _callback(self, metric: semconv.Metric) -> Callable[[CallbackOptions], list[Observation]]:
+        whole = metric.instrument == semconv.OBSERVABLE_UP_DOWN_COUNTER or metric.unit == "By" or metric.unit.startswith("{")
+        signed = metric.unit == "Cel"
+        number: type[int] | type[float] = int if whole else float
+
+        def observe(options: CallbackOptions) -> list[Observation]:
+            found: list[Observation] = []
+            with guard.contain("device_metrics.callback"):
+                for sample in self._samples(metric.name):
+                    if math.isfinite(sample.value) and abs(sample.value) < _LARGEST and (signed or sample.value >= 0):
+                        found.append(Observation(number(sample.value), sample.attributes))
+            return found
+
+        return observe
+
+    def _forget(self) -> None:
+        self._served: set[str] | None = None
+        self._taken = float("-inf")
+        self._current: Mapping[str, Sequence[Sample]] = {}
+
+    def _samples(self, metric: str) -> Sequence[Sample]:
+        """Samples of a metric; a metric that is asked for again is the sign of the next collection, which reads anew."""
+        read = self._read
+        if read is None:
+            return ()
+        if self._served is None or metric in self._served or self._clock() - self._taken > _LONGEST_COLLECTION:
+            samples: dict[str, list[Sample]] = {}
+            # First of all, so that a source that raises is asked once per collection as well.
+            self._served, self._current, self._taken = set(), {}, self._clock()
+            for sample in read():
+                samples.setdefault(sample.metric, []).append(sample)
+            self._current, self._taken = samples, self._clock()
+        self._served.add(metric)
+        return self._current.get(metric, ())

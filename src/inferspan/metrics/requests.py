@@ -1,0 +1,280 @@
+"""Requests as OpenTelemetry metrics: the gen_ai families and our own, and the totals of ``handle.summary()``.
+
+One record per request and metric on the model's thread; what is known of single steps and modules follows from the hand-over thread.
+Histograms take exemplars from the request's span; counters are recorded in a context without a span, because the SDK's reservoir for
+sums draws from the global random generator. A broken meter takes nothing down, and is tried again at the next request.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+
+from inferspan import semconv
+from inferspan.guard import contain, guarded
+from inferspan.records import AttributeValue, ModuleBatch, RequestEnd, RequestStart
+from inferspan.settings import Settings
+
+from .summary import Summary
+
+__all__ = ["RequestMetrics"]
+
+AT_ONCE = 64
+"""Values recorded before others can have the interpreter: some 0.2 ms."""
+# Not empty, or the SDK would take the current context and with it the current span.
+_NO_SPAN = Context({"inferspan": True})
+
+
+class RequestMetrics:
+    """The synchronous instruments of one meter.
+
+    Args:
+        meter: returns the meter; asked again after it failed.
+        settings: which gen_ai families and optional metrics there are.
+    """
+
+    def __init__(self, meter: Callable[[], Any], settings: Settings) -> None:
+        self._meter = meter
+        self._settings = settings
+        self._instruments: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self.summary = Summary()
+
+    def renew_locks(self) -> None:
+        """Called in a forked child, where nobody is left to release them."""
+        self._lock = threading.Lock()
+        self.summary.renew_lock()
+
+    # ------------------------------------------------------------------------------------------------------ instruments
+    def _instrument(self, name: str) -> Any:
+        instrument = self._instruments.get(name)
+        if instrument is None:
+            with self._lock:
+                metric = semconv.METRICS[name]
+                meter = self._meter()
+                if metric.instrument == semconv.HISTOGRAM:
+                    instrument = meter.create_histogram(
+                        name, unit=metric.unit, description=metric.brief, explicit_bucket_boundaries_advisory=metric.buckets
+                    )
+                else:
+                    create = {semconv.COUNTER: "counter", semconv.UP_DOWN_COUNTER: "up_down_counter", semconv.GAUGE: "gauge"}[
+                        metric.instrument
+                    ]
+                    instrument = getattr(meter, f"create_{create}")(name, unit=metric.unit, description=metric.brief)
+                self._instruments[name] = instrument
+        return instrument
+
+    def _record(self, name: str, value: float, attributes: Mapping[str, AttributeValue], span: Any = None) -> None:
+        with contain("request metrics"):
+            instrument = self._instrument(name)
+            context = trace.set_span_in_context(span, _NO_SPAN) if span is not None else _NO_SPAN
+            if semconv.METRICS[name].instrument == semconv.HISTOGRAM:
+                instrument.record(value, attributes, context)
+            elif semconv.METRICS[name].instrument == semconv.GAUGE:
+                instrument.set(value, attributes, _NO_SPAN)
+            else:
+                instrument.add(value, attributes, _NO_SPAN)
+
+    # --------------------------------------------------------------------------------------------------------- requests
+    def _labels(self, start: RequestStart) -> dict[str, AttributeValue]:
+        labels: dict[str, AttributeValue] = {semconv.PROVIDER_NAME: start.model.provider}
+        if start.operation is not None:
+            labels[semconv.OPERATION_NAME] = start.operation
+        if start.model.name is not None:
+            labels[semconv.REQUEST_MODEL] = labels[semconv.RESPONSE_MODEL] = start.model.name
+        return labels
+
+    @staticmethod
+    def _model(start: RequestStart) -> dict[str, AttributeValue]:
+        return {semconv.REQUEST_MODEL: start.model.name} if start.model.name is not None else {}
+
+    @staticmethod
+    def _name(start: RequestStart) -> str:
+        return start.model.name or start.model.architecture
+
+    @guarded("metrics of a started request")
+    def started(self, start: RequestStart) -> None:
+        """Note a request in flight."""
+        if start.kind == "generate" and not start.nested:
+            self._record(semconv.M_ACTIVE, 1, self._model(start))
+
+    @guarded("metrics of an ended request")
+    def ended(self, start: RequestStart, end: RequestEnd, span: Any, *, third_party: bool) -> None:
+        """Record what a request amounted to.
+
+        Args:
+            start: how it began.
+            end: how it ended.
+            span: its span, for exemplars.
+            third_party: whether another library has opened a gen_ai span around it and records the client metrics.
+        """
+        seconds = max(0.0, (end.end_ns - start.start_ns) / 1e9)
+        self.summary.add(start, end, seconds)
+        if start.kind == "generate" and not start.nested:
+            self._record(semconv.M_ACTIVE, -1, self._model(start))
+        if start.kind == "forward":
+            self._forward(start, end, seconds, span, third_party=third_party)
+        elif not start.nested:
+            self._generate(start, end, seconds, span, third_party=third_party)
+        for (place, kind), count in end.nonfinite.items():
+            labels = {semconv.MODEL_NAME: self._name(start), semconv.MODULE_NAME: place, semconv.NONFINITE_KIND: kind}
+            self._record(semconv.M_NONFINITE, count, labels)
+        if end.spans_dropped:
+            self._record(semconv.M_SPANS_DROPPED, end.spans_dropped, {semconv.DROP_REASON: "budget"})
+        if end.overhead_ns:
+            self._record(semconv.M_OVERHEAD, end.overhead_ns / 1e9, {})
+
+    def _forward(self, start: RequestStart, end: RequestEnd, seconds: float, span: Any, *, third_party: bool) -> None:
+        self._record(semconv.M_FORWARD_DURATION, seconds, {semconv.MODEL_NAME: self._name(start)}, span)
+        if start.operation == semconv.OPERATION_EMBEDDINGS and not start.nested and not third_party:
+            self._embeddings(end, seconds, self._labels(start), span)
+
+    def _embeddings(self, end: RequestEnd, seconds: float, labels: Mapping[str, AttributeValue], span: Any) -> None:
+        failing = self._with_error(labels, end)
+        if self._settings.semconv in ("dup", "latest"):
+            self._record(semconv.M_EMBEDDINGS_DURATION, seconds, failing, span)
+            if end.input_tokens is not None:
+                self._record(semconv.M_EMBEDDINGS_INPUT, end.input_tokens, labels, span)
+        if self._settings.semconv in ("dup", "legacy"):
+            self._legacy(end, seconds, labels, failing, span)
+
+    @staticmethod
+    def _with_error(labels: Mapping[str, AttributeValue], end: RequestEnd) -> dict[str, AttributeValue]:
+        return {**labels, semconv.ERROR_TYPE: end.failure.type} if end.failure is not None else dict(labels)
+
+    def _generate(self, start: RequestStart, end: RequestEnd, seconds: float, span: Any, *, third_party: bool) -> None:
+        end = self._without_partial(end)
+        labels = self._labels(start)
+        failing = self._with_error(labels, end)
+        self._record(semconv.M_SERVER_DURATION, seconds, failing, span)
+        if end.failure is None:
+            for name, value in ((semconv.M_SERVER_TTFT, end.time_to_first_token), (semconv.M_SERVER_TPOT, end.time_per_output_token)):
+                if value is not None:
+                    self._record(name, value, labels, span)
+        if not third_party and self._settings.semconv in ("dup", "latest"):
+            self._latest(end, seconds, labels, failing, span)
+        if not third_party and self._settings.semconv in ("dup", "legacy"):
+            self._legacy(end, seconds, labels, failing, span)
+        model = self._model(start)
+        if end.batch_size:
+            self._record(semconv.M_BATCH_SIZE, end.batch_size, model, span)
+        if end.kv_cache_bytes is not None:
+            self._record(semconv.M_KV_CACHE, end.kv_cache_bytes, model)
+
+    @staticmethod
+    def _without_partial(end: RequestEnd) -> RequestEnd:
+        """What a failed call had produced stands on its span; usage counts what was returned."""
+        return replace(end, output_tokens=None) if end.failure is not None else end
+
+    def _latest(
+        self, end: RequestEnd, seconds: float, labels: Mapping[str, AttributeValue], failing: Mapping[str, AttributeValue], span: Any
+    ) -> None:
+        self._record(semconv.M_INFERENCE_DURATION, seconds, failing, span)
+        for counter, histogram, tokens in (
+            (semconv.M_USAGE_INPUT, semconv.M_OPERATION_INPUT, end.input_tokens),
+            (semconv.M_USAGE_OUTPUT, semconv.M_OPERATION_OUTPUT, end.output_tokens),
+        ):
+            modality = end.modality if tokens is not None else "unknown"
+            self._record(counter, tokens or 0, {**labels, semconv.TOKEN_MODALITY: modality})
+            if tokens is not None:
+                self._record(histogram, tokens, failing, span)
+        self._chunks(end, labels, span, semconv.M_FIRST_CHUNK, semconv.M_PER_CHUNK)
+
+    def _legacy(
+        self, end: RequestEnd, seconds: float, labels: Mapping[str, AttributeValue], failing: Mapping[str, AttributeValue], span: Any
+    ) -> None:
+        self._record(semconv.M_LEGACY_DURATION, seconds, failing, span)
+        for kind, tokens in (("input", end.input_tokens), ("output", end.output_tokens)):
+            if tokens is not None:
+                self._record(semconv.M_LEGACY_USAGE, tokens, {**labels, semconv.TOKEN_TYPE: kind}, span)
+        self._chunks(end, labels, span, semconv.M_LEGACY_FIRST_CHUNK, semconv.M_LEGACY_PER_CHUNK)
+
+    def _chunks(self, end: RequestEnd, labels: Mapping[str, AttributeValue], span: Any, first: str, following: str) -> None:
+        if end.streaming and end.failure is None and end.time_to_first_token is not None:
+            self._record(first, end.time_to_first_token, labels, span)
+            for seconds in end.chunk_intervals:
+                self._record(following, seconds, labels, span)
+
+    def has_steps(self, end: RequestEnd) -> bool:
+        """Whether ``steps`` would record anything of the request that ended so."""
+        return any(end.step_seconds.values()) or (self._settings.entropy_metric and bool(end.entropies))
+
+    @guarded("metrics of steps")
+    def steps(self, start: RequestStart, end: RequestEnd, span: Any, pause: Callable[[], None] = lambda: None) -> None:
+        """Record durations by phase and, where the settings want it, certainty of a request's steps; runs off the model's path.
+
+        Args:
+            start: how the request began.
+            end: how it ended.
+            span: its span, for exemplars.
+            pause: called every few values, to let others have the interpreter.
+        """
+        model = self._model(start)
+        for phase, seconds in end.step_seconds.items():
+            self._record_many(semconv.M_STEP_DURATION, seconds, {semconv.PHASE: phase, **model}, span, pause)
+        if self._settings.entropy_metric and not start.nested:
+            for name, values in ((semconv.M_ENTROPY, end.entropies), (semconv.M_TOP1, end.top1_probabilities)):
+                self._record_many(name, values, model, span, pause)
+
+    @guarded("request metrics")
+    def _record_many(
+        self, name: str, values: Sequence[float], attributes: Mapping[str, AttributeValue], span: Any, pause: Callable[[], None]
+    ) -> None:
+        """Record values of one request in a histogram.
+
+        A bucket keeps one exemplar, and these would all name the same span: only the first value of each bucket is given it, which
+        saves most of the time that the SDK takes.
+        """
+        if not values:
+            return
+        record, buckets = self._instrument(name).record, semconv.METRICS[name].buckets or ()
+        context, seen = trace.set_span_in_context(span, _NO_SPAN), set[int]()
+        for count, value in enumerate(values, 1):
+            bucket = bisect_left(buckets, value)
+            record(value, attributes, _NO_SPAN if bucket in seen else context)
+            seen.add(bucket)
+            if not count % AT_ONCE:
+                pause()
+
+    def has_modules(self, batch: ModuleBatch) -> bool:
+        """Whether ``modules`` would record anything of such a batch."""
+        return self._settings.module_metric or bool(batch.statistics)
+
+    @guarded("metrics of modules")
+    def modules(self, start: RequestStart, batch: ModuleBatch, calls: Iterable[Sequence[Any]], span: Any) -> None:
+        """Record some module calls of a batch; runs off the model's path.
+
+        Args:
+            start: the request.
+            batch: what the calls are of.
+            calls: those to record, in the layout of ``ModuleCall``.
+            span: the request's span, for exemplars.
+        """
+        name = self._name(start)
+        for _, _, info, begun, ended, _, _, _, slot in calls:
+            labels: dict[str, AttributeValue] = {
+                semconv.MODEL_NAME: name,
+                semconv.MODULE_NAME: info.name,
+                semconv.MODULE_TYPE: info.type,
+            }
+            if info.layer_index is not None:
+                labels[semconv.MODULE_LAYER_INDEX] = info.layer_index
+            if self._settings.module_metric:
+                self._record(semconv.M_MODULE_DURATION, (ended - begun) / 1e9, {**labels, semconv.PHASE: batch.phase}, span)
+            statistics = batch.statistics.get(slot, {}) if slot is not None else {}
+            for kind, key in (("nan", semconv.OUTPUT_STAT_NAN_COUNT), ("inf", semconv.OUTPUT_STAT_INF_COUNT)):
+                count = statistics.get(key)
+                if isinstance(count, int) and count:
+                    self._record(semconv.M_NONFINITE, count, {**labels, semconv.NONFINITE_KIND: kind})
+
+    @guarded("metrics of dropped spans")
+    def dropped(self, count: int, reason: str) -> None:
+        """Count spans of ours that were left out."""
+        if count:
+            self._record(semconv.M_SPANS_DROPPED, count, {semconv.DROP_REASON: reason})

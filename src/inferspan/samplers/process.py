@@ -1,0 +1,202 @@
+"""The readings of the machine for every meter provider: one sampler thread a process, and the instruments that report on it.
+
+In: settings and meter providers. Out: a meter for request metrics, and samplers that run while an instrumented model wants them. A
+provider that fails costs its own metrics; a forked child starts the thread at its first instrumented call.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import metrics
+from opentelemetry.metrics import CallbackOptions, Observation
+
+from inferspan import semconv
+from inferspan.guard import contain, error_counts
+from inferspan.metrics.devices import DeviceMetrics
+from inferspan.ranks import ranks
+from inferspan.settings import Settings
+from inferspan.version import version
+
+if TYPE_CHECKING:
+    from .loop import SamplerLoop
+
+__all__ = ["Meters", "Samplers", "forked", "meters_of", "samplers"]
+
+_lock = threading.RLock()
+
+
+class Meters:
+    """The meter of one provider and the observable instruments on it, which cannot be unregistered and so are made once."""
+
+    def __init__(self, provider: Any) -> None:
+        self._provider = provider
+        self._meter: Any = None
+        self.devices: DeviceMetrics | None = None
+        self.observed = False
+
+    def meter(self) -> Any:
+        """The meter for request metrics; raises what the provider raises."""
+        if self._meter is None:
+            # A proxy resolves itself once the host sets its provider, so it may be kept.
+            self._meter = (self._provider or metrics.get_meter_provider()).get_meter(semconv.SCOPE, version())
+            with contain("own metrics"):
+                self._observe(self._meter)
+        return self._meter
+
+    def provider(self) -> Any:
+        """The provider, global ones as they are now."""
+        return self._provider or metrics.get_meter_provider()
+
+    def _observe(self, meter: Any) -> None:
+        if self.observed:
+            return
+        self.observed = True
+        for name, callback in ((semconv.M_ERRORS, _observe_errors), (semconv.M_WORLD_SIZE, _observe_world)):
+            metric = semconv.METRICS[name]
+            create = (
+                meter.create_observable_counter
+                if metric.instrument == semconv.OBSERVABLE_COUNTER
+                else meter.create_observable_up_down_counter
+            )
+            create(name, callbacks=[callback], unit=metric.unit, description=metric.brief)
+
+
+def _observe_errors(_: CallbackOptions) -> list[Observation]:
+    return [Observation(count, {semconv.ERROR_PLACE: place}) for place, count in error_counts().items()]
+
+
+def _observe_world(_: CallbackOptions) -> list[Observation]:
+    size = ranks(os.environ).get(semconv.WORLD_SIZE)
+    return [Observation(size)] if size is not None else []
+
+
+_by_provider: weakref.WeakKeyDictionary[Any, Meters] = weakref.WeakKeyDictionary()
+_global_meters: dict[Any, Meters] = {}
+
+
+def meters_of(provider: Any) -> Meters:
+    """One ``Meters`` for each provider; the global one is one of them, whatever stands behind it later."""
+    present = metrics.get_meter_provider()
+    if provider is None and present in _by_provider:
+        provider = present
+    if provider is None or (_global_meters and provider is present):
+        return _global_meters.setdefault(None, Meters(None))
+    try:
+        known = _by_provider.get(provider)
+        if known is None:
+            # The dictionary must not keep its own key alive through the value.
+            known = _by_provider[provider] = Meters(weakref.proxy(provider))
+        return known
+    except TypeError:
+        return Meters(provider)
+
+
+class Samplers:
+    """The sampler thread of the process: it runs while an instrumented model wants it, with the first one's settings."""
+
+    def __init__(self) -> None:
+        self._loop: SamplerLoop | None = None
+        self._users = 0
+        self._interval = 0.0
+        self._asleep = False
+        self._follows_exit = False
+
+    def acquire(self, settings: Settings, meters: Meters) -> tuple[SamplerLoop | None, Callable[[], None]]:
+        """Start or share the thread and report its readings on ``meters``; returns it and what lets go of it."""
+        if not (settings.nvml or settings.host or settings.allocator):
+            return None, lambda: None
+        with _lock:
+            if self._loop is None:
+                self._loop, self._interval = _sampler_loop(settings), settings.sampler_interval
+            if not self._follows_exit:
+                self._follows_exit = True
+                atexit.register(self._stop, 0.2)
+            loop = self._loop
+            self._users += 1
+            loop.start()
+            with contain("device metrics"):
+                if meters.devices is None:
+                    meters.devices = DeviceMetrics(meters.provider(), loop.read, version=version())
+                else:
+                    meters.devices.reopen(loop.read)
+        released = False
+
+        def release() -> None:
+            nonlocal released
+            with _lock:
+                if released:
+                    return
+                released = True
+                self._users -= 1
+                if not self._users:
+                    self._stop(1.0)
+
+        return loop, release
+
+    def wake_in_child(self) -> None:
+        """In a forked child, whose thread was left behind: start it, now that a model is called."""
+        if self._asleep:
+            self._asleep = False
+            with contain("samplers"):
+                if self._loop is not None:
+                    self._loop.start()
+
+    def sleep_in_child(self) -> None:
+        """Called in a forked child, before anything runs in it."""
+        self._asleep = self._loop is not None
+
+    def _stop(self, timeout: float) -> None:
+        """Stop the thread, which says goodbye to NVML; the collection that may follow still finds what was read last."""
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        with contain("samplers"):
+            last, until = list(loop.read()), time.monotonic() + 2 * self._interval
+            for known in (*_by_provider.values(), *_global_meters.values()):
+                if known.devices is not None:
+                    known.devices.reopen(lambda: last if time.monotonic() < until else ())
+        loop.stop(timeout)
+
+
+samplers = Samplers()
+"""The samplers of this process."""
+
+
+def _sampler_loop(settings: Settings) -> SamplerLoop:
+    from .allocator import AllocatorSampler, cuda_devices, device_memory
+    from .host import HostSampler
+    from .loop import SamplerLoop
+    from .nvml import NvmlSampler
+
+    local_rank = ranks(os.environ).get(semconv.LOCAL_RANK)
+    chosen: list[Any] = []
+    if settings.nvml:
+        chosen.append(NvmlSampler(all_gpus=settings.all_gpus, cuda_devices=cuda_devices, cuda_memory=device_memory))
+    if settings.host:
+        chosen.append(HostSampler(local_rank=local_rank or 0, off=_system_metrics_active))
+    if settings.allocator:
+        chosen.append(AllocatorSampler())
+    return SamplerLoop(chosen, interval=settings.sampler_interval)
+
+
+def _system_metrics_active() -> bool:
+    """Whether OpenTelemetry's own host instrumentation runs: it uses the same metric names with other attributes."""
+    import sys
+
+    module = sys.modules.get("opentelemetry.instrumentation.system_metrics")
+    instrumentor = getattr(module, "SystemMetricsInstrumentor", None)
+    return instrumentor is not None and bool(getattr(instrumentor(), "_is_instrumented_by_opentelemetry", False))
+
+
+def forked() -> None:
+    """Called in a forked child: the thread that held a lock at that moment does not exist in it."""
+    global _lock
+    _lock = threading.RLock()
+    samplers.sleep_in_child()

@@ -1,0 +1,96 @@
+"""Living beside other GenAI instrumentation: one gen_ai span and one usage sample per model call, not two.
+
+Libraries on ``opentelemetry-util-genai`` put their running call into the context under a well-known key. Where one is open around
+ours, our span is an ``inferspan.generate`` without gen_ai attributes, and what we know fills the fields that the other left empty.
+Where none is open, ours is announced under the same key, if that package is installed, so that instrumentation inside stays quiet.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from functools import lru_cache
+from typing import Any
+
+from opentelemetry import context as otel_context
+
+from inferspan import semconv
+from inferspan.guard import contain
+from inferspan.records import RequestEnd, RequestStart
+
+__all__ = ["ThirdPartyCall", "announce"]
+
+_FIELDS = {
+    "response_finish_reasons": semconv.FINISH_REASONS,
+    "request_temperature": semconv.REQUEST_TEMPERATURE,
+    "request_top_p": semconv.REQUEST_TOP_P,
+    "request_top_k": semconv.REQUEST_TOP_K,
+    "request_max_tokens": semconv.REQUEST_MAX_TOKENS,
+    "request_seed": semconv.REQUEST_SEED,
+    "request_choice_count": semconv.REQUEST_CHOICE_COUNT,
+    "request_stop_sequences": semconv.REQUEST_STOP_SEQUENCES,
+    "request_stream": semconv.REQUEST_STREAM,
+    "embeddings_dimension_count": semconv.EMBEDDINGS_DIMENSION,
+}
+"""Fields of a third-party call and the attributes of ours that fill them."""
+
+_KEYS = {True: "opentelemetry.genai.client.embedding.context", False: "opentelemetry.genai.client.inference.context"}
+
+
+def _key(start: RequestStart) -> str:
+    return _KEYS[start.operation == semconv.OPERATION_EMBEDDINGS]
+
+
+class ThirdPartyCall:
+    """Another library's running call, onto which we publish what it does not know itself."""
+
+    def __init__(self, call: Any, model: str | None) -> None:
+        self._call = call
+        self._model = model
+
+    @classmethod
+    def around(cls, current: otel_context.Context, start: RequestStart) -> ThirdPartyCall | None:
+        """The third-party call that is open in ``current``, if any."""
+        call = current.get(_key(start))
+        return None if call is None or getattr(call, "_inferspan", False) else cls(call, start.model.name)
+
+    def publish(self, end: RequestEnd) -> None:
+        """Fill those of its fields that are still empty."""
+        values: dict[str, object] = {name: end.attributes.get(key) for name, key in _FIELDS.items()}
+        values |= {
+            "usage_input_tokens": end.input_tokens,
+            "usage_output_tokens": end.output_tokens,
+            "request_model": self._model,
+            "response_model": self._model,
+            "response_time_to_first_chunk": end.time_to_first_token if end.streaming else None,
+        }
+        for name, value in values.items():
+            if value is not None and getattr(self._call, name, value) is None:
+                with contain("foreign gen_ai span"):
+                    setattr(self._call, name, value)
+
+
+@lru_cache(maxsize=1)
+def _inference_data() -> Any:
+    """The class that util-genai looks for, or ``None`` where it is not installed."""
+    name = "opentelemetry.util.genai.invocation"
+    if name not in sys.modules:
+        try:
+            if importlib.util.find_spec(name) is None:
+                return None
+        except ImportError:
+            return None
+    return getattr(importlib.import_module(name), "InferenceData", None)
+
+
+def announce(context: otel_context.Context, start: RequestStart, third_party: ThirdPartyCall | None) -> otel_context.Context:
+    """``context`` with our call announced to instrumentation inside it."""
+    if third_party is not None or start.operation == semconv.OPERATION_EMBEDDINGS:
+        return context
+    with contain("announcing to util-genai"):
+        kind = _inference_data()
+        if kind is not None:
+            data = kind()
+            data._inferspan = True
+            return otel_context.set_value(_key(start), data, context)
+    return context

@@ -1,0 +1,71 @@
+"""The span of a request, as the detail under it needs it: its parts, its ids, and where spans leave the process.
+
+Ids of phases and steps are known before these have ended, so that children can be made before their parents.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opentelemetry.trace import Span, SpanContext
+
+from inferspan import semconv
+from inferspan.export.ids import ids
+from inferspan.export.sdk import SpanParts
+from inferspan.metrics.requests import RequestMetrics
+from inferspan.records import ModuleBatch, RequestStart
+
+__all__ = ["RequestSpan", "step_name"]
+
+PHASES = (semconv.SPAN_PREFILL, semconv.SPAN_DECODE)
+
+
+GOLDEN_RATIO_64 = 0x9E3779B97F4A7C15
+
+
+def step_name(phase: str) -> str:
+    """Name of the span of a step."""
+    return semconv.SPAN_PREFILL_STEP if phase == semconv.SPAN_PREFILL else semconv.SPAN_DECODE_STEP
+
+
+class RequestSpan:
+    """The span of a request that is running, or has ended while its detail was on its way."""
+
+    def __init__(self, request: RequestStart, span: Span, metrics: RequestMetrics) -> None:
+        self.request = request
+        self.span = span
+        self.metrics = metrics
+        self.context: SpanContext = span.get_span_context()
+        device = request.model.attributes.get(semconv.DEVICE)
+        self.device: tuple[tuple[str, Any], ...] = ((semconv.DEVICE, device),) if device is not None else ()
+        """The attribute of steps that says where they ran."""
+        self.parts: SpanParts | None = None
+        self.tracer: Any = None
+        self.sink: Any = None
+        self.end_ns: int | None = None
+        self._phase_ids: dict[str, int] = {}
+        self._step_base = 0
+
+    def phase_id(self, phase: str) -> int:
+        """Span id of a phase."""
+        return self._phase_ids.get(phase) or self._phase_ids.setdefault(phase, ids().generate_span_id())
+
+    def step_id(self, number: int) -> int:
+        """Span id of a step."""
+        # A request may have a hundred thousand steps, and nobody knows when the last child of one has come: ids from one draw
+        # take no memory. Multiples of an odd number are all different.
+        self._step_base = self._step_base or ids().generate_span_id()
+        return (self._step_base + number * GOLDEN_RATIO_64) % 2**64 or GOLDEN_RATIO_64
+
+    def above(self, batch: ModuleBatch) -> int:
+        """Span id that the outermost calls of a batch hang under."""
+        if batch.step is not None:
+            return self.step_id(batch.step)
+        return self.phase_id(batch.phase) if batch.phase in PHASES else self.context.span_id
+
+    def within(self, start: int, end: int) -> tuple[int, int]:
+        """Times in their order and inside the request: the span of a nested request may have been cut short by the end of its parent."""
+        if self.end_ns is not None:
+            end = min(end, self.end_ns)
+            start = min(start, end)
+        return start, max(end, start)

@@ -1,0 +1,44 @@
+"""Memory of a request on a machine without CUDA: resident bytes, and a peak that says whether it is exact."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from inferspan import semconv
+from inferspan.capture.device import memory
+from inferspan.capture.device.memory import MemoryMeter
+
+
+def test_resident_memory() -> None:
+    """Start, end and peak are bytes of this process, and the peak is no less than what was held."""
+    meter = MemoryMeter(torch.device("cpu"))
+    held = torch.ones(8 << 20)
+    meter.look()
+    found = meter.attributes()
+    start, end, peak = (found[key] for key in (semconv.MEMORY_START, semconv.MEMORY_END, semconv.MEMORY_PEAK))
+    assert isinstance(start, int) and isinstance(end, int) and isinstance(peak, int)
+    assert start > 1 << 20 and peak >= max(start, end) - (1 << 20)
+    assert isinstance(found[semconv.MEMORY_PEAK_EXACT], bool) and held.numel()
+
+
+@pytest.mark.parametrize(("peaks", "peak", "exact"), [((90, 200), 200, True), ((200, 200), 120, False), ((None, None), 120, False)])
+def test_peak(monkeypatch: pytest.MonkeyPatch, peaks: tuple[int | None, int | None], peak: int, exact: bool) -> None:
+    """The system's peak counts if it rose during the request, else the highest value that was seen."""
+    now, high = iter([80, 120, 100]), iter(peaks)
+    monkeypatch.setattr(memory, "_resident", lambda: next(now))
+    monkeypatch.setattr(memory, "_resident_peak", lambda: next(high))
+    meter = MemoryMeter(None)
+    meter.look()
+    assert meter.attributes() == {
+        semconv.MEMORY_START: 80,
+        semconv.MEMORY_END: 100,
+        semconv.MEMORY_PEAK: peak,
+        semconv.MEMORY_PEAK_EXACT: exact,
+    }
+
+
+def test_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be read is left out, not 0."""
+    monkeypatch.setattr(memory, "_resident", lambda: None)
+    assert MemoryMeter(None).attributes() == {}

@@ -1,0 +1,157 @@
+"""Which modules are selected, what they are called, and how hooks come and go."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from inferspan.capture.modules.hooks import ModuleObservers, no_hook
+from inferspan.capture.modules.selection import select
+from inferspan.settings import SettingsError
+from tests.attached import attached
+from tests.cases import models
+
+
+class Tower(nn.Module):
+    """Layers under one name."""
+
+    def __init__(self, name: str = "layers") -> None:
+        super().__init__()
+        self.add_module(name, nn.ModuleList([nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))]))
+
+
+def _names(root: nn.Module, modules: str | tuple[str, ...] = "layers", style: str = "layer") -> list[str]:
+    return [info.span_name for _, info, _ in select(root, modules, style)]
+
+
+def test_layers_and_their_blocks() -> None:
+    """Layers, attention and MLP of a language model; not its embeddings, norms or projections."""
+    assert set(_names(models.llama())) == {f"layer {index}{part}" for part in ("", " self_attn", " mlp") for index in (0, 1)}
+
+
+@pytest.mark.parametrize("make", [models.llama, models.t5, models.bart, models.whisper, models.llava])
+@pytest.mark.parametrize("modules", ["layers", "all"])
+def test_names_are_unique(make: Any, modules: str) -> None:
+    """No two modules of a model share a span name, whatever towers it has."""
+    names = _names(make(), modules)
+    assert names and len(set(names)) == len(names)
+
+
+def test_towers_are_told_apart() -> None:
+    """Two lists of layers carry the word in which their paths differ."""
+    model = nn.ModuleDict({"encoder": Tower(), "decoder": Tower("blocks")})
+    assert {"encoder layer 0", "decoder layer 1"} <= set(_names(model))
+    assert "encoder.layers.0" in _names(model, style="path") and "Sequential" in _names(model, style="type")
+
+
+def test_nested_numbers() -> None:
+    """The outermost number is the layer."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    assert _names(model, "all") == ["layer 0", "layer 0 0", "layer 0 1"]
+
+
+def test_small_model_without_layers_is_shown_whole() -> None:
+    """Where nothing is numbered, a small model shows every module and a large one its top level."""
+    small = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.ModuleDict({"c": nn.Linear(2, 2)})})
+    assert _names(small) == ["a", "b.c"]
+    large = nn.ModuleDict({f"part{chr(97 + index)}": Holder() for index in range(26)})
+    assert len(_names(large)) == 26
+
+
+class Holder(nn.Module):
+    """Three modules without a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = nn.Linear(1, 1), nn.Linear(1, 1), nn.Linear(1, 1)
+
+
+def test_patterns() -> None:
+    """Patterns select by path, each module once; one without a match is refused with names that exist."""
+    model = models.llama()
+    assert _names(model, ("model.layers.0.*", "*.mlp"), "path")[:2] == ["model.layers.0.self_attn", "model.layers.0.mlp"]
+    assert len(_names(model, ("*", "*"))) == len(_names(model, "all"))
+    with pytest.raises(SettingsError, match=r"pattern 'nope\*' matches no module; names look like model"):
+        select(model, ("nope*",), "layer")
+
+
+def _attached(model: nn.Module) -> int:
+    return sum(attached(model).values())
+
+
+def test_attached_while_needed() -> None:
+    """Hooks are there from the first user to the last, and a closed engine attaches no more."""
+    model = Tower()
+    engine = ModuleObservers(model, "layers", "layer")
+    engine.acquire()
+    engine.acquire()
+    before = _attached(model)
+    engine.release()
+    assert before == engine.expected == _attached(model)
+    engine.release()
+    engine.release()
+    assert _attached(model) == 0
+    engine.acquire()
+    engine.close()
+    engine.acquire()
+    assert _attached(model) == 0
+
+
+def test_copies_carry_nothing() -> None:
+    """A copy or pickle taken while modules are observed computes by its own weights, and holds at most importable no-ops."""
+    model = Tower()
+    hooked: Any = model.layers[1]  # type: ignore[index]
+    hooked.register_forward_hook(_unchanged)
+    engine = ModuleObservers(model, "all", "layer")
+    engine.acquire()
+    assert sum(attached(model).values()) == 4 and attached(model)["hooks"]
+    twin: Any
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert attached(twin)["slot"] == 0
+        hooks = [hook for one in twin.modules() for hook in (*one._forward_hooks.values(), *one._forward_pre_hooks.values())]
+        assert len(hooks) > 2 and all(hook in (no_hook, _unchanged) for hook in hooks)
+        assert torch.equal(twin.layers[0](torch.ones(1, 2)), model.layers[0](torch.ones(1, 2)))  # type: ignore[index,operator]
+        with torch.no_grad():
+            twin.layers[0][0].weight.zero_()
+            twin.layers[0][0].bias.zero_()
+        assert torch.equal(twin.layers[0](torch.ones(1, 2)), torch.zeros(1, 2))
+    engine.close()
+
+
+def _unchanged(*_: Any) -> None:
+    """A hook of the user's."""
+
+
+def test_structure_is_followed() -> None:
+    """Replaced, added and removed layers, and a replaced list, are found before the next request."""
+    model = Tower()
+    engine = ModuleObservers(model, "layers", "layer")
+    layers: Any = model.layers
+    layers.append(nn.Sequential(nn.Linear(2, 2)))
+    engine.prepare()
+    assert engine.expected == 6
+    old = model.layers
+    model.layers = nn.ModuleList([nn.Sequential(nn.Linear(2, 2))])
+    engine.prepare()
+    assert engine.expected == 2
+    engine.acquire()
+    assert _attached(old) == 0 and _attached(model) == 2  # type: ignore[arg-type]
+    engine.close()
+
+
+def test_refresh_waits_for_running_calls() -> None:
+    """While hooks are attached the selection stays, and what is attached comes off even if the structure has changed."""
+    model = Tower()
+    engine = ModuleObservers(model, "layers", "layer")
+    engine.acquire()
+    layers: Any = model.layers
+    old = layers[0]
+    layers[0] = nn.Identity()
+    engine.prepare()
+    engine.release()
+    assert _attached(old) == _attached(model) == 0

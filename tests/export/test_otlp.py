@@ -1,0 +1,577 @@
+"""Setting OpenTelemetry up, by real programs that send to real receivers: what arrives, what is left alone, how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import NoOpTracer
+
+from inferspan.export import otlp
+from inferspan.settings import Settings
+from tests.otlp_receivers import RECEIVERS, Received, attributes_of, dead_endpoint, trace_ids
+
+SOURCE = {"PYTHONPATH": os.pathsep.join([str(Path(otlp.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])}
+PRELUDE = """
+import json, logging, os, sys, time
+import inferspan.export.otlp as otlp
+from inferspan.settings import Settings, SettingsError
+from opentelemetry import _logs, metrics, trace
+logging.basicConfig(level=logging.INFO, format="%(name)s %(levelname)s %(message)s", stream=sys.stderr)
+
+def record(name="work"):
+    with trace.get_tracer("test", "1").start_as_current_span(name, attributes={"n": 1}) as span:
+        metrics.get_meter("test").create_histogram("h").record(1.0)
+        _logs.get_logger("test").emit(_logs.LogRecord(body="hello", severity_number=_logs.SeverityNumber.INFO))
+        return span
+
+def kinds():
+    return [type(p).__name__ for p in (trace.get_tracer_provider(), metrics.get_meter_provider(), _logs.get_logger_provider())]
+"""
+PROXIES = ["ProxyTracerProvider", "_ProxyMeterProvider", "ProxyLoggerProvider"]
+OURS = ["TracerProvider", "MeterProvider", "LoggerProvider"]
+
+
+class Program:
+    """Runs programs in a directory of their own; their standard output is JSON lines."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.errors = ""
+        self.seconds = 0.0
+
+    def __call__(self, body: str, **environ: str) -> list[Any]:
+        """Run a program that must succeed."""
+        return self.ending(0, body, **environ)
+
+    def ending(self, returncode: int, body: str, **environ: str) -> list[Any]:
+        """Run a program that must end in this way."""
+        script = self.path / "program.py"
+        script.write_text(PRELUDE + textwrap.dedent(body))
+        before = time.monotonic()
+        result = subprocess.run(
+            [sys.executable, str(script)],
+            env={**os.environ, **SOURCE, **environ},
+            cwd=self.path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        self.seconds = time.monotonic() - before
+        self.errors = result.stderr
+        assert result.returncode == returncode, result.stderr
+        return [json.loads(line) for line in result.stdout.splitlines()]
+
+    def log(self, level: str) -> list[str]:
+        """What inferspan logged at a level."""
+        head = f"inferspan {level} "
+        return [line.removeprefix(head) for line in self.errors.splitlines() if line.startswith(head)]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    """A program to be run."""
+    return Program(tmp_path)
+
+
+@pytest.fixture(params=list(RECEIVERS))
+def receiver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Received]:
+    """A receiver for each protocol, named by the environment."""
+    with RECEIVERS[request.param]() as received:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.endpoint)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", request.param)
+        yield received
+
+
+# ------------------------------------------------------------------------------------------------------------ what arrives
+def test_everything_arrives_at_exit(program: Program, receiver: Received) -> None:
+    """Traces, metrics with exemplars and logs of a program that just ends arrive, with headers, gzip and one resource."""
+    (trace_id,) = program(
+        "otlp.configure()\nspan = record()\nprint(json.dumps(f'{span.get_span_context().trace_id:032x}'))",
+        OTEL_EXPORTER_OTLP_HEADERS="authorization=Bearer%20x,team=ml",
+        OTEL_SERVICE_NAME="chat",
+        RANK="1",
+        WORLD_SIZE="2",
+    )
+    assert [(span.name, span.trace_id.hex()) for span in receiver.spans()] == [("work", trace_id)]
+    assert [metric.name for metric in receiver.metrics()] == ["h"]
+    assert receiver.metrics()[0].histogram.data_points[0].exemplars[0].trace_id.hex() == trace_id
+    assert [(log.body.string_value, log.trace_id.hex()) for log in receiver.logs()] == [("hello", trace_id)]
+    for _, _, headers, encoding, _ in receiver.requests:
+        assert (headers["authorization"], headers["team"]) == ("Bearer x", "ml")
+        # "unknown" is what gRPC's server says; the receiver is on this machine, so nothing is compressed.
+        assert encoding in ("none", "unknown")
+    resources = [
+        receiver.of("traces")[0].resource_spans[0].resource,
+        receiver.of("metrics")[0].resource_metrics[0].resource,
+        receiver.of("logs")[0].resource_logs[0].resource,
+    ]
+    assert resources[0] == resources[1] == resources[2]
+    found = attributes_of(resources[0])
+    assert found["service.name"] == "chat"
+    assert (found["inferspan.distributed.rank"], found["inferspan.distributed.world_size"]) == (1, 2)
+    assert {"host.name", "service.instance.id", "telemetry.sdk.version", "inferspan.framework.torch.version"} <= found.keys()
+
+
+def test_compression_none_and_exporters_per_signal(program: Program, receiver: Received) -> None:
+    """The specification's "none" works for both protocols, and a signal can be switched off."""
+    (kinds,) = program(
+        "otlp.configure()\nrecord()\nprint(json.dumps(kinds()))", OTEL_EXPORTER_OTLP_COMPRESSION="none", OTEL_METRICS_EXPORTER="none"
+    )
+    assert kinds == ["TracerProvider", "_ProxyMeterProvider", "LoggerProvider"]
+    assert sorted(signal for signal, *_ in receiver.requests) == ["logs", "traces"]
+    assert {encoding for _, _, _, encoding, _ in receiver.requests} <= {"none", "unknown"}
+
+
+def test_seeded_programs_have_their_own_traces(program: Program, receiver: Received) -> None:
+    """Two runs with the same seed send two traces, and drawing ids does not change seeded results."""
+    body = """
+    import random
+    random.seed(42)
+    expected = random.random()
+    random.seed(42)
+    otlp.configure()
+    record()
+    print(json.dumps(random.random() == expected))
+    """
+    assert program(body) + program(body) == [True, True]
+    assert len(trace_ids(receiver.spans())) == 2
+
+
+def test_flush_sends_without_waiting(program: Program, receiver: Received) -> None:
+    """A flush sends what was recorded, and says so; one that comes after nothing new succeeds too."""
+    body = """
+    otlp.configure()
+    record()
+    print(json.dumps([otlp.force_flush(10), otlp.force_flush(10)]))
+    os._exit(0)
+    """
+    assert program(body) == [[True, True]]
+    assert [span.name for span in receiver.spans()] == ["work"]
+    assert [log.body.string_value for log in receiver.logs()] == ["hello"]
+    assert {metric.name for metric in receiver.metrics()} == {"h"}
+
+
+def test_forked_child_sends_its_own(program: Program, receiver: Received) -> None:
+    """After a fork parent and child both send, from different instances, with different ids, over both protocols."""
+    body = """
+    otlp.configure()
+    record("before")
+    otlp.force_flush(10)
+    child = os.fork()
+    record("child" if child == 0 else "parent")
+    flushed = otlp.force_flush(10)
+    if child == 0:
+        os._exit(0 if flushed else 1)
+    print(json.dumps([flushed, os.waitpid(child, 0)[1]]))
+    """
+    assert program(body) == [[True, 0]]
+    assert sorted(span.name for span in receiver.spans()) == ["before", "child", "parent"]
+    assert len(trace_ids(receiver.spans())) == 3
+    instances = {
+        attributes_of(resource.resource)["service.instance.id"] for message in receiver.of("traces") for resource in message.resource_spans
+    }
+    assert len(instances) == 2
+
+
+def test_large_batches_are_cut(program: Program, receiver: Received) -> None:
+    """Twelve mebibytes of attributes, far over gRPC's default limit, arrive whole in requests of at most three."""
+    body = """
+    otlp.configure()
+    tracer = trace.get_tracer("test")
+    for number in range(400):
+        tracer.start_span(str(number), attributes={"text": "x" * 30_000}).end()
+    print(json.dumps(otlp.force_flush(20)))
+    """
+    assert program(body, OTEL_METRICS_EXPORTER="none", OTEL_LOGS_EXPORTER="none") == [True]
+    assert [span.name for span in receiver.spans()] == [str(number) for number in range(400)]
+    assert max(size for *_, size in receiver.requests) <= 3 * 1024 * 1024
+
+
+# ------------------------------------------------------------------------------------------------- what is chosen, and when
+def test_importing_loads_no_sdk(program: Program) -> None:
+    """The module alone, and asking whether a destination is named, load neither the SDK nor an exporter, and start no thread."""
+    body = """
+    import threading
+    otlp.automatic_setup(Settings())
+    loaded = [name for name in ("opentelemetry.sdk", "grpc", "requests", "torch") if name in sys.modules]
+    print(json.dumps([loaded, threading.active_count()]))
+    """
+    assert program(body) == [[[], 1]]
+
+
+def test_without_destination_nothing_is_opened(program: Program) -> None:
+    """With no destination, providers stay unset, and one line for the whole process names the two ways to get one."""
+    body = """
+    print(json.dumps([otlp.automatic_setup(Settings()), otlp.automatic_setup(Settings()), kinds()]))
+    """
+    assert program(body) == [[False, False, PROXIES]]
+    (line,) = program.log("WARNING")
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT" in line and "session_file" in line and "INFERSPAN_SESSION_FILE" in line
+
+
+def test_automatic_setup_opens_only_what_is_named(program: Program) -> None:
+    """An endpoint for traces alone sets up traces alone."""
+    with RECEIVERS["http/protobuf"]() as received:
+        body = "print(json.dumps([otlp.automatic_setup(Settings()), kinds()]))\nrecord()"
+        found = program(body, OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=f"{received.endpoint}/v1/traces")
+    assert found == [[True, ["TracerProvider", *PROXIES[1:]]]]
+    assert [signal for signal, *_ in received.requests] == ["traces"]
+
+
+def test_missing_exporter_package_is_a_warning_when_automatic(program: Program) -> None:
+    """The automatic set-up does without an exporter that is not installed; asked for by hand it is an ImportError."""
+    body = """
+    for signal in ("trace", "metric", "_log"):
+        sys.modules[f"opentelemetry.exporter.otlp.proto.grpc.{signal}_exporter"] = None
+    try:
+        otlp.configure()
+    except ImportError as error:
+        print(json.dumps(str(error).split(" (")[0]))
+    print(json.dumps([otlp.automatic_setup(Settings()), kinds()]))
+    """
+    message, automatic = program(body, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1", OTEL_EXPORTER_OTLP_PROTOCOL="grpc")
+    assert message == "sending traces by OTLP/grpc needs another package: pip install opentelemetry-exporter-otlp-proto-grpc"
+    assert automatic == [True, PROXIES]
+    assert len(program.log("WARNING")) == 3
+
+
+def test_disabled_sdk_does_nothing(program: Program, receiver: Received) -> None:
+    """Under OTEL_SDK_DISABLED neither way of setting up opens or says anything."""
+    body = """
+    otlp.configure(session_file="s.jsonl")
+    print(json.dumps([otlp.automatic_setup(Settings(session_file="s.jsonl")), kinds(), os.path.exists("s.jsonl")]))
+    record()
+    """
+    assert program(body, OTEL_SDK_DISABLED="true") == [[False, PROXIES, False]]
+    assert receiver.requests == []
+    assert program.log("WARNING") == []
+
+
+def test_console(program: Program) -> None:
+    """The console exporter of the standard variables prints."""
+    body = """
+    sys.stdout = open("console.txt", "w")
+    otlp.configure()
+    record()
+    """
+    program(body, OTEL_TRACES_EXPORTER="console", OTEL_METRICS_EXPORTER="none", OTEL_LOGS_EXPORTER="none")
+    assert json.loads((program.path / "console.txt").read_text())["name"] == "work"
+
+
+def test_processor_settings(program: Program) -> None:
+    """Our queue and batch are large and metrics go every 15 seconds, unless the standard variables say otherwise; wrong ones are ignored."""
+    body = """
+    otlp.configure()
+    batch = trace.get_tracer_provider()._active_span_processor._span_processors[0]._batch_processor
+    reader = metrics.get_meter_provider()._metric_readers[0]
+    print(json.dumps([batch._max_queue_size, batch._max_export_batch_size, batch._schedule_delay_millis, reader._export_interval_millis]))
+    os._exit(0)
+    """
+    assert program(body) == [[16384, 2048, 5000, 15000]]
+    set_ = {"OTEL_BSP_MAX_QUEUE_SIZE": "100", "OTEL_BSP_SCHEDULE_DELAY": "700", "OTEL_METRIC_EXPORT_INTERVAL": "60000"}
+    assert program(body, **set_) == [[100, 100, 700, 60000]]
+    assert program(body, **set_, OTEL_BSP_MAX_EXPORT_BATCH_SIZE="50") == [[100, 50, 700, 60000]]
+    assert program.log("WARNING") == []
+    wrong = {"OTEL_BSP_MAX_QUEUE_SIZE": "many", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "-1", "OTEL_METRIC_EXPORT_INTERVAL": "0"}
+    assert program(body, **wrong) == [[16384, 2048, 5000, 15000]]
+    assert [line.split("=")[0] for line in program.log("WARNING")] == list(wrong)
+
+
+def test_wrong_variables_of_the_sdk_are_warnings(program: Program) -> None:
+    """Limits, filters, samplers and generators that do not exist cost a warning each, never the program."""
+    body = "otlp.configure()\nrecord()\nprint(json.dumps(kinds()))\nos._exit(0)"
+    wrong = {
+        "OTEL_SPAN_EVENT_COUNT_LIMIT": "few",
+        "OTEL_METRICS_EXEMPLAR_FILTER": "some",
+        "OTEL_TRACES_SAMPLER": "sometimes",
+        "OTEL_PYTHON_ID_GENERATOR": "dice",
+    }
+    assert program(body, **wrong) == [OURS]
+    assert all(word in program.errors for word in ("EVENT_COUNT_LIMIT", "EXEMPLAR_FILTER", "sometimes", "dice"))
+
+
+def test_sampler(program: Program, receiver: Received) -> None:
+    """The standard sampler variables count."""
+    assert program("otlp.configure()\nrecord()\nprint(json.dumps(kinds()))", OTEL_TRACES_SAMPLER="always_off") == [OURS]
+    assert receiver.spans() == []
+    assert [metric.name for metric in receiver.metrics()] == ["h"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "arguments", "message"),
+    [
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "", "OTEL_EXPORTER_OTLP_PROTOCOL cannot be 'http/json': use grpc or http/protobuf"),
+        ({"OTEL_LOGS_EXPORTER": "file"}, "", "OTEL_LOGS_EXPORTER cannot be 'file': use otlp, console, none, or a list of them"),
+        ({}, "session_file='no/such/s.jsonl'", "inferspan setting 'session_file' cannot be 'no/such/s.jsonl': No such file or directory"),
+        ({}, "session_fil='s.jsonl'", "unknown inferspan setting 'session_fil' (argument): did you mean 'session_file'?"),
+    ],
+)
+def test_wrong_choice_is_one_error_and_nothing_is_set_up(program: Program, environ: dict[str, str], arguments: str, message: str) -> None:
+    """An unknown protocol or exporter, a path that cannot be written: one error that names it, and everything is as it was."""
+    body = f"""
+    import threading
+    settings = []
+    try:
+        otlp.configure({arguments})
+    except SettingsError as error:
+        print(json.dumps([str(error), kinds(), threading.active_count()]))
+    """
+    ((found, kinds, threads),) = program(body, **environ)
+    assert found.startswith(message)
+    assert (kinds, threads) == (PROXIES, 1)
+
+
+# ------------------------------------------------------------------------------------------------------- the host's providers
+HOST = """
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+memory = InMemorySpanExporter()
+host = TracerProvider(shutdown_on_exit=False)
+host.add_span_processor(SimpleSpanProcessor(memory))
+trace.set_tracer_provider(host)
+"""
+
+
+def test_provider_of_the_host_is_used_and_left_alone(program: Program, receiver: Received) -> None:
+    """A provider that is set stays, with its processors, and is not shut down; the other signals are set up; one line says so."""
+    body = """
+    before = (host._active_span_processor._span_processors, host.id_generator, host.resource)
+    otlp.configure()
+    record()
+    otlp.shutdown(5)
+    record("late")
+    same = trace.get_tracer_provider() is host
+    untouched = before == (host._active_span_processor._span_processors, host.id_generator, host.resource)
+    print(json.dumps([same, untouched, [span.name for span in memory.get_finished_spans()], kinds()]))
+    """
+    assert program(HOST + textwrap.dedent(body)) == [[True, True, ["work", "late"], OURS]]
+    assert [signal for signal, *_ in receiver.requests].count("traces") == 0
+    assert {signal for signal, *_ in receiver.requests} == {"metrics", "logs"}
+    assert program.log("INFO") == ["The program has set up a provider for traces: it is used as it is"]
+
+
+def test_session_file_that_was_asked_for_gets_the_hosts_spans_too(program: Program) -> None:
+    """A session file named by the user is written beside what the host's provider does."""
+    body = """
+    otlp.automatic_setup(Settings(session_file="s.jsonl"))
+    record()
+    print(json.dumps([span.name for span in memory.get_finished_spans()]))
+    """
+    assert program(HOST + textwrap.dedent(body)) == [["work"]]
+    lines = [json.loads(line) for line in (program.path / "s.jsonl").read_text().splitlines()]
+    assert sorted(key for line in lines for key in line) == ["resourceLogs", "resourceMetrics", "resourceSpans"]
+
+
+# ------------------------------------------------------------------------------------------------------------- session files
+def test_session_file_alone(program: Program) -> None:
+    """A session file without any destination in the environment is all there is: three signals in it, and no socket."""
+    body = """
+    otlp.configure(session_file="s.jsonl")
+    record()
+    print(json.dumps([kinds(), "requests" in sys.modules, "grpc" in sys.modules]))
+    """
+    assert program(body) == [[OURS, False, False]]
+    lines = [json.loads(line) for line in (program.path / "s.jsonl").read_text().splitlines()]
+    assert sorted(key for line in lines for key in line) == ["resourceLogs", "resourceMetrics", "resourceSpans"]
+    assert "ERROR" not in program.errors and "WARNING" not in program.errors
+
+
+def test_session_file_beside_otlp_and_a_second_configure(program: Program, receiver: Received) -> None:
+    """File and receiver get the same; a second call adds a new file, the same file or none changes nothing but says so."""
+    body = """
+    otlp.configure(session_file="a.jsonl")
+    record("one")
+    otlp.configure()
+    otlp.configure(session_file=os.path.abspath("a.jsonl"))
+    otlp.configure(session_file="b.jsonl")
+    record("two")
+    """
+    program(body)
+    assert [span.name for span in receiver.spans()] == ["one", "two"]
+    names = {}
+    for file in ("a.jsonl", "b.jsonl"):
+        lines = [json.loads(line) for line in (program.path / file).read_text().splitlines()]
+        spans = [line["resourceSpans"][0]["scopeSpans"][0]["spans"] for line in lines if "resourceSpans" in line]
+        names[file] = [span["name"] for batch in spans for span in batch]
+        assert {key for line in lines for key in line} == {"resourceLogs", "resourceMetrics", "resourceSpans"}
+    assert names == {"a.jsonl": ["one", "two"], "b.jsonl": ["two"]}
+    assert program.log("INFO") == ["OpenTelemetry is set up already; nothing is changed"] * 2
+
+
+def test_session_file_of_parent_and_child(program: Program) -> None:
+    """A forked child appends whole lines to the file of its parent."""
+    body = """
+    otlp.configure(session_file="s.jsonl")
+    record("before")
+    child = os.fork()
+    for _ in range(100):
+        record("child" if child == 0 else "parent")
+    otlp.force_flush(10)
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    """
+    program(body)
+    lines = [json.loads(line) for line in (program.path / "s.jsonl").read_text().splitlines()]
+    spans = [s for line in lines for r in line.get("resourceSpans", ()) for scope in r["scopeSpans"] for s in scope["spans"]]
+    names = [span["name"] for span in spans]
+    assert (names.count("before"), names.count("child"), names.count("parent")) == (1, 100, 100)
+    assert len({span["spanId"] for span in spans}) == 201
+
+
+# ---------------------------------------------------------------------------------------------------------------- the end
+@pytest.mark.parametrize("protocol", list(RECEIVERS))
+@pytest.mark.parametrize("kind", ["closed", "silent"])
+def test_dead_collector_holds_up_the_exit_no_longer_than_promised(program: Program, kind: str, protocol: str) -> None:
+    """With 1500 spans waiting for a collector that refuses or never answers, the program ends within the promised time, file written."""
+    body = """
+    otlp.configure(exit_timeout=2, session_file="s.jsonl")
+    for number in range(1500):
+        record()
+    print(json.dumps(time.time()))
+    """
+    with dead_endpoint(kind) as endpoint:
+        (finished,) = program(body, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_EXPORTER_OTLP_PROTOCOL=protocol)
+        assert time.time() - finished < 2.0
+    lines = [json.loads(line) for line in (program.path / "s.jsonl").read_text().splitlines()]
+    spans = [s for line in lines for r in line.get("resourceSpans", ()) for scope in r["scopeSpans"] for s in scope["spans"]]
+    assert len(spans) == 1500
+    assert {key for line in lines for key in line} == {"resourceLogs", "resourceMetrics", "resourceSpans"}
+
+
+def test_sigterm_flushes_if_asked_to(program: Program, receiver: Received) -> None:
+    """With flush_on_sigterm what was recorded arrives, and the signal ends the process."""
+    body = """
+    import signal
+    otlp.configure(flush_on_sigterm=True)
+    record()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(10)
+    """
+    program.ending(-15, body)
+    assert [span.name for span in receiver.spans()] == ["work"]
+
+
+# ------------------------------------------------------------------------------------------------------ configuration files
+CONFIG = """
+file_format: "1.0"
+resource: {attributes: [{name: service.name, value: from-file}]}
+tracer_provider:
+  processors: [{batch: {exporter: {otlp_http: {endpoint: ENDPOINT/v1/traces}}}}]
+meter_provider:
+  readers: [{periodic: {exporter: {otlp_http: {endpoint: ENDPOINT/v1/metrics}}}}]
+"""
+
+
+def test_configuration_file_is_followed(program: Program) -> None:
+    """OTEL_CONFIG_FILE sets everything up, with our ids, and is closed under our deadline."""
+    with RECEIVERS["http/protobuf"]() as received:
+        (program.path / "otel.yaml").write_text(CONFIG.replace("ENDPOINT", received.endpoint))
+        body = "otlp.automatic_setup(Settings())\nimport random\nrandom.seed(1)\nrecord()\nprint(json.dumps(kinds()))"
+        found = [program(body, OTEL_CONFIG_FILE="otel.yaml") for _ in range(2)]
+    assert found == [[["TracerProvider", "MeterProvider", "ProxyLoggerProvider"]]] * 2
+    assert len(trace_ids(received.spans())) == 2
+    assert {attributes_of(message.resource_spans[0].resource)["service.name"] for message in received.of("traces")} == {"from-file"}
+    with dead_endpoint("silent") as endpoint:
+        (program.path / "otel.yaml").write_text(CONFIG.replace("ENDPOINT", endpoint))
+        body = "otlp.configure(exit_timeout=2)\nrecord()\nprint(json.dumps(time.time()))"
+        (finished,) = program(body, OTEL_CONFIG_FILE="otel.yaml")
+        assert time.time() - finished < 2.0
+
+
+def test_configuration_file_leaves_the_hosts_provider(program: Program) -> None:
+    """The part of the file for a signal that the host has set up is not used."""
+    with RECEIVERS["http/protobuf"]() as received:
+        (program.path / "otel.yaml").write_text(CONFIG.replace("ENDPOINT", received.endpoint))
+        body = "otlp.configure()\nrecord()\nprint(json.dumps(trace.get_tracer_provider() is host))"
+        assert program(HOST + body, OTEL_CONFIG_FILE="otel.yaml") == [True]
+    assert {signal for signal, *_ in received.requests} == {"metrics"}
+
+
+@pytest.mark.parametrize(
+    ("before", "message"),
+    [
+        ("sys.modules['opentelemetry.configuration'] = None", "pip install opentelemetry-configuration"),
+        ("open('otel.yaml', 'w').write('file_format: [')", "OTEL_CONFIG_FILE cannot be 'otel.yaml'"),
+        ("", "OTEL_CONFIG_FILE cannot be 'otel.yaml'"),
+    ],
+)
+def test_configuration_file_that_cannot_be_used_is_an_error(program: Program, before: str, message: str) -> None:
+    """A missing package, a missing file and a broken file are one error that names the file or the package."""
+    body = f"{before}\ntry:\n    otlp.configure()\nexcept SettingsError as error:\n    print(json.dumps([str(error), kinds()]))"
+    ((found, kinds),) = program(body, OTEL_CONFIG_FILE="otel.yaml")
+    assert message in found
+    assert kinds == PROXIES
+
+
+# -------------------------------------------------------------------------------------------------- spans made after the fact
+def test_span_parts() -> None:
+    """A tracer of the SDK tells what its spans are made of, and takes finished ones; any other tracer gives nothing."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = provider.get_tracer("inferspan", "1")
+    parts = otlp.span_parts(tracer)
+    assert parts is not None
+    assert (parts.resource, parts.scope.name, parts.ids) == (provider.resource, "inferspan", provider.id_generator)
+    with tracer.start_as_current_span("live"):
+        pass
+    (live,) = exporter.get_finished_spans()
+    assert live.context is not None
+    parts.hand_in("late", live.context, live.context, 1, 2, {"a": 1}, "ValueError")
+    late = exporter.get_finished_spans()[1]
+    assert (late.name, late.parent, late.start_time, late.end_time, late.attributes) == ("late", live.context, 1, 2, {"a": 1})
+    assert (late.status.description, late.resource, late.instrumentation_scope) == ("ValueError", live.resource, live.instrumentation_scope)
+    assert parts.processor is tracer.span_processor  # type: ignore[attr-defined]
+    assert otlp.span_parts(NoOpTracer()) is None
+
+
+def test_proxy_tracer_has_parts_once_a_provider_is_set(program: Program) -> None:
+    """A tracer taken before there is a provider has no parts; after the set-up it has."""
+    body = """
+    tracer = trace.get_tracer("early")
+    before = otlp.span_parts(tracer), otlp.queue_room(tracer)
+    otlp.configure(session_file="s.jsonl")
+    tracer.start_span("resolves").end()
+    print(json.dumps([before, otlp.span_parts(tracer).scope.name, otlp.queue_room(tracer)]))
+    """
+    assert program(body) == [[[None, None], "early", 16383]]
+
+
+def test_queue_room() -> None:
+    """The room is that of the fullest batch queue behind a tracer; with none there it is not known."""
+    provider = TracerProvider(shutdown_on_exit=False)
+    tracer = provider.get_tracer("t")
+    assert otlp.queue_room(tracer) is None
+    provider.add_span_processor(SimpleSpanProcessor(InMemorySpanExporter()))
+    assert otlp.queue_room(tracer) is None
+    processors = [BatchSpanProcessor(InMemorySpanExporter(), max_queue_size=size, max_export_batch_size=size) for size in (500, 100)]
+    for processor in processors:
+        provider.add_span_processor(processor)
+    assert otlp.queue_room(tracer) == 100
+    for _ in range(40):
+        tracer.start_span("s").end()
+    assert otlp.queue_room(tracer) == 60
+    provider.shutdown()
+    assert otlp.queue_room(NoOpTracer()) is None
+
+
+def test_destination_named() -> None:
+    """A session file or a standard variable is a destination; nothing else is."""
+    assert not otlp.destination_named(Settings(), {})
+    assert otlp.destination_named(Settings(session_file="s.jsonl"), {})
+    assert otlp.destination_named(Settings(), {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"})

@@ -1,0 +1,70 @@
+"""The resource of our providers: host, rank, versions, and the user's words last."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import socket
+from collections.abc import Mapping
+
+import pytest
+
+from inferspan.export.resource import Detector, detected_resource
+
+RANKS = ("inferspan.distributed.rank", "inferspan.distributed.local_rank", "inferspan.distributed.world_size")
+
+
+def ranks(environ: Mapping[str, str]) -> tuple[object, ...]:
+    """Rank, local rank and world size of the resource."""
+    attributes = detected_resource(environ).attributes
+    return tuple(attributes.get(name) for name in RANKS)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, (None, None, None)),
+        ({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}, (3, 1, 8)),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, (0, None, 1)),
+        ({"RANK": "3"}, (None, None, None)),
+        ({"RANK": "8", "WORLD_SIZE": "8"}, (None, None, None)),
+        ({"RANK": "-1", "WORLD_SIZE": "8"}, (None, None, None)),
+        ({"RANK": "three", "WORLD_SIZE": "8"}, (None, None, None)),
+        ({"RANK": "", "WORLD_SIZE": ""}, (None, None, None)),
+        ({"RANK": "1", "LOCAL_RANK": "x", "WORLD_SIZE": "2"}, (1, None, 2)),
+        ({"SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "4"}, (2, 0, 4)),
+        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}, (None, None, None)),
+        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "1"}, (None, None, None)),
+        ({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "9"}, (1, 1, 2)),
+    ],
+)
+def test_ranks(environ: Mapping[str, str], expected: tuple[object, ...]) -> None:
+    """Ranks are those of torchrun or of a step of srun; what is not well formed is left out."""
+    assert ranks(environ) == expected
+
+
+def test_facts() -> None:
+    """Host and installed frameworks are named, and the SDK's own attributes are kept."""
+    attributes = detected_resource({}).attributes
+    assert attributes["host.name"] == socket.gethostname()
+    assert str(attributes["inferspan.framework.torch.version"]).startswith(importlib.metadata.version("torch").split("+")[0])
+    assert attributes["inferspan.framework.transformers.version"] == importlib.metadata.version("transformers")
+    assert attributes["telemetry.sdk.language"] == "python"
+    assert len(str(attributes["service.instance.id"])) == 36
+
+
+def test_user_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the standard variables say replaces what we found."""
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "host.name=mine,inferspan.distributed.rank=77,team=a%20b")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "chat")
+    attributes = detected_resource({"RANK": "1", "WORLD_SIZE": "2"}).attributes
+    found = {key: attributes[key] for key in ("host.name", "inferspan.distributed.rank", "team", "service.name")}
+    assert found == {"host.name": "mine", "inferspan.distributed.rank": "77", "team": "a b", "service.name": "chat"}
+
+
+def test_detector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The detector for other people's providers finds the same facts, and nothing of the SDK's."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    attributes = Detector().detect().attributes
+    assert attributes["inferspan.distributed.rank"] == 1
+    assert "service.name" not in attributes and "telemetry.sdk.name" not in attributes

@@ -21,7 +21,7 @@ pytest.importorskip("setuptools")
 import hatch_build
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE, FOLDER = "src/inferspan/capture/modules/_recorder.c", "inferspan/capture"
+SOURCE, FOLDER = "src/inferspan/capture/modules/_recorder.c", "inferspan/capture/modules"
 PURE = "inferspan-0.1.0-py3-none-any.whl"
 BROKEN = {"CC": "/bin/false"}
 FIX = "To get it: install a C compiler and the headers of this Python (Debian: gcc python3-dev), then install again."

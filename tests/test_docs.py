@@ -53,6 +53,19 @@ def test_python_block_runs(code: str, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def folders() -> list[str]:
+    """The folders of the package that hold Python files, as ``capture/modules/``."""
+    package = ROOT / "src" / "inferspan"
+    found = {path.parent.relative_to(package).as_posix() for path in package.rglob("*.py")}
+    return sorted(f"{name}/" for name in found - {"."})
+
+
+@pytest.mark.parametrize("folder", folders())
+def test_folder_has_its_section(folder: str) -> None:
+    """The page on the data flow has a section for each folder of the package."""
+    assert f"`{folder}`" in HEADING.findall((ROOT / "docs" / "data-flow.md").read_text())
+
+
 def commands(page: str) -> list[str]:
     """The shell commands of a page, each on one line."""
     text = "".join(match[2] for match in BLOCK.finditer((ROOT / page).read_text()) if match[1] == "sh")

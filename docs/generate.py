@@ -54,7 +54,7 @@ An attribute is set only if its value is known. Attributes marked *only with con
 
 METRIC_GROUPS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     ("Requests", lambda name: name.startswith("gen_ai.")),
-    ("Requests, ours", lambda name: name not in semconv.DEVICE_METRICS),
+    ("Requests, names of inferspan", lambda name: name not in semconv.DEVICE_METRICS),
     ("CUDA allocator", lambda name: name.startswith("inferspan.torch.")),
     ("GPU", lambda name: name.startswith(("hw.", "inferspan."))),
     ("Process and host", lambda name: True),

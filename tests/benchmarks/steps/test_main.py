@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import steps
 from benchmarks.models import LLAMA, MODELS, llama
-from benchmarks.step_pairs import SETTINGS
-from benchmarks.step_parts import parts, take_apart
+from benchmarks.steps import __main__ as steps
+from benchmarks.steps.pairs import SETTINGS
+from benchmarks.steps.parts import parts, take_apart
 from inferspan.capture.compile.state import SLOT
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_each_part_is_measured_and_put_back() -> None:

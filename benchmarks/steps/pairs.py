@@ -24,7 +24,7 @@ from benchmarks.models import Workload
 from benchmarks.ratios import Ratio, quantile, ratio_of
 from benchmarks.rounds import problem_of, settle, why_not
 from benchmarks.rows import ROWS, Row
-from benchmarks.step_switch import Switch
+from benchmarks.steps.switch import Switch
 
 __all__ = ["AGAIN", "PLAIN", "RECORDED", "SETTINGS", "Compared", "Timed", "compare", "measure", "neighbours"]
 

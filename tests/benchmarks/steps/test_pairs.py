@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 import inferspan
-from benchmarks import machine, step_pairs
+from benchmarks import machine
 from benchmarks.models import LLAMA, Workload, llama, prepare
-from benchmarks.step_pairs import AGAIN, PLAIN, RECORDED, SETTINGS, Compared, Timed, compare, measure, neighbours
-from benchmarks.step_switch import HOOKS, Switch
+from benchmarks.steps import pairs as step_pairs
+from benchmarks.steps.pairs import AGAIN, PLAIN, RECORDED, SETTINGS, Compared, Timed, compare, measure, neighbours
+from benchmarks.steps.switch import HOOKS, Switch
 from inferspan.capture.compile.state import SLOT, compiled_graphs
 
 MODULES, LAYERS = 57, 12
@@ -106,7 +107,7 @@ def test_steps_are_what_they_are_said_to_be() -> None:
             if variant != RECORDED:
                 assert (frames, attached) == silent
             else:
-                assert {"generation.py prepare_inputs", "generation.py update_model_kwargs", "generate_call.py choose"} <= set(frames)
+                assert {"wrappers.py prepare_inputs", "wrappers.py update_model_kwargs", "call.py choose"} <= set(frames)
                 assert attached in ([(MODULES, 2)] if key == "all" else [(0, 2), (LAYERS, 2)])
     assert _state(work.model) == before
 

@@ -64,7 +64,9 @@ class Sdk:
 
     def write(self, batch: Any, pause: Callable[[], None]) -> None:
         """Hand one step over."""
-        for span in self.request.writer._spans(self.request, batch):
+        from inferspan.spans.finished import finished_spans
+
+        for span in finished_spans(self.request, batch):
             self.request.writer._hand_in(self.request, span)
         pause()
 
@@ -84,18 +86,19 @@ class Packed:
         from opentelemetry import trace
 
         import inferspan.export.otlp as otlp
-        from inferspan.spans.packed.detail import RawDetail
+        from inferspan.spans.packed.detail import PackedDetail
 
         otlp.configure()
         self.sink: Any = otlp.raw_sink(trace.get_tracer_provider())
         self.request = request(trace.get_tracer_provider(), sink=self.sink)
-        self.raw = RawDetail(self.request.writer._described)
+        self.packed = PackedDetail()
         if not template:
-            self.raw._modules._template = lambda *_: None  # type: ignore[method-assign]
+            modules: Any = self.packed._modules
+            modules._template = lambda *_: None
 
     def write(self, batch: Any, pause: Callable[[], None]) -> None:
         """Hand one step over."""
-        self.raw.write(self.request, batch, pause)
+        self.packed.write(self.request, batch, pause)
 
     def finish(self) -> None:
         """Wait until everything is gone."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from .records import AttributeValue
 
-__all__ = ["exportable", "exportable_attributes", "exportable_text", "shape_attributes", "shape_texts"]
+__all__ = ["exportable", "exportable_attributes", "exportable_text", "shape_attributes"]
 
 _INT64 = 2**63
 
@@ -69,7 +69,7 @@ def exportable_attributes(attributes: Mapping[str, object]) -> dict[str, Attribu
 
 
 @functools.lru_cache(maxsize=4096)
-def shape_texts(described: tuple[tuple[Any, Any], ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _shape_texts(described: tuple[tuple[Any, Any], ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Texts of (shape, dtype) pairs, ``1x12x4096`` and ``bfloat16``; kept, because steps have the same shapes over and over."""
     sizes = tuple("x".join(map(str, shape)) or "scalar" for shape, _ in described)
     return sizes, tuple(str(dtype).removeprefix("torch.") for _, dtype in described)
@@ -79,5 +79,5 @@ def shape_attributes(described: tuple[tuple[Any, Any], ...], shapes: str, dtypes
     """Shapes as ``1x12x4096`` and dtypes as ``bfloat16`` under the given keys; nothing where nothing is known."""
     if not described:
         return {}
-    sizes, kinds = shape_texts(described)
+    sizes, kinds = _shape_texts(described)
     return {shapes: sizes, dtypes: kinds}

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["attribute", "cut", "error_status", "request", "resource", "scope", "span", "static_part", "text", "varint"]
+__all__ = ["attribute", "attributes", "cut", "error_status", "request", "resource", "scope", "span", "static_part", "text", "varint"]
 
 # Lengths of ids are fixed, so their tags and lengths are constants: trace_id (1), span_id (2), parent_span_id (4), then the fixed64
 # start (7) and end (8) and the fixed32 flags (16, a two-byte tag).
@@ -92,16 +92,23 @@ def attribute(key: str, value: Any) -> bytes:
     return _framed(b"\x4a", _key_value(key, value))
 
 
-def static_part(name: str, kind: int, attributes: Mapping[str, Any]) -> bytes:
+def attributes(found: Mapping[str, Any]) -> bytes:
+    """Pack attributes, one after the other; raises as ``attribute``."""
+    packed = b""
+    for key, value in found.items():
+        packed += _framed(b"\x4a", _key_value(key, value))
+    return packed
+
+
+def static_part(name: str, kind: int, found: Mapping[str, Any]) -> bytes:
     """Pack what all spans of one place share.
 
     Args:
         name: span name.
         kind: ``SpanKind`` of the protocol, 1 for internal (the API's value plus one).
-        attributes: see ``attribute``.
+        found: the attributes; see ``attribute``.
     """
-    head = text(b"\x2a", name) + b"\x30" + varint(kind)
-    return head + b"".join(attribute(key, value) for key, value in attributes.items())
+    return text(b"\x2a", name) + b"\x30" + varint(kind) + attributes(found)
 
 
 def error_status(description: str) -> bytes:

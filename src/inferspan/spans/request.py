@@ -37,8 +37,8 @@ class RequestSpan:
         self.metrics = metrics
         self.context: SpanContext = span.get_span_context()
         device = request.model.attributes.get(semconv.DEVICE)
-        self.device: tuple[tuple[str, Any], ...] = ((semconv.DEVICE, device),) if device is not None else ()
-        """The attribute of steps that says where they ran."""
+        self.device: str | None = None if device is None else str(device)
+        """Where the model runs, for the attributes of steps."""
         self.parts: SpanParts | None = None
         self.tracer: Any = None
         self.sink: Any = None

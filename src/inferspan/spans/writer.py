@@ -9,24 +9,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from opentelemetry import trace
 from opentelemetry.trace import SpanContext, Status, StatusCode
 
-from inferspan import semconv
-from inferspan.attribute_values import shape_texts
 from inferspan.buffer import Buffer
-from inferspan.export.ids import ids
 from inferspan.export.sdk import next_chunk
 from inferspan.guard import guarded
-from inferspan.records import AttributeValue, ModuleBatch, Phase, RequestEnd, Step, module_calls
-from inferspan.spans.packed.detail import RawDetail
+from inferspan.records import ModuleBatch, Phase, RequestEnd, Step, module_calls
+from inferspan.spans.packed.detail import PackedDetail
 
-from .request import RequestSpan, step_name
+from .finished import FinishedSpan, finished_spans
+from .request import RequestSpan
 
 __all__ = ["Detail", "RequestSpan", "SpanWriter", "inside_a_provider", "our_call"]
 
@@ -75,7 +73,7 @@ class SpanWriter:
 
     def __init__(self) -> None:
         self._buffer: Buffer[tuple[RequestSpan, Detail | RequestEnd]] = Buffer(self._write)
-        self._raw = RawDetail(shape_texts)
+        self._packed = PackedDetail()
 
     def put(self, scope: RequestSpan, item: Detail | RequestEnd, weight: int) -> bool:
         """Queue detail of a request, or the end of one whose steps are to be measured; false if there is no room."""
@@ -107,9 +105,9 @@ class SpanWriter:
             if not item.spans:
                 continue
             if scope.sink is not None:
-                self._raw.write(scope, record, lambda: self._pause(until))
+                self._packed.write(scope, record, lambda: self._pause(until))
                 continue
-            for span in self._spans(scope, record):
+            for span in finished_spans(scope, record):
                 if not left:
                     left = self._pace(scope, until, patience)
                 if not left:
@@ -118,7 +116,7 @@ class SpanWriter:
                 self._hand_in(scope, span)
                 left -= 1
         if scope.sink is not None and item.spans:
-            self._raw.finish(scope)
+            self._packed.finish(scope)
 
     def _measure(self, scope: RequestSpan, batch: ModuleBatch, until: float | None) -> None:
         calls = module_calls(batch)
@@ -144,72 +142,22 @@ class SpanWriter:
 
     # ------------------------------------------------------------------------------------------------------- one span
     @guarded("span hand-over")
-    def _hand_in(self, scope: RequestSpan, span: tuple[Any, ...]) -> None:
-        name, span_id, parent_id, start, end, attributes, failure = span
-        start, end = scope.within(start, end)
-        if failure is not None:
-            attributes[semconv.ERROR_TYPE] = failure
-        context = scope.context
+    def _hand_in(self, scope: RequestSpan, span: FinishedSpan) -> None:
         if scope.parts is None:
-            self._through_api(scope, name, start, end, attributes, failure)
+            self._through_api(scope, span)
             return
-        scope.parts.hand_in(
-            name,
-            SpanContext(context.trace_id, span_id, False, context.trace_flags, context.trace_state),
-            SpanContext(context.trace_id, parent_id or context.span_id, False, context.trace_flags, context.trace_state),
-            start,
-            end,
-            attributes,
-            failure,
-        )
+        name, span_id, parent_id, start, end, attributes, failure = span
+        context = scope.context
+        trace_id, flags, state = context.trace_id, context.trace_flags, context.trace_state
+        own = SpanContext(trace_id, span_id, False, flags, state)
+        parent = SpanContext(trace_id, parent_id, False, flags, state)
+        scope.parts.hand_in(name, own, parent, start, end, attributes, failure)
 
     @staticmethod
-    def _through_api(
-        scope: RequestSpan, name: str, start: int, end: int, attributes: Mapping[str, AttributeValue], failure: str | None
-    ) -> None:
-        """For tracers of another implementation: flat under the request, which is all that can be done after the fact."""
-        span = scope.tracer.start_span(name, context=trace.set_span_in_context(scope.span), start_time=start, attributes=attributes)
-        if failure is not None:
-            span.set_status(Status(StatusCode.ERROR, failure))
-        span.end(end_time=end)
-
-    def _spans(self, scope: RequestSpan, record: Phase | Step | ModuleBatch) -> Iterator[tuple[Any, ...]]:
-        if isinstance(record, ModuleBatch):
-            yield from self._modules(scope, record)
-        elif isinstance(record, Step):
-            attributes = dict(record.attributes() if callable(record.attributes) else record.attributes)
-            attributes |= {semconv.PHASE: record.phase, semconv.STEP_INDEX: record.number, **dict(scope.device)}
-            own, parent = scope.step_id(record.number), scope.phase_id(record.phase)
-            yield step_name(record.phase), own, parent, record.start_ns, record.end_ns, attributes, record.failure
-        else:
-            attributes = {semconv.PHASE: record.name, **record.attributes}
-            yield record.name, scope.phase_id(record.name), None, record.start_ns, record.end_ns, attributes, record.failure
-
-    def _modules(self, scope: RequestSpan, batch: ModuleBatch) -> Iterator[tuple[Any, ...]]:
-        above = scope.above(batch)
-        calls = list(module_calls(batch))
-        own = {call[0]: ids().generate_span_id() for call in (*calls, *batch.profiled)}
-        for number, parent, info, start, end, inputs, outputs, failure, statistics in calls:
-            attributes: dict[str, AttributeValue] = {
-                semconv.PHASE: batch.phase,
-                semconv.MODULE_NAME: info.name,
-                semconv.MODULE_TYPE: info.type,
-            }
-            if batch.step is not None:
-                attributes[semconv.STEP_INDEX] = batch.step
-            if info.layer_index is not None:
-                attributes[semconv.MODULE_LAYER_INDEX] = info.layer_index
-            if inputs:
-                attributes[semconv.INPUT_SHAPES], attributes[semconv.INPUT_DTYPES] = shape_texts(inputs)
-            if outputs:
-                attributes[semconv.OUTPUT_SHAPES], attributes[semconv.OUTPUT_DTYPES] = shape_texts(outputs)
-            if (seconds := batch.device.get(number)) is not None:
-                attributes[semconv.DEVICE_TIME] = seconds
-            if statistics is not None:
-                attributes.update(batch.statistics.get(statistics, {}))
-            yield info.span_name, own[number], own.get(parent, above), start + batch.offset, end + batch.offset, attributes, failure
-        for number, parent, name, start, end, known in batch.profiled:
-            attributes = {semconv.PHASE: batch.phase, **known}
-            if batch.step is not None:
-                attributes[semconv.STEP_INDEX] = batch.step
-            yield name, own[number], own.get(parent, above), start + batch.offset, end + batch.offset, attributes, None
+    def _through_api(scope: RequestSpan, made: FinishedSpan) -> None:
+        """For tracers of another implementation: flat under the request, because ids cannot be chosen through the API."""
+        inside = trace.set_span_in_context(scope.span)
+        span = scope.tracer.start_span(made.name, context=inside, start_time=made.start_ns, attributes=made.attributes)
+        if made.failure is not None:
+            span.set_status(Status(StatusCode.ERROR, made.failure))
+        span.end(end_time=made.end_ns)

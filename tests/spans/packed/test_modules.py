@@ -24,10 +24,6 @@ def _decode(count: int, step: int, infos: Sequence[ModuleInfo]) -> ModuleBatch:
     return ModuleBatch(step, "decode", 10, calls, {})
 
 
-def _described(described: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    return ("1",), ("float32",)
-
-
 CONTEXT = SpanContext(7, 8, False, TraceFlags(1))
 
 
@@ -45,7 +41,7 @@ def test_a_structure_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
             super().__init__(first, above, *rest)
 
     monkeypatch.setattr(packed_modules, "Part", Counted)
-    packer, small, large = ModulePacker(_described), _infos(423), _infos(2500, "n")
+    packer, small, large = ModulePacker(), _infos(423), _infos(2500, "n")
     assert sum(count for _, count in packer.pack(CONTEXT, _decode(423, 0, small), 9)) == 423 and made == []
     for step in range(1, 200):
         assert [count for _, count in packer.pack(CONTEXT, _decode(423, step, small), 9)] == [423]
@@ -57,7 +53,7 @@ def test_a_structure_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_structures_are_bounded() -> None:
     """Of the passes of two hundred models only the last ones are remembered."""
-    packer = ModulePacker(_described)
+    packer = ModulePacker()
     for model in range(200):
         infos = _infos(423, f"model{model}")
         for step in range(3):
@@ -69,7 +65,7 @@ def test_structures_are_bounded() -> None:
 
 def test_passes_that_never_repeat_are_packed_all_the_same() -> None:
     """A mixture of experts calls other modules at each step: no template, every span is there."""
-    packer, draw, infos = ModulePacker(_described), random.Random(3), _infos(64)
+    packer, draw, infos = ModulePacker(), random.Random(3), _infos(64)
     for step in range(20):
         chosen = sorted(draw.sample(range(64), 20))
         calls = [value for n in chosen for value in (n, -1, infos[n], n, n + 1, SHAPES, (), None, None)]
@@ -83,7 +79,7 @@ def test_passes_that_never_repeat_are_packed_all_the_same() -> None:
 @pytest.mark.parametrize("count", [0, 3, 423])
 def test_kernels_and_operations_hang_under_their_modules(count: int) -> None:
     """What a profiler window saw follows the module calls, one by one or from a template, each under its own parent; all are counted."""
-    packer, infos = ModulePacker(_described), _infos(count)
+    packer, infos = ModulePacker(), _infos(count)
     profiled = [Profiled(1000, count - 1, "aten::linear", 3, 5, {"inferspan.profiler.kind": "op"})]
     profiled += [Profiled(1001 + n, 1000 if n else -1, f"gemm{n}", n, n + 1, {"inferspan.profiler.kind": "kernel"}) for n in range(200)]
     for step in range(3):

@@ -7,31 +7,26 @@ that the interpreter is never kept from the model for more than a fraction of a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from inferspan import semconv
 from inferspan.guard import guarded
 from inferspan.records import ModuleBatch, Phase, Step
-from inferspan.spans.request import RequestSpan, step_name
+from inferspan.spans.finished import phase_or_step
+from inferspan.spans.request import RequestSpan
 
-from .modules import Described, ModulePacker
+from .modules import ModulePacker
 from .steps import SpanPacker
 
-__all__ = ["RawDetail"]
+__all__ = ["PackedDetail"]
 
 STEPS = 32
 """Phases and steps in one piece: some 0.2 ms of packing."""
 
 
-class RawDetail:
-    """Packs records and offers them to the sink of their request.
+class PackedDetail:
+    """Packs records and offers them to the sink of their request."""
 
-    Args:
-        described: texts of shapes and dtypes.
-    """
-
-    def __init__(self, described: Described) -> None:
-        self._modules = ModulePacker(described)
+    def __init__(self) -> None:
+        self._modules = ModulePacker()
         self._spans = SpanPacker()
         self._packed: list[bytes] = []
 
@@ -60,19 +55,7 @@ class RawDetail:
 
     @guarded("span hand-over")
     def _write_span(self, request: RequestSpan, record: Phase | Step) -> None:
-        fixed: tuple[tuple[str, Any], ...]
-        if isinstance(record, Step):
-            name, own, parent = step_name(record.phase), request.step_id(record.number), request.phase_id(record.phase)
-            attributes = dict(record.attributes() if callable(record.attributes) else record.attributes)
-            attributes[semconv.STEP_INDEX] = record.number
-            fixed = (semconv.PHASE, record.phase), *request.device
-        else:
-            name, own, parent = record.name, request.phase_id(record.name), request.context.span_id
-            attributes, fixed = dict(record.attributes), ((semconv.PHASE, record.name),)
-        if record.failure is not None:
-            attributes[semconv.ERROR_TYPE] = record.failure
-        times = request.within(record.start_ns, record.end_ns)
-        self._packed.append(self._spans.pack(request.context, name, own, parent, times, attributes, record.failure, fixed))
+        self._packed.append(self._spans.pack(request.context, phase_or_step(request, record)))
 
     @staticmethod
     def _offer(request: RequestSpan, packed: bytes, count: int) -> None:

@@ -10,16 +10,16 @@ from __future__ import annotations
 import os
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from opentelemetry.trace import SpanContext
 
-from inferspan import semconv
 from inferspan.export import protobuf
 from inferspan.records import Attributes, ModuleBatch, ModuleInfo
+from inferspan.spans import attributes
 
-from .template import Columns, Head, Part
+from .template import DEVICE_TIME, Columns, Head, Part
 
 __all__ = ["ModulePacker"]
 
@@ -34,9 +34,8 @@ PART = 1024
 """The same for spans of a template."""
 WORTH = 16
 """Calls from which on a template is worth its fixed cost."""
-Described = Callable[[Any], tuple[tuple[str, ...], tuple[str, ...]]]
-_DEVICE = protobuf.attribute(semconv.DEVICE_TIME, 0.0)[:-8]
-"""The attribute without its value, which is the last eight bytes."""
+_DEVICE_TIME_HEAD = DEVICE_TIME[:-8]
+"""The attribute of a device time without its value."""
 _double = struct.Struct("<d").pack
 
 
@@ -52,14 +51,9 @@ class _Structure:
 
 
 class ModulePacker:
-    """Packs batches of module calls.
+    """Packs batches of module calls."""
 
-    Args:
-        described: texts of shapes and dtypes.
-    """
-
-    def __init__(self, described: Described) -> None:
-        self._described = described
+    def __init__(self) -> None:
         self._static: dict[tuple[ModuleInfo, str], bytes] = {}
         self._inputs: dict[Any, bytes] = {}
         self._outputs: dict[Any, bytes] = {}
@@ -82,7 +76,7 @@ class ModulePacker:
         # One draw for all; an id of eight zero bytes would be invalid, and is as likely as any other.
         ids = [*struct.unpack("8s" * count, os.urandom(8 * count)), above.to_bytes(8, "big")]
         state = protobuf.text(b"\x1a", context.trace_state.to_header()) if context.trace_state else b""
-        step = protobuf.attribute(semconv.STEP_INDEX, batch.step) if batch.step is not None else b""
+        step = protobuf.attributes(attributes.of_pass(batch.step))
         head = Head(context.trace_id.to_bytes(16, "big"), state, step, batch.offset)
         parts = self._template(calls, batch.phase) if count >= WORTH else None
         if parts is None:
@@ -102,22 +96,11 @@ class ModulePacker:
         for record, drawn in zip(batch.profiled, struct.unpack("8s" * count, os.urandom(8 * count)), strict=True):
             own[record.number] = drawn
         packed: list[bytes] = []
-        for number, parent, name, start, end, attributes in batch.profiled:
-            kept = protobuf.static_part(name, INTERNAL, {semconv.PHASE: batch.phase, **attributes})
-            dynamic = head.step + kept
-            packed.append(
-                protobuf.span(
-                    head.trace_id,
-                    own[number],
-                    own.get(parent, above),
-                    LOCAL_PARENT,
-                    "",
-                    head.state,
-                    start + head.offset,
-                    end + head.offset,
-                    dynamic,
-                )
-            )
+        for profiled in batch.profiled:
+            number, parent, name, start, end, _ = profiled
+            static = protobuf.static_part(name, INTERNAL, attributes.of_profiled(batch, profiled))
+            above_it, times = own.get(parent, above), (start + head.offset, end + head.offset)
+            packed.append(protobuf.span(head.trace_id, own[number], above_it, LOCAL_PARENT, "", static, *times, head.state))
             if len(packed) == SLICE:
                 yield b"".join(packed), SLICE
                 packed = []
@@ -131,7 +114,7 @@ class ModulePacker:
             seconds = batch.device.get(number)
             dynamic = head.step + self._tail(calls, place, batch.phase)
             if seconds is not None:
-                dynamic += _DEVICE + _double(seconds)
+                dynamic += _DEVICE_TIME_HEAD + _double(seconds)
             dynamic += self._extra(batch.statistics, calls, place)
             own, parent = ids[place], ids[above[place]]
             packed.append(
@@ -181,7 +164,7 @@ class ModulePacker:
         if batch.device:
             seconds = list(map(batch.device.get, calls.numbers))
             if None in seconds:
-                extra = {place: _DEVICE + _double(value) for place, value in enumerate(seconds) if value is not None}
+                extra = {place: _DEVICE_TIME_HEAD + _double(value) for place, value in enumerate(seconds) if value is not None}
             else:
                 times = struct.pack(f"<{len(seconds)}d", *seconds)
         count = len(calls.numbers)
@@ -198,9 +181,9 @@ class ModulePacker:
         info, taken, given = calls.modules[place], calls.inputs[place], calls.outputs[place]
         tail = self._static.get((info, phase)) or self._keep_static(info, phase)
         if taken:
-            tail += self._inputs.get(taken) or self._keep_shapes(self._inputs, taken, semconv.INPUT_SHAPES, semconv.INPUT_DTYPES)
+            tail += self._inputs.get(taken) or self._keep_shapes(self._inputs, taken, attributes.of_inputs(taken))
         if given:
-            tail += self._outputs.get(given) or self._keep_shapes(self._outputs, given, semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES)
+            tail += self._outputs.get(given) or self._keep_shapes(self._outputs, given, attributes.of_outputs(given))
         return tail
 
     @staticmethod
@@ -209,26 +192,22 @@ class ModulePacker:
         slot, failure = calls.slots[place], calls.failures[place]
         found = b""
         if slot is not None:
-            for key, value in statistics.get(slot, {}).items():
-                found += protobuf.attribute(key, value)
+            found = protobuf.attributes(statistics.get(slot, {}))
         if failure is not None:
-            found += protobuf.attribute(semconv.ERROR_TYPE, failure) + protobuf.error_status(failure)
+            found += protobuf.attributes(attributes.of_failure(failure)) + protobuf.error_status(failure)
         return found
 
     def _keep_static(self, info: ModuleInfo, phase: str) -> bytes:
-        attributes: dict[str, Any] = {semconv.PHASE: phase, semconv.MODULE_NAME: info.name, semconv.MODULE_TYPE: info.type}
-        if info.layer_index is not None:
-            attributes[semconv.MODULE_LAYER_INDEX] = info.layer_index
         if len(self._static) >= KEPT:
             self._static.clear()
-        kept = self._static[info, phase] = protobuf.static_part(info.span_name, INTERNAL, attributes)
+        kept = self._static[info, phase] = protobuf.static_part(info.span_name, INTERNAL, attributes.of_module(info, phase))
         return kept
 
-    def _keep_shapes(self, known: dict[Any, bytes], described: Any, shapes_key: str, dtypes_key: str) -> bytes:
-        shapes, dtypes = self._described(described)
+    @staticmethod
+    def _keep_shapes(known: dict[Any, bytes], described: Any, found: Attributes) -> bytes:
         if len(known) >= KEPT:
             known.clear()
-        kept = known[described] = protobuf.attribute(shapes_key, shapes) + protobuf.attribute(dtypes_key, dtypes)
+        kept = known[described] = protobuf.attributes(found)
         return kept
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from opentelemetry.trace import SpanContext
 
 from inferspan.export import protobuf
+from inferspan.spans.finished import FinishedSpan
 
 __all__ = ["SpanPacker"]
 
@@ -37,78 +38,68 @@ class _Heads(dict[str, bytes]):
         return head
 
 
+class _Names(dict[str, bytes]):
+    """By name of a span, of which there are few, its packed name and kind."""
+
+    def __missing__(self, name: str) -> bytes:
+        packed = self[name] = protobuf.static_part(name, INTERNAL, {})
+        return packed
+
+
 class SpanPacker:
     """Packs spans one by one."""
 
     def __init__(self) -> None:
-        self._static: dict[tuple[str, Any], bytes] = {}
+        self._context: SpanContext | None = None
+        self._trace_id, self._state = b"", ""
+        self._names = _Names()
         self._texts: dict[tuple[str, Any], bytes] = {}
         # Keys come from our own tables, so there are few.
         self._doubles, self._small, self._medium = _Heads(0.0, 8), _Heads(0, 1), _Heads(0x80, 2)
 
-    def pack(
-        self,
-        context: SpanContext,
-        name: str,
-        own: int,
-        parent: int,
-        times: tuple[int, int],
-        attributes: Mapping[str, Any],
-        failure: str | None,
-        fixed: tuple[tuple[str, Any], ...],
-    ) -> bytes:
+    def pack(self, context: SpanContext, made: FinishedSpan) -> bytes:
         """Pack one span under the request of ``context``.
-
-        Args:
-            context: context of the request's span.
-            name: name of the span.
-            own: its id.
-            parent: id of its parent.
-            times: nanoseconds since the epoch, start and end.
-            attributes: what differs from span to span.
-            failure: description of an error, or ``None``.
-            fixed: keys and values that spans of this name have all the time: texts only, packed once.
 
         Raises:
             OverflowError: an integer does not fit into 64 bits.
             TypeError: OTLP has no type for a value.
         """
+        if context is not self._context:
+            self._context = context
+            self._trace_id = context.trace_id.to_bytes(16, "big")
+            self._state = context.trace_state.to_header() if context.trace_state else ""
+        name, own, parent, start, end, attributes, failure = made
         return protobuf.span(
-            context.trace_id.to_bytes(16, "big"),
+            self._trace_id,
             own.to_bytes(8, "big"),
             parent.to_bytes(8, "big"),
             LOCAL_PARENT,
-            context.trace_state.to_header() if context.trace_state else "",
-            self._static.get((name, fixed)) or self._keep_static(name, fixed),
-            *times,
+            self._state,
+            self._names[name],
+            start,
+            end,
             self._attributes(attributes),
             failure,
         )
 
     def _attributes(self, attributes: Mapping[str, Any]) -> bytes:
         packed: list[bytes] = []
-        append, doubles, small = packed.append, self._doubles, self._small
+        append, doubles, small, texts = packed.append, self._doubles, self._small, self._texts.get
         for key, value in attributes.items():
             kind = type(value)
             if kind is float:
                 append(doubles[key] + _double(value))
-            elif kind is int and 0 <= value < 0x80:
-                append(small[key] + _ONE_BYTE[value])
+            elif kind is str:
+                append(texts((key, value)) or self._keep_text(key, value))
             elif kind is int and 0 <= value < 0x4000:
-                append(self._medium[key] + bytes((value & 0x7F | 0x80, value >> 7)))
+                append(small[key] + _ONE_BYTE[value] if value < 0x80 else self._medium[key] + bytes((value & 0x7F | 0x80, value >> 7)))
             # Lists of numbers are not kept: 1, 1.0 and True would be the same.
-            elif kind is str or ((kind is tuple or kind is list) and value and type(value[0]) is str):
-                text = value if kind is str else tuple(value)
-                append(self._texts.get((key, text)) or self._keep_text(key, text))
+            elif (kind is tuple or kind is list) and value and type(value[0]) is str:
+                text = tuple(value)
+                append(texts((key, text)) or self._keep_text(key, text))
             else:
                 append(protobuf.attribute(key, value))
         return b"".join(packed)
-
-    def _keep_static(self, name: str, fixed: tuple[tuple[str, Any], ...]) -> bytes:
-        if len(self._static) >= KEPT:
-            self._static.clear()
-        kept = self._static[name, fixed] = protobuf.static_part(name, INTERNAL, dict(fixed))
-        return kept
 
     def _keep_text(self, key: str, value: Any) -> bytes:
         packed = protobuf.attribute(key, value)

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from inferspan import semconv
 from inferspan.export import protobuf
 from inferspan.records import ModuleInfo
+from inferspan.spans import attributes
 
 __all__ = ["Columns", "Head", "Part"]
 
@@ -29,7 +29,8 @@ _UNCOUNTED = 3
 """Bytes that a span's length does not count: its own and the tag's."""
 _FLAGS = struct.pack("<HI", 0x0185, 0x100)
 """``Span.flags`` with its tag: the parent is known to be local."""
-_DEVICE = protobuf.attribute(semconv.DEVICE_TIME, 0.0)
+DEVICE_TIME = protobuf.attributes(attributes.of_device_time(0.0))
+"""The attribute of a device time of zero; the last eight bytes are the value."""
 
 
 class Columns(NamedTuple):
@@ -75,7 +76,7 @@ class Head(NamedTuple):
         """The fixed beginning of a span with empty columns; ``timed`` spans have a device time, at the end."""
         empty = bytes(8)
         ids = b"\x12\x00\x00\x0a\x10%b\x12\x08%b\x22\x08%b" % (self.trace_id, empty, empty)
-        return ids + b"\x39%b\x41%b%b%b%b%b" % (empty, empty, _FLAGS, self.state, self.step, _DEVICE if timed else b"")
+        return ids + b"\x39%b\x41%b%b%b%b%b" % (empty, empty, _FLAGS, self.state, self.step, DEVICE_TIME if timed else b"")
 
 
 def _put(target: bytearray, offset: int, stride: int, column: bytes) -> None:

@@ -94,7 +94,7 @@ class Packed:
         self.packed = PackedDetail()
         if not template:
             modules: Any = self.packed._modules
-            modules._template = lambda *_: None
+            modules._templates = lambda *_: None
 
     def write(self, batch: Any, pause: Callable[[], None]) -> None:
         """Hand one step over."""
@@ -187,7 +187,7 @@ def request(provider: Any, *, sink: Any) -> Any:
     tracer = provider.get_tracer("inferspan")
     start = RequestStart("generate", "text_completion", ModelInfo("m", "huggingface", "M", {}), 0, False, {})
     made: Any = RequestSpan(start, tracer.start_span("request"), RequestMetrics(lambda: metrics.get_meter("benchmark"), Settings()))
-    made.tracer, made.parts, made.sink, made.writer = tracer, span_parts(tracer), sink, SpanWriter()
+    made.tracer, made.parts, made.sender, made.writer = tracer, span_parts(tracer), sink, SpanWriter()
     return made
 
 

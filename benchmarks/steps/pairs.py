@@ -247,7 +247,7 @@ def _kept_back() -> Iterator[list[Any]]:
     from inferspan.spans import recorder as spans
 
     handed: list[Any] = []
-    with mock.patch.object(spans.SpanScope, "detail", lambda _, records: handed.extend(records)):
+    with mock.patch.object(spans.LiveRequestSpan, "detail", lambda _, records: handed.extend(records)):
         yield handed
 
 

@@ -93,7 +93,7 @@ def _without_export() -> Iterator[None]:
         while clock._waiting:
             clock._forget_oldest()
 
-    with mock.patch.object(spans.SpanScope, "detail", return_value=None), mock.patch.object(CallClock, "read", drop):
+    with mock.patch.object(spans.LiveRequestSpan, "detail", return_value=None), mock.patch.object(CallClock, "read", drop):
         yield
 
 

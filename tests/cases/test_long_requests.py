@@ -18,7 +18,7 @@ from inferspan import semconv
 from inferspan.capture.call import current
 from inferspan.capture.generate import call as generate_call
 from inferspan.records import ModuleBatch, ModuleInfo
-from inferspan.spans.recorder import SpanScope
+from inferspan.spans.recorder import LiveRequestSpan
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
 
@@ -29,13 +29,13 @@ def test_module_calls_leave_while_the_request_runs(telemetry: Telemetry, monkeyp
     """Batches of a long request are handed over every few thousand calls, all but the newest, and every span has its parent."""
     monkeypatch.setattr(generate_call, "LIVE_CALLS", 30)
     handed: list[int] = []
-    detail = SpanScope.detail
+    detail = LiveRequestSpan.detail
 
-    def counted(scope: SpanScope, records: Any) -> None:
+    def counted(scope: LiveRequestSpan, records: Any) -> None:
         handed.append(sum(isinstance(record, ModuleBatch) for record in records))
         detail(scope, records)
 
-    monkeypatch.setattr(SpanScope, "detail", counted)
+    monkeypatch.setattr(LiveRequestSpan, "detail", counted)
     model = models.llama()
     telemetry.instrument(model, every_step=True, **LIFTED)
     with torch.no_grad():

@@ -103,7 +103,7 @@ def _send(records: Sequence[Any], processor: SimpleSpanProcessor, sender: _Sende
     recorder = SpanRecorder(settings, lambda: provider.get_tracer("inferspan"), metrics, SpanWriter())
     model = ModelInfo("m", "huggingface", "M", {semconv.DEVICE: "cuda:0"})
     scope: Any = recorder.start(RequestStart("generate", None, model, 0, False, {}), None)
-    scope.sink = sender
+    scope.sender = sender
     scope.detail(records)
     assert recorder.writer.flush(10)
     context.detach(scope.token)

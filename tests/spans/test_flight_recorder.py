@@ -161,7 +161,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch, modules: int, rows: 
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    share = taken / sum(room - scope.held._room for scope in scopes)
+    share = taken / sum(room - scope.held._free for scope in scopes)
     print(
         f"{modules} modules a step, {rows} rows: {taken / sum(scope.held.spans for scope in scopes):.0f} bytes a span, {share:.2f} of the guess"
     )

@@ -417,7 +417,7 @@ def test_raw_module_calls_are_measured(exporter: InMemorySpanExporter) -> None:
     metrics = RequestMetrics(lambda: meters.get_meter("test"), settings)
     recorder = SpanRecorder(settings, lambda: provider.get_tracer("inferspan"), metrics, SpanWriter())
     scope: Any = recorder.start(_start(), None)
-    scope.sink = Sink()
+    scope.sender = Sink()
     scope.detail([_modules(0, "prefill", 1100)])
     assert recorder.writer.flush(10)
     data: Any = reader.get_metrics_data()

@@ -23,9 +23,9 @@ HELD_BYTES = 48 * 2**20
 """What one outermost request may hold, by the rough sizes of its records: 200,000 module calls, or 20,000 steps of one row."""
 CALL_BYTES, STATISTICS_BYTES, SECONDS_BYTES = 240, 700, 130
 """Of a module call, of the statistics of its output, and of its device time."""
-WINDOW = 2048
+LATEST_DURATIONS = 2048
 """Latest durations that a quantile is taken of: enough for two values above the highest share that can be set."""
-LEAST = 30
+MIN_DURATIONS = 30
 """Durations before a quantile decides anything, however low its share."""
 DEFAULT_SHARE = 0.99
 CALL_FIELDS = len(ModuleCall._fields)
@@ -57,10 +57,10 @@ class RunningQuantile:
         window: how many values count.
     """
 
-    def __init__(self, share: float, window: int = WINDOW) -> None:
+    def __init__(self, share: float, window: int = LATEST_DURATIONS) -> None:
         self.share = share
         self._window = window
-        self._needed = max(LEAST, math.ceil(round(1 / (1 - share), 6)))
+        self._needed = max(MIN_DURATIONS, math.ceil(round(1 / (1 - share), 6)))
         self._latest: deque[float] = deque()
         self._sorted: list[float] = []
 
@@ -82,11 +82,11 @@ class HeldDetail:
     """Detail of an outermost request and of those inside it, until it is known whether it becomes spans.
 
     Args:
-        room: bytes that may be held, roughly; when they are used up, the oldest detail is let go of.
+        capacity: bytes that may be held, roughly; when they are used up, the oldest detail is let go of.
     """
 
-    def __init__(self, room: int = HELD_BYTES) -> None:
-        self._room = room
+    def __init__(self, capacity: int = HELD_BYTES) -> None:
+        self._free = capacity
         self._entries: deque[tuple[Any, Record]] = deque()
         self._lock = threading.Lock()
         self._kept: bool | None = None
@@ -105,13 +105,13 @@ class HeldDetail:
                 return self._kept
             for record in records:
                 self._entries.append((scope, record))
-                self._room -= _size_of(record)
+                self._free -= _size_of(record)
                 self.spans += weight_of(record)
                 if isinstance(record, ModuleBatch) and record.statistics and not self.nonfinite:
                     self.nonfinite = any(found.get(key) for found in record.statistics.values() for key in _STATISTICS)
-            while self._room < 0 and len(self._entries) > 1:
+            while self._free < 0 and len(self._entries) > 1:
                 _, oldest = self._entries.popleft()
-                self._room += _size_of(oldest)
+                self._free += _size_of(oldest)
                 self.spans -= weight_of(oldest)
                 self.lost += weight_of(oldest)
         return None

@@ -32,7 +32,7 @@ from .writer import Detail, RequestSpan, SpanWriter, inside_a_provider, our_call
 
 __all__ = ["SpanRecorder"]
 
-AT_ONCE = 16
+SMALL_FORWARD_SPANS = 16
 """Spans that are made on the model's thread: waking another one for so few costs as much, and a caller finds them in place."""
 _KINDS = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT, "server": SpanKind.SERVER}
 
@@ -42,8 +42,8 @@ def is_ours(parts: SpanParts) -> bool:
     return getattr(trace.get_tracer_provider(), "_active_span_processor", None) is parts.processor
 
 
-def raw_sink(provider: Any, *, scope: Any) -> Any:
-    """The raw way out of a provider of ours; loaded late, because it needs the SDK."""
+def direct_sender(provider: Any, *, scope: Any) -> Any:
+    """The sender of packed spans beside a provider of ours; loaded late, because it needs the SDK."""
     from inferspan.export.raw_sender import raw_sink as open_sink
 
     return open_sink(provider, scope=scope)
@@ -58,11 +58,16 @@ def request_name(start: RequestStart, third_party: ThirdPartyCall | None) -> str
     return f"{start.operation} {start.model.name}" if start.model.name else start.operation
 
 
-class SpanScope(RequestSpan):
-    """One request that is running."""
+class LiveRequestSpan(RequestSpan):
+    """The span of a request on an instrumented model, from its start to its end: a :class:`~inferspan.records.RequestScope`."""
 
     def __init__(
-        self, recorder: SpanRecorder, start: RequestStart, span: Span, third_party: ThirdPartyCall | None, parent: SpanScope | None = None
+        self,
+        recorder: SpanRecorder,
+        start: RequestStart,
+        span: Span,
+        third_party: ThirdPartyCall | None,
+        parent: LiveRequestSpan | None = None,
     ) -> None:
         super().__init__(start, span, recorder.metrics)
         self.recorder = recorder
@@ -93,7 +98,7 @@ class SpanScope(RequestSpan):
 
     def _hand_over(self, detail: Detail, weight: int) -> None:
         """The little that a small plain forward has is handed over at once."""
-        if self.request.kind == "forward" and weight <= AT_ONCE and self.recorder.writer.put_now(self, detail):
+        if self.request.kind == "forward" and weight <= SMALL_FORWARD_SPANS and self.recorder.writer.put_now(self, detail):
             return
         if not self.recorder.writer.put(self, detail, weight):
             self.metrics.dropped(weight, "queue_full")
@@ -173,7 +178,7 @@ class SpanRecorder:
         self.flight = FlightRecorder(settings)
         self._tracer = tracer
         self._logger = logger
-        self._raw: tuple[Any, Any] | None = None
+        self._direct: tuple[Any, Any] | None = None
         self._ranks: Attributes = {key: value for key, value in ranks(os.environ).items() if value is not None}
 
     def start(self, start: RequestStart, parent: RequestScope | None) -> RequestScope | None:
@@ -181,7 +186,7 @@ class SpanRecorder:
         current = otel_context.get_current()
         if inside_a_provider() or current.get(otel_context._SUPPRESS_INSTRUMENTATION_KEY) or current.get("suppress_instrumentation"):
             return None
-        if isinstance(parent, SpanScope) and start.nested and not self._is_inside(current, parent):
+        if isinstance(parent, LiveRequestSpan) and start.nested and not self._is_inside(current, parent):
             current = trace.set_span_in_context(parent.span, current)
         third_party = ThirdPartyCall.around(current, start) if start.operation is not None and not start.nested else None
         span: Span = trace.INVALID_SPAN
@@ -199,12 +204,12 @@ class SpanRecorder:
                 record_exception=False,
                 set_status_on_exception=False,
             )
-        scope = SpanScope(self, start, span, third_party, parent if isinstance(parent, SpanScope) else None)
+        scope = LiveRequestSpan(self, start, span, third_party, parent if isinstance(parent, LiveRequestSpan) else None)
         scope.marked = attributes.get(semconv.KEEP) is True
         if scope.recording:
             with contain("request span"):
                 scope.tracer, scope.parts = tracer, span_parts(tracer)
-                scope.sink = self._sink(tracer, scope.parts)
+                scope.sender = self._sender_of(tracer, scope.parts)
         if start.kind == "generate":
             with contain("context"):
                 # Without a span of ours the caller's stays the parent of what is inside.
@@ -218,16 +223,16 @@ class SpanRecorder:
         self.metrics.renew_locks()
         self.flight.renew_lock()
 
-    def _sink(self, tracer: Any, parts: SpanParts | None) -> Any:
-        """The raw way out, where the tracer belongs to our own provider and nothing but OTLP hangs on it."""
+    def _sender_of(self, tracer: Any, parts: SpanParts | None) -> Any:
+        """The sender of packed spans, if the tracer belongs to our own provider and that has nothing but one OTLP exporter."""
         if parts is None:
             return None
-        if self._raw is None or self._raw[0] is not parts.tracer:
-            self._raw = (parts.tracer, raw_sink(trace.get_tracer_provider(), scope=parts.scope) if is_ours(parts) else None)
-        return self._raw[1]
+        if self._direct is None or self._direct[0] is not parts.tracer:
+            self._direct = (parts.tracer, direct_sender(trace.get_tracer_provider(), scope=parts.scope) if is_ours(parts) else None)
+        return self._direct[1]
 
     @staticmethod
-    def _is_inside(current: Any, parent: SpanScope) -> bool:
+    def _is_inside(current: Any, parent: LiveRequestSpan) -> bool:
         return trace.get_current_span(current).get_span_context().trace_id == parent.context.trace_id
 
     def _start_attributes(self, start: RequestStart, third_party: ThirdPartyCall | None) -> dict[str, AttributeValue]:
@@ -248,7 +253,7 @@ class SpanRecorder:
             given = {key: value for key, value in given.items() if not key.startswith("gen_ai.")}
         return {**attributes, **start.attributes, **given}
 
-    def finish_span(self, scope: SpanScope, end: RequestEnd) -> None:
+    def finish_span(self, scope: LiveRequestSpan, end: RequestEnd) -> None:
         """Put what is known at the end on the request's span."""
         attributes: dict[str, AttributeValue] = {**scope.request.model.attributes, **self._ranks, **end.attributes}
         text = end.modality == "text"
@@ -286,7 +291,7 @@ class SpanRecorder:
             )
             scope.span.set_status(Status(StatusCode.ERROR, end.failure.message or end.failure.type))
 
-    def emit_content(self, scope: SpanScope, end: RequestEnd) -> None:
+    def emit_content(self, scope: LiveRequestSpan, end: RequestEnd) -> None:
         """Send the event that carries messages, where the settings want it."""
         if not self.settings.content_in_events or self._logger is None or not (end.input_messages or end.output_messages):
             return

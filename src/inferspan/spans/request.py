@@ -29,7 +29,14 @@ def step_name(phase: str) -> str:
 
 
 class RequestSpan:
-    """The span of a request that is running, or has ended while its detail was on its way."""
+    """What detail needs of the span of its request: ids, times and destination. The request may have ended when its detail is written.
+
+    Attributes:
+        parts: the parts of the SDK's tracer, ``None`` for a tracer of another implementation.
+        tracer: the tracer of the request.
+        sender: where packed spans go; ``None`` where spans go through the provider.
+        end_ns: when the request ended, in nanoseconds since the epoch; ``None`` while it runs.
+    """
 
     def __init__(self, request: RequestStart, span: Span, metrics: RequestMetrics) -> None:
         self.request = request
@@ -41,7 +48,7 @@ class RequestSpan:
         """Where the model runs, for the attributes of steps."""
         self.parts: SpanParts | None = None
         self.tracer: Any = None
-        self.sink: Any = None
+        self.sender: Any = None
         self.end_ns: int | None = None
         self._phase_ids: dict[str, int] = {}
         self._step_base = 0

@@ -28,34 +28,34 @@ from .request import RequestSpan
 
 __all__ = ["Detail", "RequestSpan", "SpanWriter", "inside_a_provider", "our_call"]
 
-CHUNK = 32
+SPANS_PER_CHUNK = 32
 """Spans made at once before the thread lets others run."""
 PAUSE = 0.001
-ROOM = 256
-PATIENCE = 2.0
+SPARE_QUEUE_PLACES = 256
+MAX_QUEUE_WAIT = 2.0
 """Longest time in seconds that a chunk waits for a batch processor to empty its queue."""
 
 
-class _Own(threading.local):
+class _ThisThread(threading.local):
     busy = False
 
 
-_own = _Own()
+_this_thread = _ThisThread()
 
 
 def inside_a_provider() -> bool:
     """Whether a call of ours into a provider runs on this thread. A model that runs inside it is no request: it would never end."""
-    return _own.busy
+    return _this_thread.busy
 
 
 @contextmanager
 def our_call() -> Iterator[None]:
     """Mark a call of ours into a provider; see :func:`inside_a_provider`."""
-    before, _own.busy = _own.busy, True
+    before, _this_thread.busy = _this_thread.busy, True
     try:
         yield
     finally:
-        _own.busy = before
+        _this_thread.busy = before
 
 
 class Detail(NamedTuple):
@@ -98,13 +98,13 @@ class SpanWriter:
         if isinstance(item, RequestEnd):
             scope.metrics.steps(scope.request, item, scope.span, lambda: self._pause(until))
             return
-        left, patience = CHUNK, PATIENCE
+        left, patience = SPANS_PER_CHUNK, MAX_QUEUE_WAIT
         for record in item.records:
             if item.metrics and isinstance(record, ModuleBatch) and scope.metrics.has_modules(record):
                 self._measure(scope, record, until)
             if not item.spans:
                 continue
-            if scope.sink is not None:
+            if scope.sender is not None:
                 self._packed.write(scope, record, lambda: self._pause(until))
                 continue
             for span in finished_spans(scope, record):
@@ -112,15 +112,15 @@ class SpanWriter:
                     left = self._pace(scope, until, patience)
                 if not left:
                     # A processor that has taken nothing for so long has lost its receiver: no more waiting for it.
-                    left, patience = CHUNK, 0.0
+                    left, patience = SPANS_PER_CHUNK, 0.0
                 self._hand_in(scope, span)
                 left -= 1
-        if scope.sink is not None and item.spans:
+        if scope.sender is not None and item.spans:
             self._packed.finish(scope)
 
     def _measure(self, scope: RequestSpan, batch: ModuleBatch, until: float | None) -> None:
         calls = module_calls(batch)
-        while some := list(islice(calls, CHUNK)):
+        while some := list(islice(calls, SPANS_PER_CHUNK)):
             scope.metrics.modules(scope.request, batch, some, scope.span)
             self._pause(until)
 
@@ -133,7 +133,7 @@ class SpanWriter:
         """Let the model's thread have the interpreter, and a batch processor empty its queue; returns how many spans may follow."""
         self._pause(until)
         end = time.monotonic() + patience
-        while not (chunk := next_chunk(scope.tracer, CHUNK, ROOM)):
+        while not (chunk := next_chunk(scope.tracer, SPANS_PER_CHUNK, SPARE_QUEUE_PLACES)):
             now = time.monotonic()
             if now >= end or (until is not None and now >= until):
                 return 0

@@ -105,7 +105,7 @@ class _Pipeline:
         with use_span(NonRecordingSpan(SpanContext(5, 6, False, TraceFlags(1), state))):
             scope: Any = self.recorder.start(start, None)
             self.recorder.writer.flush(10)
-            scope.sink, scope.end_ns = sink, end
+            scope.sender, scope.end_ns = sink, end
             scope.detail(records)
             assert self.recorder.writer.flush(10)
             from opentelemetry import context

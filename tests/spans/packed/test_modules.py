@@ -14,7 +14,7 @@ from inferspan.export import protobuf
 from inferspan.records import ModuleBatch, ModuleInfo, Profiled
 from inferspan.spans.packed import modules as packed_modules
 from inferspan.spans.packed.modules import ModulePacker
-from inferspan.spans.packed.template import Part
+from inferspan.spans.packed.template import SpanTemplate
 
 SHAPES = (((1, 7, 64), "torch.float32"),)
 
@@ -35,12 +35,12 @@ def test_a_structure_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass that comes once is not prepared; one that comes again is, once, and leaves as one object for each thousand spans."""
     made: list[int] = []
 
-    class Counted(Part):
+    class Counted(SpanTemplate):
         def __init__(self, first: int, above: Any, *rest: Any) -> None:
             made.append(len(above))
             super().__init__(first, above, *rest)
 
-    monkeypatch.setattr(packed_modules, "Part", Counted)
+    monkeypatch.setattr(packed_modules, "SpanTemplate", Counted)
     packer, small, large = ModulePacker(), _infos(423), _infos(2500, "n")
     assert sum(count for _, count in packer.pack(CONTEXT, _decode(423, 0, small), 9)) == 423 and made == []
     for step in range(1, 200):
@@ -60,7 +60,7 @@ def test_structures_are_bounded() -> None:
             for _ in packer.pack(CONTEXT, _decode(423, step, infos), 9):
                 pass
     held = len(packer._structures)
-    assert 10 <= held <= packed_modules.KEPT_CALLS // 423
+    assert 10 <= held <= packed_modules.TEMPLATE_CALLS // 423
 
 
 def test_passes_that_never_repeat_are_packed_all_the_same() -> None:

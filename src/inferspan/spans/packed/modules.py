@@ -19,20 +19,20 @@ from inferspan.export import protobuf
 from inferspan.records import Attributes, ModuleBatch, ModuleInfo
 from inferspan.spans import attributes
 
-from .template import DEVICE_TIME, Columns, Head, Part
+from .template import DEVICE_TIME, Columns, PassHead, SpanTemplate
 
 __all__ = ["ModulePacker"]
 
 INTERNAL = 1
 LOCAL_PARENT = 0x100
-KEPT = 8192
-KEPT_CALLS = 16_384
+CACHED_PARTS = 8192
+TEMPLATE_CALLS = 16_384
 """Calls whose templates are kept; one takes some 500 bytes."""
-SLICE = 96
+SPANS_PER_PIECE = 96
 """Spans packed one by one before others can have the interpreter: some 0.2 ms."""
-PART = 1024
+SPANS_PER_TEMPLATE = 1024
 """The same for spans of a template."""
-WORTH = 16
+MIN_TEMPLATE_CALLS = 16
 """Calls from which on a template is worth its fixed cost."""
 _DEVICE_TIME_HEAD = DEVICE_TIME[:-8]
 """The attribute of a device time without its value."""
@@ -44,7 +44,7 @@ class _Structure:
 
     def __init__(self, calls: Columns) -> None:
         self.numbers, self.parents, self.modules = calls.numbers, calls.parents, calls.modules
-        self.parts: list[Part] | None = None
+        self.templates: list[SpanTemplate] | None = None
 
     def is_of(self, calls: Columns) -> bool:
         return calls.modules == self.modules and calls.numbers == self.numbers and calls.parents == self.parents
@@ -77,20 +77,20 @@ class ModulePacker:
         ids = [*struct.unpack("8s" * count, os.urandom(8 * count)), above.to_bytes(8, "big")]
         state = protobuf.text(b"\x1a", context.trace_state.to_header()) if context.trace_state else b""
         step = protobuf.attributes(attributes.of_pass(batch.step))
-        head = Head(context.trace_id.to_bytes(16, "big"), state, step, batch.offset)
-        parts = self._template(calls, batch.phase) if count >= WORTH else None
-        if parts is None:
+        head = PassHead(context.trace_id.to_bytes(16, "big"), state, step, batch.offset)
+        templates = self._templates(calls, batch.phase) if count >= MIN_TEMPLATE_CALLS else None
+        if templates is None:
             yield from self._one_by_one(head, batch, calls, ids)
-        for part in parts or ():
-            some = calls.cut(part.first, part.stop)
-            part.adapt(some, lambda place, some=some: self._tail(some, place, batch.phase))  # type: ignore[misc]
+        for template in templates or ():
+            some = calls.cut(template.first, template.stop)
+            template.adapt(some, lambda place, some=some: self._tail(some, place, batch.phase))  # type: ignore[misc]
             times, extra = self._late(batch, some)
-            yield part.fill(head, some, ids, times, extra), part.count
+            yield template.fill(head, some, ids, times, extra), template.count
         if batch.profiled:
             yield from self._profiled(head, batch, dict(zip(calls.numbers, ids, strict=False)), ids[-1])
 
     @staticmethod
-    def _profiled(head: Head, batch: ModuleBatch, own: dict[int, bytes], above: bytes) -> Iterator[tuple[bytes, int]]:
+    def _profiled(head: PassHead, batch: ModuleBatch, own: dict[int, bytes], above: bytes) -> Iterator[tuple[bytes, int]]:
         """Kernels and operations of a profiler window, of which no two passes have the same."""
         count = len(batch.profiled)
         for record, drawn in zip(batch.profiled, struct.unpack("8s" * count, os.urandom(8 * count)), strict=True):
@@ -101,13 +101,13 @@ class ModulePacker:
             static = protobuf.static_part(name, INTERNAL, attributes.of_profiled(batch, profiled))
             above_it, times = own.get(parent, above), (start + head.offset, end + head.offset)
             packed.append(protobuf.span(head.trace_id, own[number], above_it, LOCAL_PARENT, "", static, *times, head.state))
-            if len(packed) == SLICE:
-                yield b"".join(packed), SLICE
+            if len(packed) == SPANS_PER_PIECE:
+                yield b"".join(packed), SPANS_PER_PIECE
                 packed = []
         if packed:
             yield b"".join(packed), len(packed)
 
-    def _one_by_one(self, head: Head, batch: ModuleBatch, calls: Columns, ids: list[bytes]) -> Iterator[tuple[bytes, int]]:
+    def _one_by_one(self, head: PassHead, batch: ModuleBatch, calls: Columns, ids: list[bytes]) -> Iterator[tuple[bytes, int]]:
         above = _places(calls)
         packed: list[bytes] = []
         for place, (number, start, end) in enumerate(zip(calls.numbers, calls.starts, calls.ends, strict=True)):
@@ -120,14 +120,14 @@ class ModulePacker:
             packed.append(
                 protobuf.span(head.trace_id, own, parent, LOCAL_PARENT, "", head.state, start + head.offset, end + head.offset, dynamic)
             )
-            if len(packed) == SLICE:
-                yield b"".join(packed), SLICE
+            if len(packed) == SPANS_PER_PIECE:
+                yield b"".join(packed), SPANS_PER_PIECE
                 packed = []
         if packed:
             yield b"".join(packed), len(packed)
 
     # -------------------------------------------------------------------------------------------------------- templates
-    def _template(self, calls: Columns, phase: str) -> list[Part] | None:
+    def _templates(self, calls: Columns, phase: str) -> list[SpanTemplate] | None:
         """The template for passes of this structure, or ``None`` for the first of them: what comes once is not worth one."""
         key = (phase, len(calls.numbers), id(calls.modules[0]), id(calls.modules[-1]))
         known = self._structures.get(key)
@@ -135,27 +135,27 @@ class ModulePacker:
             self._remember(key, calls)
             return None
         self._structures.move_to_end(key)
-        if known.parts is None:
-            known.parts = self._build(calls, phase)
-        return known.parts
+        if known.templates is None:
+            known.templates = self._build(calls, phase)
+        return known.templates
 
     def _remember(self, key: tuple[Any, ...], calls: Columns) -> None:
         if key not in self._structures:
             self._kept_calls += key[1]
         self._structures[key] = _Structure(calls)
         self._structures.move_to_end(key)
-        while self._kept_calls > KEPT_CALLS and len(self._structures) > 1:
+        while self._kept_calls > TEMPLATE_CALLS and len(self._structures) > 1:
             (_, count, *_), _ = self._structures.popitem(last=False)
             self._kept_calls -= count
 
-    def _build(self, calls: Columns, phase: str) -> list[Part]:
+    def _build(self, calls: Columns, phase: str) -> list[SpanTemplate]:
         above = _places(calls)
-        parts = []
-        for first in range(0, len(above), PART):
-            some = calls.cut(first, first + PART)
+        templates = []
+        for first in range(0, len(above), SPANS_PER_TEMPLATE):
+            some = calls.cut(first, first + SPANS_PER_TEMPLATE)
             tails = [self._tail(some, place, phase) for place in range(len(some.numbers))]
-            parts.append(Part(first, above[first : first + PART], some.inputs, some.outputs, tails))
-        return parts
+            templates.append(SpanTemplate(first, above[first : first + SPANS_PER_TEMPLATE], some.inputs, some.outputs, tails))
+        return templates
 
     def _late(self, batch: ModuleBatch, calls: Columns) -> tuple[bytes | None, dict[int, bytes]]:
         """Device times of calls, if all have one, and what only some calls have, by place."""
@@ -198,14 +198,14 @@ class ModulePacker:
         return found
 
     def _keep_static(self, info: ModuleInfo, phase: str) -> bytes:
-        if len(self._static) >= KEPT:
+        if len(self._static) >= CACHED_PARTS:
             self._static.clear()
         kept = self._static[info, phase] = protobuf.static_part(info.span_name, INTERNAL, attributes.of_module(info, phase))
         return kept
 
     @staticmethod
     def _keep_shapes(known: dict[Any, bytes], described: Any, found: Attributes) -> bytes:
-        if len(known) >= KEPT:
+        if len(known) >= CACHED_PARTS:
             known.clear()
         kept = known[described] = protobuf.attributes(found)
         return kept

@@ -20,14 +20,14 @@ __all__ = ["SpanPacker"]
 
 INTERNAL = 1
 LOCAL_PARENT = 0x100
-KEPT = 4096
-LONGEST = 256
+CACHED_TEXTS = 4096
+MAX_CACHED_BYTES = 256
 """Length up to which a text is kept; longer ones hardly come twice."""
 _ONE_BYTE = [bytes((number,)) for number in range(0x80)]
 _double = struct.Struct("<d").pack
 
 
-class _Heads(dict[str, bytes]):
+class _Prefixes(dict[str, bytes]):
     """By key, the packed attribute without the last bytes of it, which are the value."""
 
     def __init__(self, example: float, size: int) -> None:
@@ -55,7 +55,7 @@ class SpanPacker:
         self._names = _Names()
         self._texts: dict[tuple[str, Any], bytes] = {}
         # Keys come from our own tables, so there are few.
-        self._doubles, self._small, self._medium = _Heads(0.0, 8), _Heads(0, 1), _Heads(0x80, 2)
+        self._doubles, self._small, self._medium = _Prefixes(0.0, 8), _Prefixes(0, 1), _Prefixes(0x80, 2)
 
     def pack(self, context: SpanContext, made: FinishedSpan) -> bytes:
         """Pack one span under the request of ``context``.
@@ -103,8 +103,8 @@ class SpanPacker:
 
     def _keep_text(self, key: str, value: Any) -> bytes:
         packed = protobuf.attribute(key, value)
-        if len(packed) <= LONGEST:
-            if len(self._texts) >= KEPT:
+        if len(packed) <= MAX_CACHED_BYTES:
+            if len(self._texts) >= CACHED_TEXTS:
                 self._texts.clear()
             self._texts[key, value] = packed
         return packed

@@ -19,12 +19,12 @@ from inferspan.export import protobuf
 from inferspan.records import ModuleInfo
 from inferspan.spans import attributes
 
-__all__ = ["Columns", "Head", "Part"]
+__all__ = ["Columns", "PassHead", "SpanTemplate"]
 
-LONGEST = 0x3FFF
+MAX_TWO_BYTE_SIZE = 0x3FFF
 """Largest body whose length takes two bytes. The shortest that does, 0x80, is less than any module span has."""
 _LOW, _HIGH, _ID, _PARENT, _START, _END = 1, 2, 23, 33, 42, 51
-"""Where the columns lie in the fixed beginning of a span; see ``Head.chunk``."""
+"""Where the columns lie in the fixed beginning of a span; see ``PassHead.chunk``."""
 _UNCOUNTED = 3
 """Bytes that a span's length does not count: its own and the tag's."""
 _FLAGS = struct.pack("<HI", 0x0185, 0x100)
@@ -61,7 +61,7 @@ class Columns(NamedTuple):
         return Columns(*columns)
 
 
-class Head(NamedTuple):
+class PassHead(NamedTuple):
     """What all spans of one forward pass share."""
 
     trace_id: bytes
@@ -85,7 +85,7 @@ def _put(target: bytearray, offset: int, stride: int, column: bytes) -> None:
         target[offset + lane :: stride] = column[lane::8]
 
 
-class Part:
+class SpanTemplate:
     """Some consecutive calls of a pass: few enough to be filled in without keeping other threads waiting.
 
     Args:
@@ -118,7 +118,7 @@ class Part:
         self._inputs, self._outputs = calls.inputs, calls.outputs
         self._measure(changed)
 
-    def fill(self, head: Head, calls: Columns, ids: Sequence[bytes], times: bytes | None, extra: Mapping[int, bytes]) -> bytes:
+    def fill(self, head: PassHead, calls: Columns, ids: Sequence[bytes], times: bytes | None, extra: Mapping[int, bytes]) -> bytes:
         """The framed spans of these calls.
 
         Args:
@@ -162,5 +162,5 @@ class Part:
             size = self._stride - _UNCOUNTED + len(self._tails[place])
             self._low[place], self._high[place] = size & 0x7F | 0x80, size >> 7 & 0x7F
             self._long.pop(place, None)
-            if size > LONGEST:
+            if size > MAX_TWO_BYTE_SIZE:
                 self._long[place] = b""

@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 
-from inferspan.attribute_values import exportable, exportable_attributes, exportable_text, shape_attributes
+from inferspan.attribute_values import AttributeLimits, exportable, exportable_attributes, exportable_text, shape_attributes
 
 
 class _Word(str, enum.Enum):
@@ -63,3 +63,18 @@ def test_shapes_as_text() -> None:
     described = (((2, 3), torch.float16), ((), torch.int64))
     assert shape_attributes(described, "shapes", "dtypes") == {"shapes": ("2x3", "scalar"), "dtypes": ("float16", "int64")}
     assert shape_attributes((), "shapes", "dtypes") == {}
+
+
+@pytest.mark.parametrize(
+    ("count", "length", "expected", "dropped"),
+    [
+        (None, None, {"a": "long", "b": 1, "c": ("long", "x")}, 0),
+        (2, None, {"b": 1, "c": ("long", "x")}, 1),
+        (None, 2, {"a": "lo", "b": 1, "c": ("lo", "x")}, 0),
+        (1, 2, {"c": ("lo", "x")}, 2),
+        (0, 0, {}, 3),
+    ],
+)
+def test_limits_of_attributes(count: int | None, length: int | None, expected: dict[str, Any], dropped: int) -> None:
+    """The latest attributes stay, texts and the texts in lists are cut, and what is left out is counted."""
+    assert AttributeLimits(count, length).apply({"a": "long", "b": 1, "c": ("long", "x")}) == (expected, dropped)

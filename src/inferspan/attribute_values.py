@@ -9,14 +9,36 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
 from .records import AttributeValue
 
-__all__ = ["exportable", "exportable_attributes", "exportable_text", "shape_attributes"]
+__all__ = ["AttributeLimits", "exportable", "exportable_attributes", "exportable_text", "shape_attributes"]
 
 _INT64 = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeLimits:
+    """How many attributes a span may have, and how many characters a text; ``None`` is no limit."""
+
+    count: int | None
+    length: int | None
+
+    def apply(self, attributes: Mapping[str, AttributeValue]) -> tuple[dict[str, AttributeValue], int]:
+        """The attributes that a span of the SDK would keep of these, and how many it would drop: those that were set first."""
+        dropped = 0 if self.count is None else max(0, len(attributes) - self.count)
+        kept = list(attributes.items())[dropped:]
+        return {key: self._cut(value) for key, value in kept} if self.length is not None else dict(kept), dropped
+
+    def _cut(self, value: AttributeValue) -> AttributeValue:
+        if isinstance(value, str):
+            return value[: self.length]
+        if isinstance(value, list | tuple) and any(isinstance(item, str) for item in value):
+            return tuple(item[: self.length] if isinstance(item, str) else item for item in value)
+        return value
 
 
 def exportable_text(text: str) -> str:

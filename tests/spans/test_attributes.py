@@ -2,153 +2,30 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
-from opentelemetry import context
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from inferspan import semconv
-from inferspan.export import protobuf
-from inferspan.export.session_file import SpanFileExporter
-from inferspan.metrics.requests import RequestMetrics
-from inferspan.records import ModelInfo, ModuleBatch, ModuleInfo, Phase, Profiled, RequestEnd, RequestStart, Step, module_calls
-from inferspan.settings import Settings
-from inferspan.spans import attributes
-from inferspan.spans.recorder import SpanRecorder
-from inferspan.spans.writer import SpanWriter
-
-SHAPES = (((1, 7, 64), "torch.float32"), ((), "torch.int64"))
-INFO = ModuleInfo("layers.0", "Linear", 0, "layer 0")
-BARE = ModuleInfo("head", "Größe", None, "head")
-STEP_ATTRIBUTES: dict[str, Any] = {"given.double": 1.5, "given.int": 300, "given.text": "é"}
-KERNEL = Profiled(9, 0, "gemm", 5, 8, {semconv.PROFILER_KIND: "kernel", semconv.KERNEL_STREAM: 7})
-OPERATION = Profiled(8, 0, "aten::linear", 4, 6, {semconv.PROFILER_KIND: "op"})
-
-
-def _calls(*, times: int = 1) -> list[Any]:
-    calls: list[Any] = []
-    for first in range(0, 3 * times, 3):
-        calls += (first, -1, INFO, 1, 9, SHAPES, SHAPES, None, None)
-        calls += (first + 1, first, BARE, 2, 3, (), SHAPES[:1], None, 1)
-        calls += (first + 2, first, INFO, 4, 5, SHAPES, (), "ValueError", 0)
-    return calls
-
-
-STATISTICS: dict[int, Any] = {0: {}, 1: {semconv.OUTPUT_STAT_NAN_COUNT: 3, "inferspan.output.stat.mean": 0.5}}
-FEW = ModuleBatch(4, "decode", 100, _calls(), STATISTICS, {0: 0.25, 2: 1.0}, (OPERATION, KERNEL))
-PLAIN = ModuleBatch(None, "forward", 100, _calls(), STATISTICS)
-# The second and later passes of one structure are filled into a template.
-MANY = [ModuleBatch(step, "decode", 100, _calls(times=8), STATISTICS, dict.fromkeys(range(24), 0.125)) for step in range(3)]
-
-
-class _Case(NamedTuple):
-    """Records of one request and the attributes of their spans, in order."""
-
-    records: Sequence[Any]
-    expected: list[Mapping[str, Any]]
-
-
-def _modules(*batches: ModuleBatch) -> _Case:
-    found: list[Mapping[str, Any]] = []
-    for batch in batches:
-        found += [attributes.of_call(batch, call) for call in module_calls(batch)]
-        found += [attributes.of_profiled(batch, profiled) for profiled in batch.profiled]
-    return _Case(batches, found)
-
-
-def _steps(*steps: Step) -> _Case:
-    return _Case(steps, [attributes.of_step(step, "cuda:0") for step in steps])
-
-
-def _phases(*phases: Phase) -> _Case:
-    return _Case(phases, [attributes.of_phase(phase) for phase in phases])
-
-
-CASES = {
-    "phase": _phases(Phase("prefill", 1, 9, None, {}), Phase("decode", 1, 9, "ValueError", {"given.int": 7})),
-    "step": _steps(Step(0, "prefill", 1, 9, None, {}), Step(300, "decode", 1, 9, "ValueError", lambda: STEP_ATTRIBUTES)),
-    "module, operation and kernel of a step": _modules(FEW),
-    "module of a plain forward": _modules(PLAIN),
-    "modules from a template": _modules(*MANY),
-}
-
-
-class _NoMeter:
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args, **kwargs: self
-
-
-class _Sender:
-    """Keeps packed spans, as the sender of the direct path would."""
-
-    def __init__(self) -> None:
-        self.packed: list[bytes] = []
-
-    def offer(self, spans: bytes, count: int) -> int:
-        self.packed.append(spans)
-        return count
-
-
-def _send(records: Sequence[Any], processor: SimpleSpanProcessor, sender: _Sender | None = None) -> None:
-    provider, settings = TracerProvider(shutdown_on_exit=False), Settings()
-    provider.add_span_processor(processor)
-    metrics = RequestMetrics(lambda: _NoMeter(), settings)
-    recorder = SpanRecorder(settings, lambda: provider.get_tracer("inferspan"), metrics, SpanWriter())
-    model = ModelInfo("m", "huggingface", "M", {semconv.DEVICE: "cuda:0"})
-    scope: Any = recorder.start(RequestStart("generate", None, model, 0, False, {}), None)
-    scope.sender = sender
-    scope.detail(records)
-    assert recorder.writer.flush(10)
-    context.detach(scope.token)
-    scope.token = None
-    scope.end(RequestEnd(1000, None, {}))
-    provider.shutdown()
-
-
-def _plain(value: Any) -> Any:
-    """A value of OTLP, in protobuf or in its JSON form, as Python's."""
-    if isinstance(value, dict):
-        ((kind, content),) = value.items()
-        if kind == "arrayValue":
-            return tuple(_plain(item) for item in content["values"])
-        return int(content) if kind == "intValue" else content
-    content = getattr(value, value.WhichOneof("value"))
-    return tuple(_plain(item) for item in content.values) if value.HasField("array_value") else content
+from tests.spans.outputs import CASES, STEP_ATTRIBUTES, packed_spans, sdk_spans, session_file_spans
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_sdk_spans_have_these_attributes(name: str) -> None:
     """A span of the SDK has exactly the attributes that the record has."""
-    exporter = InMemorySpanExporter()
-    _send(CASES[name].records, SimpleSpanProcessor(exporter))
-    assert [dict(span.attributes or {}) for span in exporter.get_finished_spans()[:-1]] == CASES[name].expected
+    assert [found for found, _ in sdk_spans(CASES[name].records)] == CASES[name].expected
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_packed_spans_have_these_attributes(name: str) -> None:
     """Packed bytes, decoded, have exactly the attributes that the record has."""
-    sender = _Sender()
-    _send(CASES[name].records, SimpleSpanProcessor(InMemorySpanExporter()), sender)
-    message = ExportTraceServiceRequest.FromString(protobuf.request(b"", b"", "", sender.packed))
-    spans = message.resource_spans[0].scope_spans[0].spans
-    assert [{item.key: _plain(item.value) for item in span.attributes} for span in spans] == CASES[name].expected
+    assert [found for found, _ in packed_spans(CASES[name].records)] == CASES[name].expected
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_session_files_have_these_attributes(name: str, tmp_path: Path) -> None:
     """The lines of a session file have exactly the attributes that the record has."""
-    path = tmp_path / "session.jsonl"
-    _send(CASES[name].records, SimpleSpanProcessor(SpanFileExporter(str(path))))
-    blocks = [block for line in path.read_text().splitlines() for block in json.loads(line)["resourceSpans"]]
-    spans = [span for block in blocks for scope in block["scopeSpans"] for span in scope["spans"]][:-1]
-    assert [{item["key"]: _plain(item["value"]) for item in span["attributes"]} for span in spans] == CASES[name].expected
+    assert [found for found, _ in session_file_spans(CASES[name].records, tmp_path / "s.jsonl")] == CASES[name].expected
 
 
 @pytest.mark.parametrize(("name", "level"), [("phase", "phase"), ("step", "step"), ("module of a plain forward", "module")])

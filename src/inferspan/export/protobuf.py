@@ -13,7 +13,20 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["attribute", "attributes", "cut", "error_status", "request", "resource", "scope", "span", "static_part", "text", "varint"]
+__all__ = [
+    "attribute",
+    "attributes",
+    "cut",
+    "dropped_attributes",
+    "error_status",
+    "request",
+    "resource",
+    "scope",
+    "span",
+    "static_part",
+    "text",
+    "varint",
+]
 
 # Lengths of ids are fixed, so their tags and lengths are constants: trace_id (1), span_id (2), parent_span_id (4), then the fixed64
 # start (7) and end (8) and the fixed32 flags (16, a two-byte tag).
@@ -109,6 +122,11 @@ def static_part(name: str, kind: int, found: Mapping[str, Any]) -> bytes:
         found: the attributes; see ``attribute``.
     """
     return text(b"\x2a", name) + b"\x30" + varint(kind) + attributes(found)
+
+
+def dropped_attributes(count: int) -> bytes:
+    """Pack how many attributes a span has lost to a limit."""
+    return b"\x50" + varint(count)
 
 
 def error_status(description: str) -> bytes:

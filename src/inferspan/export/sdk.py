@@ -10,8 +10,10 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
 
+from inferspan.attribute_values import AttributeLimits
 from inferspan.records import AttributeValue
 
 if TYPE_CHECKING:
@@ -20,7 +22,11 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.id_generator import IdGenerator
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-__all__ = ["SpanParts", "next_chunk", "queue_room", "span_parts"]
+__all__ = ["SpanParts", "attribute_limits", "next_chunk", "queue_room", "span_parts"]
+
+_UNSET = Status()
+MOST_ATTRIBUTES = 100
+"""No span under a request has more attributes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,6 +68,7 @@ class SpanParts:
         end: int,
         attributes: Mapping[str, AttributeValue],
         failure: str | None,
+        dropped: int = 0,
     ) -> None:
         """Make a finished span and pass it to the processors.
 
@@ -73,21 +80,27 @@ class SpanParts:
             end: likewise.
             attributes: of the span alone, since a processor may change them.
             failure: type of the exception that ended it.
+            dropped: how many attributes it has lost to the limit of their number.
         """
         from opentelemetry.sdk.trace import ReadableSpan
 
-        self.tracer.span_processor.on_end(
+        if dropped:
+            bounded = BoundedAttributes(attributes=attributes)
+            bounded.dropped, attributes = dropped, bounded  # type: ignore[assignment]  # its values may be of further types
+
+        tracer = self.tracer
+        tracer.span_processor.on_end(
             ReadableSpan(
                 name=name,
                 context=context,
                 parent=parent,
-                resource=self.resource,
+                resource=tracer.resource,
                 attributes=attributes,
                 kind=SpanKind.INTERNAL,
-                status=Status(StatusCode.ERROR, failure) if failure is not None else Status(),
+                status=Status(StatusCode.ERROR, failure) if failure is not None else _UNSET,
                 start_time=start,
                 end_time=end,
-                instrumentation_scope=self.scope,
+                instrumentation_scope=tracer._instrumentation_scope,
             )
         )
 
@@ -97,6 +110,15 @@ def span_parts(tracer: Any) -> SpanParts | None:
     real = getattr(tracer, "_tracer", tracer)
     needed = ("resource", "_instrumentation_scope", "span_processor", "id_generator")
     return SpanParts(real) if all(hasattr(real, name) for name in needed) else None
+
+
+def attribute_limits(tracer: Any) -> AttributeLimits | None:
+    """The limits of a tracer of the SDK, or ``None`` if they leave every span under a request as it is."""
+    limits = getattr(getattr(tracer, "_tracer", tracer), "_span_limits", None)
+    count, length = getattr(limits, "max_span_attributes", None), getattr(limits, "max_span_attribute_length", None)
+    if length is None and (count is None or count >= MOST_ATTRIBUTES):
+        return None
+    return AttributeLimits(count, length)
 
 
 def _queues(tracer: Any) -> Iterator[tuple[int, int, bool]]:

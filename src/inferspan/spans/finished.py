@@ -26,6 +26,8 @@ class FinishedSpan(NamedTuple):
     end_ns: int
     attributes: dict[str, AttributeValue]
     failure: str | None
+    dropped: int = 0
+    """Attributes that the span has lost to a limit of their number."""
 
 
 def finished_spans(request: RequestSpan, record: Phase | Step | ModuleBatch) -> Iterator[FinishedSpan]:
@@ -35,17 +37,22 @@ def finished_spans(request: RequestSpan, record: Phase | Step | ModuleBatch) -> 
         return
     above, offset = request.above(record), record.offset
     calls = list(module_calls(record))
+    limits, dropped = request.limits, 0
     new_id, within = ids().generate_span_id, request.within
     own = {call[0]: new_id() for call in (*calls, *record.profiled)}
     for call in calls:
         number, parent, info, start, end, _, _, failure, _ = call
         start, end = within(start + offset, end + offset)
         found = attributes.of_call(record, call)
-        yield _new(FinishedSpan, (info.span_name, own[number], own.get(parent, above), start, end, found, failure))
+        if limits is not None:
+            found, dropped = limits.apply(found)
+        yield _new(FinishedSpan, (info.span_name, own[number], own.get(parent, above), start, end, found, failure, dropped))
     for profiled in record.profiled:
         start, end = within(profiled.start + offset, profiled.end + offset)
         found = attributes.of_profiled(record, profiled)
-        yield FinishedSpan(profiled.name, own[profiled.number], own.get(profiled.parent, above), start, end, found, None)
+        if limits is not None:
+            found, dropped = limits.apply(found)
+        yield FinishedSpan(profiled.name, own[profiled.number], own.get(profiled.parent, above), start, end, found, None, dropped)
 
 
 def phase_or_step(request: RequestSpan, record: Phase | Step) -> FinishedSpan:
@@ -57,4 +64,7 @@ def phase_or_step(request: RequestSpan, record: Phase | Step) -> FinishedSpan:
     else:
         name, own, parent = record.name, request.phase_id(record.name), request.context.span_id
         found = attributes.of_phase(record)
-    return _new(FinishedSpan, (name, own, parent, start, end, found, record.failure))
+    dropped = 0
+    if request.limits is not None:
+        found, dropped = request.limits.apply(found)
+    return _new(FinishedSpan, (name, own, parent, start, end, found, record.failure, dropped))

@@ -19,7 +19,7 @@ from inferspan import semconv
 from inferspan.attribute_values import exportable_attributes
 from inferspan.caller import caller_attributes
 from inferspan.export.otlp import span_parts
-from inferspan.export.sdk import SpanParts
+from inferspan.export.sdk import SpanParts, attribute_limits
 from inferspan.guard import contain
 from inferspan.metrics.requests import RequestMetrics
 from inferspan.ranks import ranks
@@ -208,7 +208,7 @@ class SpanRecorder:
         scope.marked = attributes.get(semconv.KEEP) is True
         if scope.recording:
             with contain("request span"):
-                scope.tracer, scope.parts = tracer, span_parts(tracer)
+                scope.tracer, scope.parts, scope.limits = tracer, span_parts(tracer), attribute_limits(tracer)
                 scope.sender = self._sender_of(tracer, scope.parts)
         if start.kind == "generate":
             with contain("context"):

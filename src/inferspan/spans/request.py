@@ -10,6 +10,7 @@ from typing import Any
 from opentelemetry.trace import Span, SpanContext
 
 from inferspan import semconv
+from inferspan.attribute_values import AttributeLimits
 from inferspan.export.ids import ids
 from inferspan.export.sdk import SpanParts
 from inferspan.metrics.requests import RequestMetrics
@@ -35,6 +36,7 @@ class RequestSpan:
         parts: the parts of the SDK's tracer, ``None`` for a tracer of another implementation.
         tracer: the tracer of the request.
         sender: where packed spans go; ``None`` where spans go through the provider.
+        limits: limits of the provider that attributes may exceed; ``None`` if none can, or if the SDK applies them.
         end_ns: when the request ended, in nanoseconds since the epoch; ``None`` while it runs.
     """
 
@@ -49,6 +51,7 @@ class RequestSpan:
         self.parts: SpanParts | None = None
         self.tracer: Any = None
         self.sender: Any = None
+        self.limits: AttributeLimits | None = None
         self.end_ns: int | None = None
         self._phase_ids: dict[str, int] = {}
         self._step_base = 0

@@ -146,12 +146,12 @@ class SpanWriter:
         if scope.parts is None:
             self._through_api(scope, span)
             return
-        name, span_id, parent_id, start, end, attributes, failure = span
+        name, span_id, parent_id, start, end, attributes, failure, dropped = span
         context = scope.context
         trace_id, flags, state = context.trace_id, context.trace_flags, context.trace_state
         own = SpanContext(trace_id, span_id, False, flags, state)
         parent = SpanContext(trace_id, parent_id, False, flags, state)
-        scope.parts.hand_in(name, own, parent, start, end, attributes, failure)
+        scope.parts.hand_in(name, own, parent, start, end, attributes, failure, dropped)
 
     @staticmethod
     def _through_api(scope: RequestSpan, made: FinishedSpan) -> None:

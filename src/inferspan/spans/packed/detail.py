@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from inferspan.guard import guarded
 from inferspan.records import ModuleBatch, Phase, Step
-from inferspan.spans.finished import phase_or_step
+from inferspan.spans.finished import FinishedSpan, finished_spans, phase_or_step
 from inferspan.spans.request import RequestSpan
 
 from .modules import ModulePacker
@@ -33,9 +33,17 @@ class PackedDetail:
     def write(self, request: RequestSpan, record: Phase | Step | ModuleBatch, pause: Callable[[], None]) -> None:
         """Pack one record and call ``pause`` after each piece; phases and steps wait for others, at most until ``finish``."""
         if isinstance(record, ModuleBatch):
-            self._write_modules(request, record, pause)
+            if request.limits is None:
+                self._write_modules(request, record, pause)
+                return
+            # Kept bytes of a module or a shape do not show which attributes a span would lose.
+            for made in finished_spans(request, record):
+                self._write_module(request, made)
+                if len(self._packed) >= STEPS_PER_PIECE:
+                    self.finish(request)
+                    pause()
             return
-        self._write_span(request, record)
+        self._write_phase_or_step(request, record)
         if len(self._packed) >= STEPS_PER_PIECE:
             self.finish(request)
             pause()
@@ -54,8 +62,12 @@ class PackedDetail:
             pause()
 
     @guarded("span hand-over")
-    def _write_span(self, request: RequestSpan, record: Phase | Step) -> None:
+    def _write_phase_or_step(self, request: RequestSpan, record: Phase | Step) -> None:
         self._packed.append(self._spans.pack(request.context, phase_or_step(request, record)))
+
+    @guarded("span hand-over")
+    def _write_module(self, request: RequestSpan, made: FinishedSpan) -> None:
+        self._packed.append(self._spans.pack(request.context, made))
 
     @staticmethod
     def _offer(request: RequestSpan, packed: bytes, count: int) -> None:

@@ -68,7 +68,7 @@ class SpanPacker:
             self._context = context
             self._trace_id = context.trace_id.to_bytes(16, "big")
             self._state = context.trace_state.to_header() if context.trace_state else ""
-        name, own, parent, start, end, attributes, failure = made
+        name, own, parent, start, end, attributes, failure, dropped = made
         return protobuf.span(
             self._trace_id,
             own.to_bytes(8, "big"),
@@ -78,7 +78,7 @@ class SpanPacker:
             self._names[name],
             start,
             end,
-            self._attributes(attributes),
+            self._attributes(attributes) + protobuf.dropped_attributes(dropped) if dropped else self._attributes(attributes),
             failure,
         )
 

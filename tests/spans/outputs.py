@@ -1,0 +1,163 @@
+"""Records of every kind of span under a request, and the spans that each output makes of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from opentelemetry import context
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from inferspan import semconv
+from inferspan.export import protobuf
+from inferspan.export.session_file import SpanFileExporter
+from inferspan.metrics.requests import RequestMetrics
+from inferspan.records import ModelInfo, ModuleBatch, ModuleInfo, Phase, Profiled, RequestEnd, RequestStart, Step, module_calls
+from inferspan.settings import Settings
+from inferspan.spans import attributes
+from inferspan.spans.recorder import SpanRecorder
+from inferspan.spans.writer import SpanWriter
+
+__all__ = ["CASES", "STEP_ATTRIBUTES", "Emitted", "packed_spans", "sdk_spans", "send", "session_file_spans"]
+
+SHAPES = (((1, 7, 64), "torch.float32"), ((), "torch.int64"))
+INFO = ModuleInfo("layers.0", "Linear", 0, "layer 0")
+BARE = ModuleInfo("head", "Größe", None, "head")
+STEP_ATTRIBUTES: dict[str, Any] = {"given.double": 1.5, "given.int": 300, "given.text": "é"}
+KERNEL = Profiled(9, 0, "gemm", 5, 8, {semconv.PROFILER_KIND: "kernel", semconv.KERNEL_STREAM: 7})
+OPERATION = Profiled(8, 0, "aten::linear", 4, 6, {semconv.PROFILER_KIND: "op"})
+
+
+def _calls(*, times: int = 1) -> list[Any]:
+    calls: list[Any] = []
+    for first in range(0, 3 * times, 3):
+        calls += (first, -1, INFO, 1, 9, SHAPES, SHAPES, None, None)
+        calls += (first + 1, first, BARE, 2, 3, (), SHAPES[:1], None, 1)
+        calls += (first + 2, first, INFO, 4, 5, SHAPES, (), "ValueError", 0)
+    return calls
+
+
+STATISTICS: dict[int, Any] = {0: {}, 1: {semconv.OUTPUT_STAT_NAN_COUNT: 3, "inferspan.output.stat.mean": 0.5}}
+FEW = ModuleBatch(4, "decode", 100, _calls(), STATISTICS, {0: 0.25, 2: 1.0}, (OPERATION, KERNEL))
+PLAIN = ModuleBatch(None, "forward", 100, _calls(), STATISTICS)
+# The second and later passes of one structure are filled into a template.
+MANY = [ModuleBatch(step, "decode", 100, _calls(times=8), STATISTICS, dict.fromkeys(range(24), 0.125)) for step in range(3)]
+
+
+class Case(NamedTuple):
+    """Records of one request and the attributes of their spans, in order."""
+
+    records: Sequence[Any]
+    expected: list[Mapping[str, Any]]
+
+
+def _modules(*batches: ModuleBatch) -> Case:
+    found: list[Mapping[str, Any]] = []
+    for batch in batches:
+        found += [attributes.of_call(batch, call) for call in module_calls(batch)]
+        found += [attributes.of_profiled(batch, profiled) for profiled in batch.profiled]
+    return Case(batches, found)
+
+
+def _steps(*steps: Step) -> Case:
+    return Case(steps, [attributes.of_step(step, "cuda:0") for step in steps])
+
+
+def _phases(*phases: Phase) -> Case:
+    return Case(phases, [attributes.of_phase(phase) for phase in phases])
+
+
+CASES = {
+    "phase": _phases(Phase("prefill", 1, 9, None, {}), Phase("decode", 1, 9, "ValueError", {"given.int": 7})),
+    "step": _steps(Step(0, "prefill", 1, 9, None, {}), Step(300, "decode", 1, 9, "ValueError", lambda: STEP_ATTRIBUTES)),
+    "module, operation and kernel of a step": _modules(FEW),
+    "module of a plain forward": _modules(PLAIN),
+    "modules from a template": _modules(*MANY),
+}
+
+
+Emitted = tuple[Mapping[str, Any], int]
+"""Attributes of a span, and how many it has lost."""
+
+
+class NoMeter:
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: self
+
+
+class Sender:
+    """Keeps packed spans, as the sender of the direct path would."""
+
+    def __init__(self) -> None:
+        self.packed: list[bytes] = []
+
+    def offer(self, spans: bytes, count: int) -> int:
+        self.packed.append(spans)
+        return count
+
+
+def send(records: Sequence[Any], *processors: SpanProcessor, sender: Sender | None = None, limits: SpanLimits | None = None) -> None:
+    """Hand records over as the detail of one request.
+
+    Args:
+        records: phases, steps and batches of module calls.
+        processors: processors of the provider.
+        sender: takes packed spans; without, spans go through the provider.
+        limits: limits of the provider.
+    """
+    provider, settings = TracerProvider(shutdown_on_exit=False, span_limits=limits), Settings()
+    for processor in processors:
+        provider.add_span_processor(processor)
+    metrics = RequestMetrics(lambda: NoMeter(), settings)
+    recorder = SpanRecorder(settings, lambda: provider.get_tracer("inferspan"), metrics, SpanWriter())
+    model = ModelInfo("m", "huggingface", "M", {semconv.DEVICE: "cuda:0"})
+    scope: Any = recorder.start(RequestStart("generate", None, model, 0, False, {}), None)
+    scope.sender = sender
+    scope.detail(records)
+    assert recorder.writer.flush(10)
+    context.detach(scope.token)
+    scope.token = None
+    scope.end(RequestEnd(1000, None, {}))
+    provider.shutdown()
+
+
+def sdk_spans(records: Sequence[Any], limits: SpanLimits | None = None) -> list[Emitted]:
+    """Spans of the records as the processors of the SDK get them."""
+    exporter = InMemorySpanExporter()
+    send(records, SimpleSpanProcessor(exporter), limits=limits)
+    return [(dict(span.attributes or {}), span.dropped_attributes) for span in exporter.get_finished_spans()[:-1]]
+
+
+def packed_spans(records: Sequence[Any], limits: SpanLimits | None = None) -> list[Emitted]:
+    """Spans of the records as OTLP bytes, decoded."""
+    sender = Sender()
+    send(records, sender=sender, limits=limits)
+    message = ExportTraceServiceRequest.FromString(protobuf.request(b"", b"", "", sender.packed))
+    spans = message.resource_spans[0].scope_spans[0].spans
+    return [({item.key: plain(item.value) for item in span.attributes}, span.dropped_attributes_count) for span in spans]
+
+
+def session_file_spans(records: Sequence[Any], path: Path, limits: SpanLimits | None = None) -> list[Emitted]:
+    """Spans of the records as they stand in a session file at ``path``."""
+    send(records, SimpleSpanProcessor(SpanFileExporter(str(path))), limits=limits)
+    blocks = [block for line in path.read_text().splitlines() for block in json.loads(line)["resourceSpans"]]
+    spans = [span for block in blocks for scope in block["scopeSpans"] for span in scope["spans"]][:-1]
+    return [
+        ({item["key"]: plain(item["value"]) for item in span.get("attributes", ())}, span.get("droppedAttributesCount", 0)) for span in spans
+    ]
+
+
+def plain(value: Any) -> Any:
+    """A value of OTLP, in protobuf or in its JSON form, as Python's."""
+    if isinstance(value, dict):
+        ((kind, content),) = value.items()
+        if kind == "arrayValue":
+            return tuple(plain(item) for item in content["values"])
+        return int(content) if kind == "intValue" else content
+    content = getattr(value, value.WhichOneof("value"))
+    return tuple(plain(item) for item in content.values) if value.HasField("array_value") else content

@@ -23,7 +23,7 @@ from inferspan.spans import attributes
 from inferspan.spans.recorder import SpanRecorder
 from inferspan.spans.writer import SpanWriter
 
-__all__ = ["CASES", "STEP_ATTRIBUTES", "Emitted", "packed_spans", "sdk_spans", "send", "session_file_spans"]
+__all__ = ["CASES", "STEP_ATTRIBUTES", "Emitted", "packed_spans", "recorder_on", "sdk_spans", "send", "session_file_spans"]
 
 SHAPES = (((1, 7, 64), "torch.float32"), ((), "torch.int64"))
 INFO = ModuleInfo("layers.0", "Linear", 0, "layer 0")
@@ -101,6 +101,12 @@ class Sender:
         return count
 
 
+def recorder_on(provider: TracerProvider) -> SpanRecorder:
+    """A recorder with the default settings, whose metrics go nowhere."""
+    tracer, settings = provider.get_tracer("inferspan"), Settings()
+    return SpanRecorder(settings, lambda: tracer, RequestMetrics(lambda: NoMeter(), settings), SpanWriter())
+
+
 def send(records: Sequence[Any], *processors: SpanProcessor, sender: Sender | None = None, limits: SpanLimits | None = None) -> None:
     """Hand records over as the detail of one request.
 
@@ -110,11 +116,10 @@ def send(records: Sequence[Any], *processors: SpanProcessor, sender: Sender | No
         sender: takes packed spans; without, spans go through the provider.
         limits: limits of the provider.
     """
-    provider, settings = TracerProvider(shutdown_on_exit=False, span_limits=limits), Settings()
+    provider = TracerProvider(shutdown_on_exit=False, span_limits=limits)
     for processor in processors:
         provider.add_span_processor(processor)
-    metrics = RequestMetrics(lambda: NoMeter(), settings)
-    recorder = SpanRecorder(settings, lambda: provider.get_tracer("inferspan"), metrics, SpanWriter())
+    recorder = recorder_on(provider)
     model = ModelInfo("m", "huggingface", "M", {semconv.DEVICE: "cuda:0"})
     scope: Any = recorder.start(RequestStart("generate", None, model, 0, False, {}), None)
     scope.sender = sender

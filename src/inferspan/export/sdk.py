@@ -6,12 +6,15 @@ can still take. A tracer of another implementation, or one that has no provider 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.attributes import BoundedAttributes
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
+from opentelemetry.context import Context, attach, detach
+from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, set_span_in_context
 
 from inferspan.attribute_values import AttributeLimits
 from inferspan.records import AttributeValue
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.id_generator import IdGenerator
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-__all__ = ["SpanParts", "attribute_limits", "next_chunk", "queue_room", "span_parts"]
+__all__ = ["SpanParts", "SpanStarter", "attribute_limits", "next_chunk", "queue_room", "span_parts", "wants_start"]
 
 _UNSET = Status()
 MOST_ATTRIBUTES = 100
@@ -110,6 +113,103 @@ def span_parts(tracer: Any) -> SpanParts | None:
     real = getattr(tracer, "_tracer", tracer)
     needed = ("resource", "_instrumentation_scope", "span_processor", "id_generator")
     return SpanParts(real) if all(hasattr(real, name) for name in needed) else None
+
+
+class _ChosenIds:
+    """An id generator that returns the span id it is told; everything else is that of another generator."""
+
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
+        self.span_id = 0
+
+    def generate_span_id(self) -> int:
+        """The id of the next span."""
+        return self.span_id
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._generator, name)
+
+
+class SpanStarter:
+    """Starts and ends spans after the fact on a tracer of the SDK, for processors that act when a span starts.
+
+    One thread at a time may use it.
+
+    Args:
+        tracer: a tracer of the SDK.
+        context: the context in which the request started, with its baggage.
+        request: span of the request.
+    """
+
+    def __init__(self, tracer: Any, context: Context, request: Span) -> None:
+        self._original = getattr(tracer, "_tracer", tracer)
+        self._ids = _ChosenIds(self._original.id_generator)
+        self._tracer = copy.copy(self._original)
+        self._tracer.id_generator = self._ids
+        self._context, self._request = context, request
+
+    def record(
+        self,
+        name: str,
+        span_id: int,
+        parent: SpanContext,
+        start: int,
+        end: int,
+        attributes: Mapping[str, AttributeValue],
+        failure: str | None,
+    ) -> None:
+        """Start a span and end it.
+
+        Args:
+            name: of the span.
+            span_id: id that it gets; children may have been made before it.
+            parent: context of its parent.
+            start: nanoseconds since the epoch.
+            end: likewise.
+            attributes: of the span; the SDK applies its limits.
+            failure: type of the exception that ended it.
+        """
+        above = self._request if parent.span_id == self._request.get_span_context().span_id else NonRecordingSpan(parent)
+        around = set_span_in_context(above, self._context)
+        self._ids.span_id = span_id
+        self._tracer.resource = self._original.resource  # another one after fork()
+        # Some processors read the current context instead of the one that they are given.
+        token = attach(around)
+        try:
+            span = self._tracer.start_span(name, context=around, attributes=attributes, start_time=start)
+        finally:
+            detach(token)
+        if failure is not None:
+            span.set_status(Status(StatusCode.ERROR, failure))
+        span.end(end_time=end)
+
+
+def wants_start(tracer: Any) -> bool:
+    """Whether a processor of this tracer acts on a span before it ends: such a span has to be started, not only handed in."""
+    waiting = [getattr(getattr(tracer, "_tracer", tracer), "span_processor", None)]
+    while waiting:
+        processor = waiting.pop()
+        parts = getattr(processor, "_span_processors", None)
+        if parts is not None:
+            waiting.extend(parts)
+        elif not _idle_methods().issuperset(
+            getattr(method, "__func__", method) for name in _BEFORE_THE_END if (method := getattr(processor, name, None)) is not None
+        ):
+            return True
+    return False
+
+
+_BEFORE_THE_END = ("on_start", "_on_ending")
+
+
+@functools.cache
+def _idle_methods() -> frozenset[Any]:
+    """The SDK's own methods that are called before a span ends and do nothing."""
+    from opentelemetry.sdk.trace import SpanProcessor
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+
+    kinds = (SpanProcessor, SimpleSpanProcessor, BatchSpanProcessor)
+    return frozenset(getattr(kind, name) for kind in kinds for name in _BEFORE_THE_END if hasattr(kind, name))
 
 
 def attribute_limits(tracer: Any) -> AttributeLimits | None:

@@ -9,17 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from inferspan import semconv
-from inferspan.attribute_values import exportable_attributes
+from inferspan.attribute_values import AttributeLimits, exportable_attributes
 from inferspan.caller import caller_attributes
 from inferspan.export.otlp import span_parts
-from inferspan.export.sdk import SpanParts, attribute_limits
+from inferspan.export.sdk import SpanParts, SpanStarter, attribute_limits, wants_start
 from inferspan.guard import contain
 from inferspan.metrics.requests import RequestMetrics
 from inferspan.ranks import ranks
@@ -47,6 +47,26 @@ def direct_sender(provider: Any, *, scope: Any) -> Any:
     from inferspan.export.raw_sender import raw_sink as open_sink
 
     return open_sink(provider, scope=scope)
+
+
+class _Destination(NamedTuple):
+    """How detail leaves, for a tracer and the processors that its provider has."""
+
+    tracer: Any
+    processors: Any
+    starts: bool
+    """Whether spans have to be started, because a processor acts when they are."""
+    limits: AttributeLimits | None
+    sender: Any
+    """The sender of packed spans, if the provider is our own and has nothing but one OTLP exporter."""
+
+    @classmethod
+    def of(cls, parts: SpanParts, processors: Any) -> _Destination:
+        tracer = parts.tracer
+        if wants_start(tracer):  # then the SDK applies the limits
+            return cls(tracer, processors, True, None, None)
+        sender = direct_sender(trace.get_tracer_provider(), scope=parts.scope) if is_ours(parts) else None
+        return cls(tracer, processors, False, attribute_limits(tracer), sender)
 
 
 def request_name(start: RequestStart, third_party: ThirdPartyCall | None) -> str:
@@ -178,7 +198,7 @@ class SpanRecorder:
         self.flight = FlightRecorder(settings)
         self._tracer = tracer
         self._logger = logger
-        self._direct: tuple[Any, Any] | None = None
+        self._destination: _Destination | None = None
         self._ranks: Attributes = {key: value for key, value in ranks(os.environ).items() if value is not None}
 
     def start(self, start: RequestStart, parent: RequestScope | None) -> RequestScope | None:
@@ -208,8 +228,7 @@ class SpanRecorder:
         scope.marked = attributes.get(semconv.KEEP) is True
         if scope.recording:
             with contain("request span"):
-                scope.tracer, scope.parts, scope.limits = tracer, span_parts(tracer), attribute_limits(tracer)
-                scope.sender = self._sender_of(tracer, scope.parts)
+                self._find_destination(scope, tracer, current)
         if start.kind == "generate":
             with contain("context"):
                 # Without a span of ours the caller's stays the parent of what is inside.
@@ -223,13 +242,19 @@ class SpanRecorder:
         self.metrics.renew_locks()
         self.flight.renew_lock()
 
-    def _sender_of(self, tracer: Any, parts: SpanParts | None) -> Any:
-        """The sender of packed spans, if the tracer belongs to our own provider and that has nothing but one OTLP exporter."""
+    def _find_destination(self, scope: LiveRequestSpan, tracer: Any, context: otel_context.Context) -> None:
+        """Choose how the detail of a request leaves."""
+        scope.tracer, parts = tracer, span_parts(tracer)
         if parts is None:
-            return None
-        if self._direct is None or self._direct[0] is not parts.tracer:
-            self._direct = (parts.tracer, direct_sender(trace.get_tracer_provider(), scope=parts.scope) if is_ours(parts) else None)
-        return self._direct[1]
+            return
+        # Processors may be added to a provider at any time, which then has another tuple of them.
+        processors = getattr(parts.processor, "_span_processors", None)
+        known = self._destination
+        if known is None or known.tracer is not parts.tracer or known.processors is not processors:
+            known = self._destination = _Destination.of(parts, processors)
+        if known.starts:
+            scope.starter = SpanStarter(tracer, context, scope.span)
+        scope.parts, scope.limits, scope.sender = parts, known.limits, known.sender
 
     @staticmethod
     def _is_inside(current: Any, parent: LiveRequestSpan) -> bool:

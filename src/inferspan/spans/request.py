@@ -12,7 +12,7 @@ from opentelemetry.trace import Span, SpanContext
 from inferspan import semconv
 from inferspan.attribute_values import AttributeLimits
 from inferspan.export.ids import ids
-from inferspan.export.sdk import SpanParts
+from inferspan.export.sdk import SpanParts, SpanStarter
 from inferspan.metrics.requests import RequestMetrics
 from inferspan.records import ModuleBatch, RequestStart
 
@@ -35,6 +35,7 @@ class RequestSpan:
     Attributes:
         parts: the parts of the SDK's tracer, ``None`` for a tracer of another implementation.
         tracer: the tracer of the request.
+        starter: starts and ends spans, if a processor acts when they start; else ``None``.
         sender: where packed spans go; ``None`` where spans go through the provider.
         limits: limits of the provider that attributes may exceed; ``None`` if none can, or if the SDK applies them.
         end_ns: when the request ended, in nanoseconds since the epoch; ``None`` while it runs.
@@ -50,6 +51,7 @@ class RequestSpan:
         """Where the model runs, for the attributes of steps."""
         self.parts: SpanParts | None = None
         self.tracer: Any = None
+        self.starter: SpanStarter | None = None
         self.sender: Any = None
         self.limits: AttributeLimits | None = None
         self.end_ns: int | None = None

@@ -151,6 +151,9 @@ class SpanWriter:
         trace_id, flags, state = context.trace_id, context.trace_flags, context.trace_state
         own = SpanContext(trace_id, span_id, False, flags, state)
         parent = SpanContext(trace_id, parent_id, False, flags, state)
+        if scope.starter is not None:
+            scope.starter.record(name, span_id, parent, start, end, attributes, failure)
+            return
         scope.parts.hand_in(name, own, parent, start, end, attributes, failure, dropped)
 
     @staticmethod

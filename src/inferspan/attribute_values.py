@@ -1,7 +1,7 @@
-"""Values that every exporter can send: what callers, exceptions and configurations hand us, made plain or left out.
+"""Values that every exporter can send: values of callers, exceptions and configurations are converted or left out.
 
-In: anything that stands for an attribute's value. Out: exactly ``bool``, ``int`` (64 bits), finite ``float``, encodable ``str``, or a list
-of one of them; ``None`` for what cannot be sent. One value that cannot be encoded would cost the whole batch it travels in.
+In: any attribute value. Out: exactly ``bool``, ``int`` (64 bits), finite ``float``, encodable ``str``, or a list
+of one of them; ``None`` for a value that cannot be sent. One value that cannot be encoded would cost its whole batch.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _plain(value: object) -> bool | int | float | str | None:
 
 
 def _fits(value: list[Any]) -> bool:
-    """Whether a list is sendable as it is; the arrays of numbers that we make ourselves are, and are long."""
+    """Whether a list can be sent unchanged. Our own arrays of numbers can, and they are long."""
     kinds = set(map(type, value))
     if kinds == {int}:
         return bool(-_INT64 <= min(value) and max(value) < _INT64)
@@ -70,7 +70,7 @@ def _fits(value: list[Any]) -> bool:
 
 
 def exportable(value: object) -> AttributeValue | None:
-    """``value`` in a form that can be sent, or ``None``; a list with a part that cannot be sent is left out whole."""
+    """``value`` in a form that can be sent, or ``None``; a list with an item that cannot be sent is left out whole."""
     if not isinstance(value, list | tuple):
         return _plain(value)
     if not value:
@@ -78,10 +78,10 @@ def exportable(value: object) -> AttributeValue | None:
     items = list(value)
     if _fits(items):
         return items
-    parts = [_plain(part) for part in items]
-    if None in parts or len({type(part) for part in parts}) > 1:
+    plain = [_plain(item) for item in items]
+    if None in plain or len({type(item) for item in plain}) > 1:
         return None
-    return parts  # type: ignore[return-value]  # of one type, as has just been seen
+    return plain  # type: ignore[return-value]  # of one type, as checked above
 
 
 def exportable_attributes(attributes: Mapping[str, object]) -> dict[str, AttributeValue]:
@@ -92,13 +92,13 @@ def exportable_attributes(attributes: Mapping[str, object]) -> dict[str, Attribu
 
 @functools.lru_cache(maxsize=4096)
 def _shape_texts(described: tuple[tuple[Any, Any], ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Texts of (shape, dtype) pairs, ``1x12x4096`` and ``bfloat16``; kept, because steps have the same shapes over and over."""
+    """Texts of (shape, dtype) pairs, ``1x12x4096`` and ``bfloat16``; cached, because the same shapes occur in every step."""
     sizes = tuple("x".join(map(str, shape)) or "scalar" for shape, _ in described)
     return sizes, tuple(str(dtype).removeprefix("torch.") for _, dtype in described)
 
 
 def shape_attributes(described: tuple[tuple[Any, Any], ...], shapes: str, dtypes: str) -> dict[str, AttributeValue]:
-    """Shapes as ``1x12x4096`` and dtypes as ``bfloat16`` under the given keys; nothing where nothing is known."""
+    """Shapes as ``1x12x4096`` and dtypes as ``bfloat16`` under the given keys; no attributes for an empty description."""
     if not described:
         return {}
     sizes, kinds = _shape_texts(described)

@@ -1,7 +1,7 @@
-"""What it takes to make finished spans after the fact on a tracer of the SDK.
+"""The parts of an SDK tracer needed to build spans that have already ended.
 
-In comes a tracer, out come the resource, scope, processor and id generator that it would use, and how many spans its batch processors
-can still take. A tracer of another implementation, or one that has no provider yet, gives ``None``.
+In: a tracer. Out: its resource, scope, processor, id generator and attribute limits, and how many spans its batch processors can still
+take. A tracer of another implementation, or one that has no provider yet, gives ``None``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_ATTRIBUTES = 100
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SpanParts:
-    """What finished spans are made of on a tracer of the SDK; read anew each time, as the resource changes after ``fork``."""
+    """The parts of a finished span that an SDK tracer determines; read anew each time, as the resource changes after ``fork``."""
 
     tracer: Any
 
@@ -109,7 +109,7 @@ class SpanParts:
 
 
 def span_parts(tracer: Any) -> SpanParts | None:
-    """What is needed to make finished spans on this tracer, or ``None`` if it is not (yet) one of the SDK."""
+    """The parts of finished spans on this tracer, or ``None`` if it is not (yet) one of the SDK."""
     real = getattr(tracer, "_tracer", tracer)
     needed = ("resource", "_instrumentation_scope", "span_processor", "id_generator")
     return SpanParts(real) if all(hasattr(real, name) for name in needed) else None
@@ -236,7 +236,7 @@ def _queues(tracer: Any) -> Iterator[tuple[int, int, bool]]:
 
 def queue_room(tracer: Any) -> int | None:
     """Spans that can be handed in at once before a batch processor of this tracer drops some; ``None`` if that is not known."""
-    return min((room for room, _, _ in _queues(tracer)), default=None)
+    return min((free for free, _, _ in _queues(tracer)), default=None)
 
 
 def next_chunk(tracer: Any, most: int, spare: int) -> int:
@@ -245,6 +245,6 @@ def next_chunk(tracer: Any, most: int, spare: int) -> int:
     A processor whose queue holds less than a batch sleeps for seconds, so that one is filled until it wakes up.
     """
     chunk = most
-    for room, size, at_work in _queues(tracer):
-        chunk = min(chunk, 0 if at_work and room < min(spare, max(1, size // 2)) else room)
+    for free, size, at_work in _queues(tracer):
+        chunk = min(chunk, 0 if at_work and free < min(spare, max(1, size // 2)) else free)
     return chunk

@@ -1,6 +1,6 @@
 """Captured messages as the event of the GenAI conventions: structured, on the request's span context.
 
-Only reached when content capture says so; what is captured is decided and bounded in ``capture.messages``.
+Emitted only if content capture is enabled; ``inferspan.messages`` bounds the messages.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def content_event(logger: Any, start: RequestStart, end: RequestEnd, context: An
 
     Args:
         logger: an OpenTelemetry logger.
-        start: how the request began.
-        end: how it ended, with its messages.
+        start: the start of the request.
+        end: its end, with its messages.
         context: context that holds the request's span.
     """
     attributes: dict[str, Any] = {semconv.PROVIDER_NAME: start.model.provider}
@@ -34,7 +34,7 @@ def content_event(logger: Any, start: RequestStart, end: RequestEnd, context: An
     reasons: AttributeValue | None = end.attributes.get(semconv.FINISH_REASONS)
     counts = {semconv.FINISH_REASONS: reasons, semconv.INPUT_TOKENS: end.input_tokens, semconv.OUTPUT_TOKENS: end.output_tokens}
     attributes |= {key: value for key, value in counts.items() if value is not None}
-    # Structured on events, where the conventions demand it; bounded as the JSON of spans is.
+    # The conventions demand structured values on events; they are bounded like the JSON on spans.
     if end.input_messages:
         attributes[semconv.INPUT_MESSAGES] = json.loads(to_json(end.input_messages))
     if end.output_messages:

@@ -1,7 +1,7 @@
-"""Which requests are worth their detail: it is held while a request runs, and made into spans only if the request turns out so.
+"""Decides which requests keep their detail: it is held while a request runs and becomes spans only if a rule applies at its end.
 
-The outermost request decides at its end for itself and all requests inside it, so no span loses its parent. What is held is bounded:
-the oldest goes first, and as children are handed over before their parents, what is left hangs together. Nothing here makes spans.
+The outermost request decides at its end for itself and all requests inside it, so no span loses its parent. Held detail is bounded:
+the oldest is dropped first, and as children are handed over before their parents, the rest stays connected. No spans are made here.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from inferspan.settings import Settings
 __all__ = ["FlightRecorder", "HeldDetail", "RunningQuantile", "weight_of"]
 
 HELD_BYTES = 48 * 2**20
-"""What one outermost request may hold, by the rough sizes of its records: 200,000 module calls, or 20,000 steps of one row."""
+"""Bytes that one outermost request may hold, estimated from its records: 200,000 module calls, or 20,000 steps of one row."""
 CALL_BYTES, STATISTICS_BYTES, SECONDS_BYTES = 240, 700, 130
-"""Of a module call, of the statistics of its output, and of its device time."""
+"""Estimated size of a module call, of the statistics of its output, and of its device time."""
 LATEST_DURATIONS = 2048
-"""Latest durations that a quantile is taken of: enough for two values above the highest share that can be set."""
+"""Number of durations in the window of a quantile: enough for two values above the highest share that can be set."""
 MIN_DURATIONS = 30
-"""Durations before a quantile decides anything, however low its share."""
+"""Number of durations before a quantile is used, however low its share."""
 DEFAULT_SHARE = 0.99
 CALL_FIELDS = len(ModuleCall._fields)
 _STATISTICS = (semconv.OUTPUT_STAT_NAN_COUNT, semconv.OUTPUT_STAT_INF_COUNT)
@@ -42,15 +42,15 @@ def _size_of(record: Record) -> int:
 
 
 def weight_of(record: Record) -> int:
-    """Spans that a record makes."""
+    """Number of spans of a record."""
     return len(record.calls) // CALL_FIELDS + len(record.profiled) if isinstance(record, ModuleBatch) else 1
 
 
 class RunningQuantile:
-    """The quantile of the latest values, exact, and only once there are enough of them for one to lie above it.
+    """The exact quantile of the latest values, available once there are enough of them for one to lie above it.
 
-    A window rather than P2 (Jain and Chlamtac, 1985): that one never forgets, so after a change of load or of the model it would call
-    everything slow, or nothing, for as long as it had run before. Two thousand numbers, kept sorted, cost some microseconds a request.
+    A window rather than P2 (Jain and Chlamtac, 1985), which never forgets: after a change of load or model it would classify everything
+    as slow, or nothing, for as long as it had run before. Two thousand sorted numbers cost some microseconds a request.
 
     Args:
         share: of the values that are at most as large, such as 0.99.
@@ -79,10 +79,10 @@ class RunningQuantile:
 
 
 class HeldDetail:
-    """Detail of an outermost request and of those inside it, until it is known whether it becomes spans.
+    """Detail of an outermost request and of the requests inside it, until the decision whether it becomes spans.
 
     Args:
-        capacity: bytes that may be held, roughly; when they are used up, the oldest detail is let go of.
+        capacity: estimated bytes that may be held; beyond them the oldest detail is dropped.
     """
 
     def __init__(self, capacity: int = HELD_BYTES) -> None:
@@ -93,13 +93,13 @@ class HeldDetail:
         self.spans = 0
         """Spans that are held now."""
         self.lost = 0
-        """Spans for which there was no room."""
+        """Spans that were dropped because of the capacity."""
         self.failed = False
         self.nonfinite = False
         self.marked = False
 
     def add(self, scope: Any, records: Sequence[Record]) -> bool | None:
-        """Hold detail of a request; ``None`` if it is held, else what has been decided meanwhile: the outermost request has ended."""
+        """Hold detail of a request; ``None`` if it is held, else the decision of the outermost request, which has ended meanwhile."""
         with self._lock:
             if self._kept is not None:
                 return self._kept
@@ -117,13 +117,13 @@ class HeldDetail:
         return None
 
     def note(self, end: RequestEnd, *, marked: bool) -> None:
-        """Note what matters of a request that ends, be it the outermost or one inside it."""
+        """Record the facts that rules need of a request that ends, the outermost or one inside it."""
         self.failed = self.failed or end.failure is not None
         self.nonfinite = self.nonfinite or bool(end.nonfinite)
         self.marked = self.marked or marked
 
     def decide(self, kept: bool) -> list[tuple[Any, list[Record]]]:
-        """Let go of everything; what is kept comes back by request, those inside first."""
+        """Release all held detail; if it is kept, return it by request, inner requests first."""
         with self._lock:
             self._kept = kept
             entries, self._entries = self._entries, deque()
@@ -137,7 +137,7 @@ class FlightRecorder:
     """Decides about the requests on one model.
 
     Args:
-        settings: ``keep`` and what says when a request is slow.
+        settings: ``keep`` and the limits from which on a request is slow.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -151,11 +151,11 @@ class FlightRecorder:
         self._lock = threading.Lock()
 
     def renew_lock(self) -> None:
-        """Called in a forked child, where nobody is left to release it."""
+        """Replace the lock in a forked child: the thread that held it does not exist there."""
         self._lock = threading.Lock()
 
     def hold(self) -> HeldDetail | None:
-        """Where an outermost request that begins holds its detail; ``None`` where all detail becomes spans."""
+        """A store for the detail of an outermost request that starts; ``None`` if all detail becomes spans."""
         return HeldDetail() if self._words else None
 
     def reasons(self, start: RequestStart, end: RequestEnd, held: HeldDetail) -> tuple[str, ...]:
@@ -173,12 +173,12 @@ class FlightRecorder:
         return (*(("slow",) if slow else ()), *(("slow_first_token",) if late else ()))
 
     def _usual(self, start: RequestStart, end: RequestEnd, seconds: float) -> float | None:
-        """What the request is measured by: the quantile of those before it, one for ``generate()`` and one for plain forward passes."""
+        """The quantile of the requests before this one, kept apart for ``generate()`` and plain forward passes."""
         assert self._share is not None
         with self._lock:
             quantile = self._quantiles.setdefault(start.kind, RunningQuantile(self._share))
             usual = quantile.value
-            # Compilations and failures say nothing about how long a request takes.
+            # Durations of compilations and failures are not typical of requests.
             if end.failure is None and not end.attributes.get(semconv.WARMUP):
                 quantile.add(seconds)
         return usual

@@ -1,8 +1,8 @@
-"""Living beside other GenAI instrumentation: one gen_ai span and one usage sample per model call, not two.
+"""Coexistence with other GenAI instrumentation: one gen_ai span and one usage sample per model call, not two.
 
-Libraries on ``opentelemetry-util-genai`` put their running call into the context under a well-known key. Where one is open around
-ours, our span is an ``inferspan.generate`` without gen_ai attributes, and what we know fills the fields that the other left empty.
-Where none is open, ours is announced under the same key, if that package is installed, so that instrumentation inside stays quiet.
+Libraries based on ``opentelemetry-util-genai`` store their running call in the context under a well-known key. If such a call is open
+around ours, our span is an ``inferspan.generate`` without gen_ai attributes, and our values fill the fields that the other left empty.
+Otherwise our call is announced under the same key, if that package is installed, so that instrumentation inside records nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FIELDS = {
     "request_stream": semconv.REQUEST_STREAM,
     "embeddings_dimension_count": semconv.EMBEDDINGS_DIMENSION,
 }
-"""Fields of a third-party call and the attributes of ours that fill them."""
+"""Fields of a third-party call and our attributes that fill them."""
 
 _KEYS = {True: "opentelemetry.genai.client.embedding.context", False: "opentelemetry.genai.client.inference.context"}
 
@@ -42,7 +42,7 @@ def _key(start: RequestStart) -> str:
 
 
 class ThirdPartyCall:
-    """Another library's running call, onto which we publish what it does not know itself."""
+    """Another library's running call; values that it does not know itself are published on it."""
 
     def __init__(self, call: Any, model: str | None) -> None:
         self._call = call
@@ -66,13 +66,13 @@ class ThirdPartyCall:
         }
         for name, value in values.items():
             if value is not None and getattr(self._call, name, value) is None:
-                with contain("foreign gen_ai span"):
+                with contain("third-party gen_ai span"):
                     setattr(self._call, name, value)
 
 
 @lru_cache(maxsize=1)
 def _inference_data() -> Any:
-    """The class that util-genai looks for, or ``None`` where it is not installed."""
+    """The class that util-genai expects, or ``None`` if it is not installed."""
     name = "opentelemetry.util.genai.invocation"
     if name not in sys.modules:
         try:

@@ -1,7 +1,7 @@
 """Requests as OpenTelemetry spans.
 
-A request's span goes through the API, live, and is the current one while ``generate()`` runs. Its detail is left to ``span_writer``, at
-once or when ``flight_recorder`` has decided that it is wanted. A tracer that fails costs its span and nothing else.
+A request's span goes through the API, live, and is the current one while ``generate()`` runs. The recorder passes its detail
+to ``writer``, immediately or once ``flight_recorder`` has decided to keep it. A tracer that fails costs its span and nothing else.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from .writer import Detail, RequestSpan, SpanWriter, inside_a_provider, our_call
 __all__ = ["SpanRecorder"]
 
 SMALL_FORWARD_SPANS = 16
-"""Spans that are made on the model's thread: waking another one for so few costs as much, and a caller finds them in place."""
+"""Largest number of spans that are made on the model's thread. Waking another thread for them costs as much, and this way they exist when
+the call returns."""
 _KINDS = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT, "server": SpanKind.SERVER}
 
 
 def is_ours(parts: SpanParts) -> bool:
-    """Whether a tracer belongs to the global provider, which may be one that we have set up."""
+    """Whether a tracer belongs to the global provider, which ``export`` may have set up."""
     return getattr(trace.get_tracer_provider(), "_active_span_processor", None) is parts.processor
 
 
@@ -96,7 +97,7 @@ class LiveRequestSpan(RequestSpan):
         self.token: Any = None
         self.marked = False
         self.outermost = parent is None or not parent.recording
-        """Of those that are recorded; it decides about the detail of all inside it."""
+        """Whether no recorded request is around this one; the outermost decides about the detail of all requests inside it."""
         self.held: HeldDetail | None = None
         if self.recording:
             self.held = recorder.flight.hold() if parent is None or self.outermost else parent.held
@@ -109,7 +110,7 @@ class LiveRequestSpan(RequestSpan):
         if self.held is None:
             self._hand_over(Detail(records), weight)
             return
-        # Metrics are of all requests.
+        # Metrics cover all requests, whether or not their detail is kept.
         measured = [record for record in records if isinstance(record, ModuleBatch) and self.metrics.has_modules(record)]
         if measured:
             self.recorder.writer.put(self, Detail(measured, spans=False), weight)
@@ -117,7 +118,7 @@ class LiveRequestSpan(RequestSpan):
             self._hand_over(Detail(records, metrics=False), weight)
 
     def _hand_over(self, detail: Detail, weight: int) -> None:
-        """The little that a small plain forward has is handed over at once."""
+        """Queue detail; the few spans of a small plain forward pass are made immediately, on the calling thread."""
         if self.request.kind == "forward" and weight <= SMALL_FORWARD_SPANS and self.recorder.writer.put_now(self, detail):
             return
         if not self.recorder.writer.put(self, detail, weight):
@@ -141,14 +142,14 @@ class LiveRequestSpan(RequestSpan):
         with contain("content event"), our_call():
             self.recorder.emit_content(self, end)
         if self.third_party is not None:
-            with contain("foreign gen_ai span"):
+            with contain("third-party gen_ai span"):
                 self.third_party.publish(end)
         self.metrics.ended(self.request, end, self.span, third_party=self.third_party is not None)
         if self.metrics.has_steps(end):
             self.recorder.writer.put(self, end, 1)
 
     def _decide(self, held: HeldDetail, end: RequestEnd) -> RequestEnd:
-        """Hand over what was held if the request, which ends now, is worth it; say on its span what was decided."""
+        """Hand over the held detail of a request that ends if a rule keeps it; record the decision on the request's span."""
         held.note(end, marked=self.marked or _says_keep(self.span) or semconv.PROFILER_STEPS in end.attributes)
         if not self.outermost:
             return end
@@ -168,7 +169,7 @@ class LiveRequestSpan(RequestSpan):
 
 
 def _says_keep(span: Span) -> bool:
-    """Whether somebody has marked a span of the SDK since it began."""
+    """Whether the user's code has marked a span of the SDK since it started."""
     attributes = getattr(span, "attributes", None)
     return isinstance(attributes, Mapping) and attributes.get(semconv.KEEP) is True
 
@@ -178,9 +179,9 @@ class SpanRecorder:
 
     Args:
         settings: options.
-        tracer: returns the tracer; asked at every request, because a host may set its provider late.
-        metrics: where durations and counts go.
-        writer: hand-over of detail.
+        tracer: returns the tracer; called for every request, because a host may set its provider late.
+        metrics: records durations and counts.
+        writer: writes detail.
         logger: returns the logger of the content event.
     """
 
@@ -238,7 +239,7 @@ class SpanRecorder:
         return scope
 
     def renew_locks(self) -> None:
-        """Called in a forked child, where nobody is left to release them."""
+        """Replace locks in a forked child: the threads that held them do not exist there."""
         self.metrics.renew_locks()
         self.flight.renew_lock()
 
@@ -272,14 +273,14 @@ class SpanRecorder:
             attributes[semconv.NESTED] = True
         if self.settings.mark:
             attributes[semconv.KEEP] = True
-        # At the start, so that a sampler can decide by them.
+        # Set at the start, so that samplers see them.
         given = caller_attributes()
         if third_party is not None:
             given = {key: value for key, value in given.items() if not key.startswith("gen_ai.")}
         return {**attributes, **start.attributes, **given}
 
     def finish_span(self, scope: LiveRequestSpan, end: RequestEnd) -> None:
-        """Put what is known at the end on the request's span."""
+        """Set the attributes, event and status that are known when the request ends."""
         attributes: dict[str, AttributeValue] = {**scope.request.model.attributes, **self._ranks, **end.attributes}
         text = end.modality == "text"
         for key, text_key, tokens in (
@@ -299,11 +300,11 @@ class SpanRecorder:
         if self.settings.content_on_spans:
             attributes |= content_attributes(end)
         if scope.third_party is not None:
-            # A second span with gen_ai attributes would count as a second model call wherever traces are read.
+            # Readers of traces would count a second span with gen_ai attributes as a second model call.
             attributes = {key: value for key, value in attributes.items() if not key.startswith("gen_ai.")}
         scope.span.set_attributes(exportable_attributes(attributes))
         if end.failure is not None:
-            # Not every store of traces can be asked for a status, but each for the value of an attribute.
+            # Every trace store can search by attribute value, but not every one by status.
             scope.span.set_attributes({semconv.ERROR_TYPE: end.failure.type, semconv.FAILED: True})
             scope.span.add_event(
                 semconv.EXCEPTION_EVENT,
@@ -317,7 +318,7 @@ class SpanRecorder:
             scope.span.set_status(Status(StatusCode.ERROR, end.failure.message or end.failure.type))
 
     def emit_content(self, scope: LiveRequestSpan, end: RequestEnd) -> None:
-        """Send the event that carries messages, where the settings want it."""
+        """Emit the event with the captured messages, if the settings ask for it."""
         if not self.settings.content_in_events or self._logger is None or not (end.input_messages or end.output_messages):
             return
         if scope.third_party is not None:
@@ -342,7 +343,7 @@ def _vllm_latency(start: RequestStart, end: RequestEnd) -> dict[str, AttributeVa
 
 
 def content_attributes(end: RequestEnd) -> dict[str, AttributeValue]:
-    """Captured messages as the JSON strings that stand on spans."""
+    """Captured messages as JSON strings, for span attributes."""
     from .content import to_json
 
     found: dict[str, AttributeValue] = {}

@@ -1,4 +1,4 @@
-"""The span of a request, as the detail under it needs it: its parts, its ids, and where spans leave the process.
+"""The span of a request as its detail needs it: ids, times and the destination of spans.
 
 Ids of phases and steps are known before these have ended, so that children can be made before their parents.
 """
@@ -64,19 +64,19 @@ class RequestSpan:
 
     def step_id(self, number: int) -> int:
         """Span id of a step."""
-        # A request may have a hundred thousand steps, and nobody knows when the last child of one has come: ids from one draw
-        # take no memory. Multiples of an odd number are all different.
+        # A request may have a hundred thousand steps, and the last child of a step may come at any time, so a table of ids could not be
+        # pruned. Ids derived from one random number need no table; multiples of an odd number are all different modulo 2**64.
         self._step_base = self._step_base or ids().generate_span_id()
         return (self._step_base + number * GOLDEN_RATIO_64) % 2**64 or GOLDEN_RATIO_64
 
     def above(self, batch: ModuleBatch) -> int:
-        """Span id that the outermost calls of a batch hang under."""
+        """Span id of the parent of the outermost calls of a batch."""
         if batch.step is not None:
             return self.step_id(batch.step)
         return self.phase_id(batch.phase) if batch.phase in PHASES else self.context.span_id
 
     def within(self, start: int, end: int) -> tuple[int, int]:
-        """Times in their order and inside the request: the span of a nested request may have been cut short by the end of its parent."""
+        """Times in order and within the request: the span of a nested request may have been cut short by the end of its parent."""
         if self.end_ns is not None:
             end = min(end, self.end_ns)
             start = min(start, end)

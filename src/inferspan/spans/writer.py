@@ -1,8 +1,8 @@
-"""The detail of requests as finished spans, made off the model's path.
+"""Writes the detail of requests as spans, off the model's path.
 
-Phases, steps and module calls are queued while a request runs and become spans afterwards, in small paced chunks, with ids of our own
-generator. On a tracer that is not the SDK's they are started and ended through the API with their times. A span that cannot be made
-costs itself and nothing else.
+Phases, steps and module calls are queued while a request runs and become spans afterwards, in small paced chunks: packed bytes, finished
+spans for the processors of the SDK, or, if a processor acts when a span starts or the tracer is not the SDK's, spans that are started and
+ended with their times. A span that cannot be made costs itself and nothing else.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from .request import RequestSpan
 __all__ = ["Detail", "RequestSpan", "SpanWriter", "inside_a_provider", "our_call"]
 
 SPANS_PER_CHUNK = 32
-"""Spans made at once before the thread lets others run."""
+"""Spans made in a row before other threads can run."""
 PAUSE = 0.001
+"""Seconds of sleep between chunks."""
 SPARE_QUEUE_PLACES = 256
+"""Free places that the queue of a batch processor keeps for other spans."""
 MAX_QUEUE_WAIT = 2.0
 """Longest time in seconds that a chunk waits for a batch processor to empty its queue."""
 
@@ -44,7 +46,7 @@ _this_thread = _ThisThread()
 
 
 def inside_a_provider() -> bool:
-    """Whether a call of ours into a provider runs on this thread. A model that runs inside it is no request: it would never end."""
+    """Whether this thread is inside a call of ours into a provider; a model that runs there is not recorded, which would never end."""
     return _this_thread.busy
 
 
@@ -76,17 +78,17 @@ class SpanWriter:
         self._packed = PackedDetail()
 
     def put(self, scope: RequestSpan, item: Detail | RequestEnd, weight: int) -> bool:
-        """Queue detail of a request, or the end of one whose steps are to be measured; false if there is no room."""
+        """Queue detail of a request, or the end of one whose steps are to be measured; false if the buffer is full."""
         return self._buffer.put((scope, item), weight)
 
     def put_now(self, scope: RequestSpan, detail: Detail) -> bool:
-        """Hand detail of a request over on the calling thread; false where others come first, or where it is to be measured as well."""
+        """Write detail of a request on the calling thread; false if other detail comes first, or if it has to be measured as well."""
         if detail.metrics and any(isinstance(record, ModuleBatch) and scope.metrics.has_modules(record) for record in detail.records):
             return False
         return self._buffer.consume_now((scope, detail))
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Hand over everything that is queued, on the calling thread."""
+        """Write everything that is queued, on the calling thread."""
         return self._buffer.flush(timeout)
 
     def _write(self, queued: tuple[RequestSpan, Detail | RequestEnd], until: float | None) -> None:
@@ -111,7 +113,7 @@ class SpanWriter:
                 if not left:
                     left = self._pace(scope, until, patience)
                 if not left:
-                    # A processor that has taken nothing for so long has lost its receiver: no more waiting for it.
+                    # A processor that has accepted nothing for so long has lost its receiver: stop waiting for it.
                     left, patience = SPANS_PER_CHUNK, 0.0
                 self._hand_in(scope, span)
                 left -= 1
@@ -125,12 +127,12 @@ class SpanWriter:
             self._pause(until)
 
     def _pause(self, until: float | None) -> None:
-        """Let the model's thread have the interpreter, unless somebody waits for the hand-over."""
+        """Release the interpreter to the model's thread, unless a flush is waiting."""
         if until is None and not self._buffer.awaited:
             time.sleep(PAUSE)
 
     def _pace(self, scope: RequestSpan, until: float | None, patience: float) -> int:
-        """Let the model's thread have the interpreter, and a batch processor empty its queue; returns how many spans may follow."""
+        """Release the interpreter, and wait for batch processors to empty their queues; returns how many spans may follow."""
         self._pause(until)
         end = time.monotonic() + patience
         while not (chunk := next_chunk(scope.tracer, SPANS_PER_CHUNK, SPARE_QUEUE_PLACES)):

@@ -1,7 +1,7 @@
-"""Detail of requests on the raw way out: records become OTLP bytes and go to the sink beside the provider.
+"""Detail of requests on the direct OTLP path: records become OTLP bytes and go to the sender beside the provider.
 
-A forward pass leaves as one piece or a few, phases and steps as pieces of some thirty. After each piece the caller is asked to pause, so
-that the interpreter is never kept from the model for more than a fraction of a millisecond. What the sink refuses is counted.
+A forward pass is packed into one or a few pieces, phases and steps into pieces of some thirty. After each piece the caller pauses, so
+that packing never holds the interpreter for more than a fraction of a millisecond. Spans that the sender refuses are counted.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .steps import SpanPacker
 __all__ = ["PackedDetail"]
 
 STEPS_PER_PIECE = 32
-"""Phases and steps in one piece: some 0.2 ms of packing."""
+"""Phases and steps in one piece, which takes some 0.2 ms to pack."""
 
 
 class PackedDetail:
-    """Packs records and offers them to the sink of their request."""
+    """Packs records and offers them to the sender of their request."""
 
     def __init__(self) -> None:
         self._modules = ModulePacker()
@@ -31,12 +31,12 @@ class PackedDetail:
         self._packed: list[bytes] = []
 
     def write(self, request: RequestSpan, record: Phase | Step | ModuleBatch, pause: Callable[[], None]) -> None:
-        """Pack one record and call ``pause`` after each piece; phases and steps wait for others, at most until ``finish``."""
+        """Pack one record and call ``pause`` after each piece; phases and steps are collected, at most until ``finish``."""
         if isinstance(record, ModuleBatch):
             if request.limits is None:
                 self._write_modules(request, record, pause)
                 return
-            # Kept bytes of a module or a shape do not show which attributes a span would lose.
+            # Limits apply to a whole span, so the cached bytes of modules and shapes cannot be used.
             for made in finished_spans(request, record):
                 self._write_module(request, made)
                 if len(self._packed) >= STEPS_PER_PIECE:
@@ -50,7 +50,7 @@ class PackedDetail:
 
     @guarded("span hand-over")
     def finish(self, request: RequestSpan) -> None:
-        """Offer the phases and steps that wait."""
+        """Offer the spans that are packed and not yet offered."""
         packed, self._packed = self._packed, []
         if packed:
             self._offer(request, b"".join(packed), len(packed))

@@ -1,8 +1,8 @@
-"""Module calls packed straight into OTLP bytes, for the raw way out of our own provider.
+"""Module calls packed directly into OTLP bytes, for the direct OTLP path of our own provider.
 
 A ``ReadableSpan`` costs 2 us to make and 28 us to encode, both under the interpreter lock that the model's thread needs. Packed from
-parts that are kept per module a span costs 2 us; a pass with the structure of an earlier one is filled into its template, at 0.2 us a
-span. What comes out is what the SDK's encoder would make of the same spans.
+bytes that are cached per module a span costs 2 us; a pass with the structure of an earlier one is filled into its template, at 0.2 us a
+span. The result equals that of the SDK's encoder for the same spans.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ __all__ = ["ModulePacker"]
 INTERNAL = 1
 LOCAL_PARENT = 0x100
 CACHED_PARTS = 8192
+"""Entries of each cache of packed attributes."""
 TEMPLATE_CALLS = 16_384
-"""Calls whose templates are kept; one takes some 500 bytes."""
+"""Module calls for which templates are cached; each takes some 500 bytes."""
 SPANS_PER_PIECE = 96
-"""Spans packed one by one before others can have the interpreter: some 0.2 ms."""
+"""Spans packed one by one before other threads can run: some 0.2 ms."""
 SPANS_PER_TEMPLATE = 1024
-"""The same for spans of a template."""
+"""Spans filled into a template before other threads can run."""
 MIN_TEMPLATE_CALLS = 16
-"""Calls from which on a template is worth its fixed cost."""
+"""Smallest number of calls for which a template is worth its fixed cost."""
 _DEVICE_TIME_HEAD = DEVICE_TIME[:-8]
 """The attribute of a device time without its value."""
 _double = struct.Struct("<d").pack
 
 
 class _Structure:
-    """Which modules were called in which order and nesting, and from the second time on the template of such passes."""
+    """The order and nesting of the module calls of a pass, and, from its second occurrence on, the templates for such passes."""
 
     def __init__(self, calls: Columns) -> None:
         self.numbers, self.parents, self.modules = calls.numbers, calls.parents, calls.modules
@@ -61,19 +62,19 @@ class ModulePacker:
         self._kept_calls = 0
 
     def pack(self, context: SpanContext, batch: ModuleBatch, above: int) -> Iterator[tuple[bytes, int]]:
-        """Pack the calls of one forward pass, in pieces of some 0.2 ms each, between which others can have the interpreter.
+        """Pack the calls of one forward pass, in pieces of some 0.2 ms each, between which the caller may pause.
 
         Args:
             context: context of the request's span.
             batch: the calls.
-            above: span id that calls without a parent in the batch hang under.
+            above: span id of the parent of calls without a parent in the batch.
 
         Yields:
             Framed spans and their number.
         """
         calls = Columns.of(batch.calls)
         count = len(calls.numbers)
-        # One draw for all; an id of eight zero bytes would be invalid, and is as likely as any other.
+        # One read for all ids. Eight zero bytes would be an invalid id, with a probability of 2**-64.
         ids = [*struct.unpack("8s" * count, os.urandom(8 * count)), above.to_bytes(8, "big")]
         state = protobuf.text(b"\x1a", context.trace_state.to_header()) if context.trace_state else b""
         step = protobuf.attributes(attributes.of_pass(batch.step))
@@ -91,7 +92,7 @@ class ModulePacker:
 
     @staticmethod
     def _profiled(head: PassHead, batch: ModuleBatch, own: dict[int, bytes], above: bytes) -> Iterator[tuple[bytes, int]]:
-        """Kernels and operations of a profiler window, of which no two passes have the same."""
+        """Pack kernels and operations of a profiler window; no two passes have the same, so nothing is cached."""
         count = len(batch.profiled)
         for record, drawn in zip(batch.profiled, struct.unpack("8s" * count, os.urandom(8 * count)), strict=True):
             own[record.number] = drawn
@@ -128,7 +129,7 @@ class ModulePacker:
 
     # -------------------------------------------------------------------------------------------------------- templates
     def _templates(self, calls: Columns, phase: str) -> list[SpanTemplate] | None:
-        """The template for passes of this structure, or ``None`` for the first of them: what comes once is not worth one."""
+        """The templates for passes of this structure, or ``None`` for its first pass, which may be the only one."""
         key = (phase, len(calls.numbers), id(calls.modules[0]), id(calls.modules[-1]))
         known = self._structures.get(key)
         if known is None or not known.is_of(calls):
@@ -158,7 +159,7 @@ class ModulePacker:
         return templates
 
     def _late(self, batch: ModuleBatch, calls: Columns) -> tuple[bytes | None, dict[int, bytes]]:
-        """Device times of calls, if all have one, and what only some calls have, by place."""
+        """Packed device times of calls, if all have one, and the packed attributes that only some calls have, by place."""
         times: bytes | None = None
         extra: dict[int, bytes] = {}
         if batch.device:
@@ -177,7 +178,7 @@ class ModulePacker:
 
     # ------------------------------------------------------------------------------------------------- parts of one span
     def _tail(self, calls: Columns, place: int, phase: str) -> bytes:
-        """What is the same whenever a module is called with the same shapes."""
+        """The bytes that are equal for all calls of a module with the same shapes."""
         info, taken, given = calls.modules[place], calls.inputs[place], calls.outputs[place]
         tail = self._static.get((info, phase)) or self._keep_static(info, phase)
         if taken:
@@ -188,7 +189,7 @@ class ModulePacker:
 
     @staticmethod
     def _extra(statistics: Mapping[int, Attributes], calls: Columns, place: int) -> bytes:
-        """What few calls have: statistics of the output, and a failure."""
+        """The bytes that few calls have: statistics of the output, and a failure."""
         slot, failure = calls.slots[place], calls.failures[place]
         found = b""
         if slot is not None:

@@ -1,9 +1,9 @@
 """The OTLP bytes of a whole forward pass, prepared once and filled in for each pass that has the same structure.
 
-Decoding calls the same modules in the same order, step after step: ids, times and the step's number differ, and hardly anything else.
-A template keeps the rest of each span as bytes. Filling it in takes a fixed number of C-level operations on columns (one draw of
-random bytes, strided copies, one join), however many spans there are: 0.2 us a span. Calls whose shapes differ, or that have statistics
-or a failure, are changed one by one.
+Decoding calls the same modules in the same order, step after step: little more than ids, times and the number of the step differ. A
+template stores the rest of each span as bytes. Filling it in takes a fixed number of C-level operations on columns (one read of random
+bytes, strided copies, one join), however many spans there are: 0.2 us a span. Calls whose shapes differ, or that have statistics or a
+failure, are changed one by one.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from inferspan.spans import attributes
 __all__ = ["Columns", "PassHead", "SpanTemplate"]
 
 MAX_TWO_BYTE_SIZE = 0x3FFF
-"""Largest body whose length takes two bytes. The shortest that does, 0x80, is less than any module span has."""
+"""Largest body whose length takes two bytes. The smallest, 0x80, is below the size of any module span."""
 _LOW, _HIGH, _ID, _PARENT, _START, _END = 1, 2, 23, 33, 42, 51
-"""Where the columns lie in the fixed beginning of a span; see ``PassHead.chunk``."""
+"""Offsets of the columns in the fixed beginning of a span; see ``PassHead.chunk``."""
 _UNCOUNTED = 3
 """Bytes that a span's length does not count: its own and the tag's."""
 _FLAGS = struct.pack("<HI", 0x0185, 0x100)
@@ -62,13 +62,13 @@ class Columns(NamedTuple):
 
 
 class PassHead(NamedTuple):
-    """What all spans of one forward pass share."""
+    """The values that all spans of one forward pass share."""
 
     trace_id: bytes
     state: bytes
-    """Trace state, packed, or nothing."""
+    """Packed trace state, possibly empty."""
     step: bytes
-    """The attribute that numbers the step, packed, or nothing."""
+    """Packed attribute with the number of the step, possibly empty."""
     offset: int
     """Added to the times of calls, gives nanoseconds since the epoch."""
 
@@ -81,25 +81,25 @@ class PassHead(NamedTuple):
 
 def _put(target: bytearray, offset: int, stride: int, column: bytes) -> None:
     """Copy a column of eight bytes each into every ``stride`` bytes: eight strided copies, whatever its length."""
-    for lane in range(8):
-        target[offset + lane :: stride] = column[lane::8]
+    for byte in range(8):
+        target[offset + byte :: stride] = column[byte::8]
 
 
 class SpanTemplate:
-    """Some consecutive calls of a pass: few enough to be filled in without keeping other threads waiting.
+    """The bytes of some consecutive calls of a pass: few enough to be filled in without keeping other threads waiting.
 
     Args:
         first: place of the first call in the pass.
         above: for each call the place of its parent in the pass, or the number of all calls for the span above them.
         inputs: described inputs of each call.
         outputs: described outputs of each call.
-        tails: what follows the fixed beginning of each span.
+        tails: the bytes after the fixed beginning of each span.
     """
 
     def __init__(self, first: int, above: Sequence[int], inputs: list[Any], outputs: list[Any], tails: list[bytes]) -> None:
         self.first, self.count = first, len(above)
         self.stop = first + self.count
-        # One place more, because with a single one itemgetter returns no tuple.
+        # One index more, because with a single index itemgetter returns no tuple.
         self._parents: Callable[[Sequence[bytes]], tuple[bytes, ...]] = itemgetter(*above, 0)
         self._inputs, self._outputs, self._tails = inputs, outputs, tails
         self._ones = int.from_bytes(struct.pack("<Q", 1) * self.count, "little")
@@ -108,7 +108,7 @@ class SpanTemplate:
         self._long: dict[int, bytes] = {}
 
     def adapt(self, calls: Columns, tail: Callable[[int], bytes]) -> None:
-        """Renew the tails of calls whose shapes are others than last time; ``tail`` makes one, for a place in this part."""
+        """Renew the tails of calls whose shapes have changed since the last pass; ``tail`` makes one, for a place in this template."""
         if calls.inputs == self._inputs and calls.outputs == self._outputs:
             return
         columns = zip(calls.inputs, self._inputs, calls.outputs, self._outputs, strict=True)
@@ -122,11 +122,11 @@ class SpanTemplate:
         """The framed spans of these calls.
 
         Args:
-            head: what they share.
-            calls: the calls of this part.
-            ids: span ids of all calls of the pass, and of what is above them.
+            head: the values that they share.
+            calls: the calls of this template.
+            ids: span ids of all calls of the pass, and of the span above them.
             times: a device time for each call, packed, or ``None``.
-            extra: what else a span has, by place in this part.
+            extra: further bytes of spans, by place in this template.
         """
         chunk = head.chunk(timed=times is not None)
         stride, count = len(chunk), self.count
@@ -151,7 +151,7 @@ class SpanTemplate:
         return b"".join(pieces)
 
     def _epoch(self, moments: list[int], offset: int) -> bytes:
-        # One addition of two long numbers instead of one for each time: sums of ours fit their 8 bytes, so that none carries over.
+        # One addition of two long numbers instead of one for each time. Each sum fits its 8 bytes, so none carries over.
         column = array("Q", moments)
         if sys.byteorder == "big":
             column.byteswap()

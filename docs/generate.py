@@ -52,6 +52,11 @@ An attribute is set only if its value is known. Attributes marked *only with con
 `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT` or an argument enables it.
 """
 
+RENAMED_NOTE = """\
+These names changed before the first release. inferspan no longer sends the old ones. If you use dashboards, alerts or queries of an earlier
+state, replace the names there.
+"""
+
 METRIC_GROUPS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     ("Requests", lambda name: name.startswith("gen_ai.")),
     ("Requests, names of inferspan", lambda name: name not in semconv.DEVICE_METRICS),
@@ -79,6 +84,8 @@ def _telemetry() -> str:
         lines += [f"### {title}", "", *_metric_group([metric for metric in rest if chosen(metric.name)])]
         rest = [metric for metric in rest if not chosen(metric.name)]
     lines += _buckets()
+    lines += ["## Names that changed", "", RENAMED_NOTE]
+    lines += _table(("old", "new", "reason"), ((_code(row.old), _code(row.new), row.reason) for row in semconv.RENAMED))
     return "\n".join(lines).rstrip() + "\n"
 
 

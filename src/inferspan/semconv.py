@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["ATTRIBUTES", "METRICS", "SPANS", "Attribute", "Metric", "SpanKindOf"]
+__all__ = ["ATTRIBUTES", "METRICS", "RENAMED", "SPANS", "Attribute", "Metric", "Renamed", "SpanKindOf"]
 
 SCOPE = "inferspan"
 """Name of our instrumentation scope."""
@@ -125,7 +125,7 @@ MODEL_ATTENTION = "inferspan.model.attention.implementation"
 MODEL_COMPILE_MODE = "inferspan.model.compile.mode"
 MODEL_CACHE = "inferspan.model.cache.implementation"
 MODEL_ADAPTERS = "inferspan.model.adapter.names"
-DEVICE = "inferspan.device"
+DEVICE = "inferspan.device.id"
 DEVICE_TYPE = "inferspan.device.type"
 
 # phase, step, module
@@ -261,6 +261,14 @@ class Metric(NamedTuple):
     when: str = ""
 
 
+class Renamed(NamedTuple):
+    """One row of the table of names that changed: what was sent before, what is sent now, and why."""
+
+    old: str
+    new: str
+    reason: str
+
+
 SPANS = (
     SpanKindOf("request", "{gen_ai.operation.name} {gen_ai.request.model}", "the caller's current span", "every generate()"),
     SpanKindOf("request", "forward {model}", "the caller's current span", "every plain call of the model"),
@@ -369,8 +377,8 @@ M_TORCH_ALLOCATED = "inferspan.torch.memory.allocated"
 M_TORCH_RESERVED = "inferspan.torch.memory.reserved"
 M_TORCH_ACTIVE = "inferspan.torch.memory.active"
 M_TORCH_REQUESTED = "inferspan.torch.memory.requested"
-M_TORCH_ALLOCATED_PEAK = "inferspan.torch.memory.allocated.peak"
-M_TORCH_RESERVED_PEAK = "inferspan.torch.memory.reserved.peak"
+M_TORCH_ALLOCATED_PEAK = "inferspan.torch.memory.peak.allocated"
+M_TORCH_RESERVED_PEAK = "inferspan.torch.memory.peak.reserved"
 M_TORCH_RETRIES = "inferspan.torch.memory.alloc_retries"
 M_TORCH_OOMS = "inferspan.torch.memory.ooms"
 # process and host
@@ -672,3 +680,11 @@ ATTRIBUTES = (
     Attribute(CUDNN_VERSION, "string", "resource", "cuDNN version"),
     Attribute(HOST_NAME, "string", "resource", "host name"),
 )
+
+_PREFIX = "stores that nest names reject a name that is also a prefix"
+RENAMED = (
+    Renamed("inferspan.device", DEVICE, _PREFIX),
+    Renamed("inferspan.torch.memory.allocated.peak", M_TORCH_ALLOCATED_PEAK, _PREFIX),
+    Renamed("inferspan.torch.memory.reserved.peak", M_TORCH_RESERVED_PEAK, _PREFIX),
+)
+"""Names that changed before the first release. The old ones are not sent any more."""

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from docs import generate
+from grafana.generator.catalogue import prometheus_name
 from inferspan import semconv
 
 NAMES = sorted({attribute.key for attribute in semconv.ATTRIBUTES} | {key for metric in semconv.METRICS.values() for key in (metric.name, *metric.attributes)})
 """Every attribute and metric."""
+IN_PROMETHEUS = {prometheus_name(metric) for metric in semconv.METRICS.values()}
 PAGE = generate.pages()[Path(generate.__file__).with_name("telemetry.md")]
 
 
@@ -24,8 +26,9 @@ def test_no_name_of_ours_is_also_a_prefix() -> None:
 @pytest.mark.parametrize("renamed", semconv.RENAMED, ids=lambda row: row.old)
 def test_a_renamed_name_has_no_alias(renamed: semconv.Renamed) -> None:
     """The old name is gone from the tables, and the new one stands in them."""
-    assert renamed.old not in NAMES
-    assert renamed.new in NAMES
+    names = IN_PROMETHEUS.union(NAMES)
+    assert renamed.old not in names
+    assert renamed.new in names
 
 
 @pytest.mark.parametrize("renamed", semconv.RENAMED, ids=lambda row: row.old)
@@ -33,3 +36,24 @@ def test_the_page_lists_what_changed(renamed: semconv.Renamed) -> None:
     """The page about telemetry says which name replaces the old one."""
     _, _, section = PAGE.partition("## Names that changed")
     assert f"| `{renamed.old}` | `{renamed.new}` |" in section
+
+
+@pytest.mark.parametrize(("name", "unit"), [
+    ("inferspan.gpu.pcie.link.generation", "{generation}"), ("inferspan.gpu.pcie.link.width", "{lane}"), ("inferspan.gpu.performance_state", "{level}"),
+])  # fmt: skip
+def test_a_count_or_level_has_an_annotation(name: str, unit: str) -> None:
+    """A count or level is no ratio: its unit is an annotation, so that Prometheus adds no ``_ratio``."""
+    assert semconv.METRICS[name].unit == unit
+    assert not prometheus_name(semconv.METRICS[name]).endswith("_ratio")
+
+
+def test_a_gauge_without_unit_is_a_share() -> None:
+    """The unit ``1`` of a gauge is that of a ratio, from 0 to 1."""
+    gauges = [metric.name for metric in semconv.METRICS.values() if metric.instrument.endswith("Gauge") and metric.unit == "1"]
+    assert [name for name in gauges if not name.endswith(("utilization", "_ratio", ".activity"))] == []
+
+
+def test_a_state_is_an_up_down_counter() -> None:
+    """A metric with one point of 0 or 1 a state is an UpDownCounter, as ``hw.status`` is; its points can be summed."""
+    kinds = {name: semconv.METRICS[name].instrument for name in ("hw.status", "inferspan.gpu.throttle.active")}
+    assert set(kinds.values()) == {"ObservableUpDownCounter"}

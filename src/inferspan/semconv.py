@@ -462,17 +462,25 @@ _GPU_METRICS = (
     Metric(M_CLOCK, OBSERVABLE_GAUGE, "Hz", "clock", (*_GPU, CLOCK_DOMAIN), None, _NVML),
     Metric(M_CLOCK_LIMIT, OBSERVABLE_GAUGE, "Hz", "highest clock", (*_GPU, CLOCK_DOMAIN), None, _NVML),
     Metric(M_POWER_LIMIT, OBSERVABLE_GAUGE, "W", "enforced power limit", _GPU, None, _NVML),
-    Metric(M_THROTTLE_ACTIVE, OBSERVABLE_GAUGE, "1", "1 while the reason holds clocks down", (*_GPU, THROTTLE_REASON), None, _NVML),
+    Metric(
+        M_THROTTLE_ACTIVE,
+        OBSERVABLE_UP_DOWN_COUNTER,
+        "1",
+        "1 while the reason holds clocks down, else 0",
+        (*_GPU, THROTTLE_REASON),
+        None,
+        _NVML,
+    ),
     Metric(M_THROTTLE_TIME, OBSERVABLE_COUNTER, "s", "time clocks were held down", (*_GPU, THROTTLE_REASON), None, _NVML),
     Metric(M_MEMORY_ACTIVITY, OBSERVABLE_GAUGE, "1", "share of time the memory bus was busy", _GPU, None, _NVML),
     Metric(M_NVLINK_IO, OBSERVABLE_COUNTER, "By", "NVLink traffic, all links", (*_GPU, NETWORK_IO_DIRECTION), None, _NVML),
     Metric(M_PCIE_REPLAYS, OBSERVABLE_COUNTER, "{replay}", "PCIe replays since the first reading", _GPU, None, _NVML),
-    Metric(M_PCIE_GENERATION, OBSERVABLE_GAUGE, "1", "PCIe link generation", _GPU, None, _NVML),
-    Metric(M_PCIE_WIDTH, OBSERVABLE_GAUGE, "1", "PCIe link width", _GPU, None, _NVML),
+    Metric(M_PCIE_GENERATION, OBSERVABLE_GAUGE, "{generation}", "PCIe link generation", _GPU, None, _NVML),
+    Metric(M_PCIE_WIDTH, OBSERVABLE_GAUGE, "{lane}", "PCIe link width", _GPU, None, _NVML),
     Metric(M_ECC_ERRORS, OBSERVABLE_COUNTER, "{error}", "ECC errors by location", (*_GPU, MEMORY_LOCATION, ERROR_TYPE), None, _NVML),
     Metric(M_REMAPPED_ROWS, OBSERVABLE_GAUGE, "{row}", "memory rows remapped after errors", (*_GPU, ERROR_TYPE), None, _NVML),
     Metric(M_GPU_PROCESS_MEMORY, OBSERVABLE_UP_DOWN_COUNTER, "By", "memory of this process on the device", _GPU, None, _NVML),
-    Metric(M_PERFORMANCE_STATE, OBSERVABLE_GAUGE, "1", "P-state, 0 is the fastest", _GPU, None, _NVML),
+    Metric(M_PERFORMANCE_STATE, OBSERVABLE_GAUGE, "{level}", "P-state, 0 is the fastest", _GPU, None, _NVML),
     Metric(M_TORCH_ALLOCATED, OBSERVABLE_UP_DOWN_COUNTER, "By", "allocated by tensors", _TORCH, None, _CUDA),
     Metric(M_TORCH_RESERVED, OBSERVABLE_UP_DOWN_COUNTER, "By", "held by the caching allocator", _TORCH, None, _CUDA),
     Metric(M_TORCH_ACTIVE, OBSERVABLE_UP_DOWN_COUNTER, "By", "in active blocks", _TORCH, None, _CUDA),
@@ -682,9 +690,15 @@ ATTRIBUTES = (
 )
 
 _PREFIX = "stores that nest names reject a name that is also a prefix"
+_STATE = "Prometheus only: a state of 0 or 1 is an UpDownCounter"
+_COUNT = "Prometheus only: a count or level is no ratio, so its unit is an annotation"
 RENAMED = (
     Renamed("inferspan.device", DEVICE, _PREFIX),
     Renamed("inferspan.torch.memory.allocated.peak", M_TORCH_ALLOCATED_PEAK, _PREFIX),
     Renamed("inferspan.torch.memory.reserved.peak", M_TORCH_RESERVED_PEAK, _PREFIX),
+    Renamed("inferspan_gpu_throttle_active_ratio", "inferspan_gpu_throttle_active", _STATE),
+    Renamed("inferspan_gpu_pcie_link_generation_ratio", "inferspan_gpu_pcie_link_generation", _COUNT),
+    Renamed("inferspan_gpu_pcie_link_width_ratio", "inferspan_gpu_pcie_link_width", _COUNT),
+    Renamed("inferspan_gpu_performance_state_ratio", "inferspan_gpu_performance_state", _COUNT),
 )
 """Names that changed before the first release. The old ones are not sent any more."""

@@ -391,6 +391,7 @@ M_PROCESS_FDS = "process.unix.file_descriptor.count"
 M_PROCESS_SWITCHES = "process.context_switches"
 M_PROCESS_FAULTS = "process.paging.faults"
 M_PROCESS_IO = "process.disk.io"
+M_PROCESS_OPERATIONS = "process.disk.operations"
 M_PROCESS_UPTIME = "process.uptime"
 M_GC_COLLECTIONS = "cpython.gc.collections"
 M_GC_COLLECTED = "cpython.gc.collected_objects"
@@ -400,8 +401,11 @@ M_SYSTEM_CPU_TIME = "system.cpu.time"
 M_SYSTEM_MEMORY_USAGE = "system.memory.usage"
 M_SYSTEM_MEMORY_LIMIT = "system.memory.limit"
 M_SYSTEM_MEMORY_UTILIZATION = "system.memory.utilization"
+M_CGROUP_MEMORY_LIMIT = "inferspan.cgroup.memory.limit"
+M_CGROUP_MEMORY_USAGE = "inferspan.cgroup.memory.usage"
 
 _HOST = "local rank 0"
+_CGROUP = "a container or service with a memory limit"
 _REQUEST_METRICS = (
     Metric(M_INFERENCE_DURATION, HISTOGRAM, "s", "duration of a generate()", (*_GEN_AI, ERROR_TYPE), B_DURATION, _LATEST),
     Metric(M_USAGE_INPUT, COUNTER, "{token}", "prompt tokens", (*_GEN_AI, TOKEN_MODALITY), None, _LATEST),
@@ -500,6 +504,13 @@ _HOST_METRICS = (
     Metric(M_PROCESS_SWITCHES, OBSERVABLE_COUNTER, "{context_switch}", "context switches since the first reading", (CONTEXT_SWITCH_TYPE,)),
     Metric(M_PROCESS_FAULTS, OBSERVABLE_COUNTER, "{fault}", "page faults since the first reading", (PAGING_FAULT_TYPE,)),
     Metric(M_PROCESS_IO, OBSERVABLE_COUNTER, "By", "disk traffic of the process since the first reading", (DISK_IO_DIRECTION,)),
+    Metric(
+        M_PROCESS_OPERATIONS,
+        OBSERVABLE_COUNTER,
+        "{operation}",
+        "reads and writes of the process since the first reading",
+        (DISK_IO_DIRECTION,),
+    ),
     Metric(M_PROCESS_UPTIME, OBSERVABLE_GAUGE, "s", "time since the process started"),
     Metric(
         M_GC_COLLECTIONS,
@@ -513,10 +524,26 @@ _HOST_METRICS = (
     Metric(M_SYSTEM_CPU_UTILIZATION, OBSERVABLE_GAUGE, "1", "CPU time of the whole host / (wall time * CPUs)", (CPU_MODE,), None, _HOST),
     Metric(M_SYSTEM_CPU_TIME, OBSERVABLE_COUNTER, "s", "CPU time of the whole host since the first reading", (CPU_MODE,), None, _HOST),
     Metric(M_SYSTEM_MEMORY_USAGE, OBSERVABLE_UP_DOWN_COUNTER, "By", "memory of the whole host by state", (MEMORY_STATE,), None, _HOST),
+    Metric(M_SYSTEM_MEMORY_LIMIT, OBSERVABLE_UP_DOWN_COUNTER, "By", "memory of the whole host", (), None, _HOST),
+    Metric(M_SYSTEM_MEMORY_UTILIZATION, OBSERVABLE_GAUGE, "1", "usage / limit, of the host", (MEMORY_STATE,), None, _HOST),
     Metric(
-        M_SYSTEM_MEMORY_LIMIT, OBSERVABLE_UP_DOWN_COUNTER, "By", "memory available to us: cgroup limit, else the host's", (), None, _HOST
+        M_CGROUP_MEMORY_LIMIT,
+        OBSERVABLE_UP_DOWN_COUNTER,
+        "By",
+        "tightest memory limit on the process's cgroup or one above it",
+        (),
+        None,
+        _CGROUP,
     ),
-    Metric(M_SYSTEM_MEMORY_UTILIZATION, OBSERVABLE_GAUGE, "1", "usage / limit", (MEMORY_STATE,), None, _HOST),
+    Metric(
+        M_CGROUP_MEMORY_USAGE,
+        OBSERVABLE_UP_DOWN_COUNTER,
+        "By",
+        "memory that counts against that limit, without what the kernel can drop at once",
+        (),
+        None,
+        _CGROUP,
+    ),
 )
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in (*_REQUEST_METRICS, *_GPU_METRICS, *_HOST_METRICS)}
@@ -700,5 +727,10 @@ RENAMED = (
     Renamed("inferspan_gpu_pcie_link_generation_ratio", "inferspan_gpu_pcie_link_generation", _COUNT),
     Renamed("inferspan_gpu_pcie_link_width_ratio", "inferspan_gpu_pcie_link_width", _COUNT),
     Renamed("inferspan_gpu_performance_state_ratio", "inferspan_gpu_performance_state", _COUNT),
+    Renamed(
+        "system.memory.limit of a container",
+        M_CGROUP_MEMORY_LIMIT,
+        "`system.memory.*` is the whole host everywhere; the limit on a container has a name of its own, as has its usage",
+    ),
 )
 """Names that changed before the first release. The old ones are not sent any more."""

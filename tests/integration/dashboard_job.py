@@ -22,7 +22,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import inferspan
 from inferspan.demo import load_smollm2
-from inferspan.samplers import allocator
+from inferspan.samplers import allocator, host
 from tests.cases.models import llama
 from tests.samplers.fake_nvml import NOT_SUPPORTED, NVMLError
 from tests.samplers.recorded_nvml import RecordedNvml, recorded_torch
@@ -95,6 +95,19 @@ def play_cards(count: int) -> None:
     changed.cuda_devices = devices
 
 
+def limit_memory(root: Path) -> None:
+    """Have the host sampler look under ``root``, where the files say that the process runs in a container with a memory limit."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text("0::/\n")
+    folder = root / "sys/fs/cgroup"
+    folder.mkdir(parents=True)
+    (folder / "memory.max").write_text(str(64 << 30))
+    (folder / "memory.current").write_text(str(5 << 30))
+    (folder / "memory.stat").write_text(f"inactive_file {1 << 30}\n")
+    changed: Any = host
+    changed.HostSampler = partial(host.HostSampler, root=root)
+
+
 def load(name: str) -> tuple[Any, Any, str]:
     """The model, a prompt of one row and one of two rows, and the module whose output is spoilt."""
     if name == "smollm2":
@@ -145,6 +158,7 @@ def main(path: str) -> None:
     """Instrument two models, serve the rounds, and write down when it began and ended."""
     environment = os.environ
     play_cards(int(environment["GPUS"]))
+    limit_memory(Path(path).with_suffix(".cgroup"))
     model, prompts, spoilt = load(environment["MODEL"])
     tiny = environment["MODEL"] == "tiny"
     pause = float(environment.get("SLEEP", "0"))

@@ -44,7 +44,9 @@ def _number(value: float) -> str:
 TELEMETRY_INTRODUCTION = f"""\
 This page lists everything that inferspan emits. Names under `gen_ai`, `hw`, `system`, `process` and `cpython` come from the OpenTelemetry
 semantic conventions; names under `inferspan` are its own. The instrumentation scope is `{semconv.SCOPE}`. A reading that failed or is
-not supported is absent, never zero.
+not supported is absent, never zero. Metrics of devices, process and host name the schema `{semconv.CORE_SCHEMA_URL}`. Spans,
+events and metrics of requests name none, because the GenAI conventions are published apart from it. `hw.serial_number` is never set: it
+identifies a machine, and `hw.id` joins as well.
 """
 
 ATTRIBUTE_NOTE = """\

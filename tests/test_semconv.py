@@ -57,3 +57,9 @@ def test_a_state_is_an_up_down_counter() -> None:
     """A metric with one point of 0 or 1 a state is an UpDownCounter, as ``hw.status`` is; its points can be summed."""
     kinds = {name: semconv.METRICS[name].instrument for name in ("hw.status", "inferspan.gpu.throttle.active")}
     assert set(kinds.values()) == {"ObservableUpDownCounter"}
+
+
+def test_no_attribute_identifies_a_machine() -> None:
+    """The serial number of a card is recommended by the conventions and not set: it identifies a machine, and ``hw.id`` joins already."""
+    assert "hw.serial_number" not in NAMES
+    assert "hw.id" in NAMES

@@ -52,7 +52,8 @@ MODES = BUSY._replace(
 MEMORY = Says(
     "Share of the memory of the host in use, by all programs.",
     "`system.memory.utilization` of the state used; from the agent where no program of ours samples the host.",
-    "Near 100 %: the kernel will kill a program. A container may have less: see *Memory of the container*. Weights that are loaded on the host first need their size twice.",
+    "Near 100 %: the kernel will kill a program. A container may have less: see *Memory of the container*. Weights that are loaded on the "
+    "host first need their size twice.",
     empty=NO_HOST,
 )
 STATES = MEMORY._replace(

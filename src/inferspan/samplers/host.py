@@ -1,8 +1,8 @@
 """The process, its garbage collector and, on one rank per host, the host itself, as ``Sample``s.
 
 Most readings come from psutil, which is optional: without it only those that Python and the files of the cgroup have are there. The
-host's memory is the whole host's; a limit on the container has metrics of its own. The process is looked up by its id at every round, so a forked child reports itself. A
-reading that the system refuses is absent.
+host's memory is the whole host's; a limit on the container has metrics of its own. The process is looked up by its id at every round,
+so a forked child reports itself. A reading that the system refuses is absent.
 """
 
 from __future__ import annotations

@@ -52,6 +52,12 @@ REQUEST_SEED = "gen_ai.request.seed"
 REQUEST_CHOICE_COUNT = "gen_ai.request.choice.count"
 REQUEST_STREAM = "gen_ai.request.stream"
 CONVERSATION_ID = "gen_ai.conversation.id"
+CONVERSATION_COMPACTED = "gen_ai.conversation.compacted"
+OUTPUT_TYPE = "gen_ai.output.type"
+PROMPT_NAME = "gen_ai.prompt.name"
+PROMPT_VERSION = "gen_ai.prompt.version"
+REASONING_LEVEL = "gen_ai.request.reasoning.level"
+RESPONSE_ID = "gen_ai.response.id"
 FINISH_REASONS = "gen_ai.response.finish_reasons"
 TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
 INPUT_TOKENS = "gen_ai.usage.input_tokens"
@@ -568,6 +574,12 @@ ATTRIBUTES = (
     Attribute(REQUEST_CHOICE_COUNT, "int", _R, "`num_return_sequences` if not 1"),
     Attribute(REQUEST_STREAM, "boolean", _R, "true if a streamer was given, else absent"),
     Attribute(CONVERSATION_ID, "string", _R, "from `inferspan.context(conversation_id=...)`"),
+    Attribute(CONVERSATION_COMPACTED, "boolean", _R, "from `inferspan.context(conversation_compacted=...)`"),
+    Attribute(OUTPUT_TYPE, "string", _R, "`text`, `json`, `image` or `speech`, from `inferspan.context(output_type=...)`"),
+    Attribute(PROMPT_NAME, "string", _R, "from `inferspan.context(prompt_name=...)`"),
+    Attribute(PROMPT_VERSION, "string", _R, "from `inferspan.context(prompt_version=...)`"),
+    Attribute(REASONING_LEVEL, "string", _R, "from `inferspan.context(reasoning_level=...)`"),
+    Attribute(RESPONSE_ID, "string", _R, "from `inferspan.context(response_id=...)`; generate() has none, and none is invented"),
     Attribute(USER_ID, "string", _R, "from `inferspan.context(user_id=...)`"),
     Attribute(FINISH_REASONS, "string[]", _R, "one per returned sequence: `stop`, `length` or `error`"),
     Attribute(TIME_TO_FIRST_CHUNK, "double", _R, "s, streaming only"),

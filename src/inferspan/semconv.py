@@ -64,6 +64,13 @@ INPUT_TOKENS = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 TEXT_INPUT_TOKENS = "gen_ai.usage.text.input_tokens"
 TEXT_OUTPUT_TOKENS = "gen_ai.usage.text.output_tokens"
+IMAGE_INPUT_TOKENS = "gen_ai.usage.image.input_tokens"
+IMAGE_OUTPUT_TOKENS = "gen_ai.usage.image.output_tokens"
+AUDIO_INPUT_TOKENS = "gen_ai.usage.audio.input_tokens"
+AUDIO_OUTPUT_TOKENS = "gen_ai.usage.audio.output_tokens"
+INPUT_BY_MODALITY = {"text": TEXT_INPUT_TOKENS, "image": IMAGE_INPUT_TOKENS, "audio": AUDIO_INPUT_TOKENS}
+OUTPUT_BY_MODALITY = {"text": TEXT_OUTPUT_TOKENS, "image": IMAGE_OUTPUT_TOKENS, "audio": AUDIO_OUTPUT_TOKENS}
+CACHE_READ_INPUT_TOKENS = "gen_ai.usage.cache_read.input_tokens"
 EMBEDDINGS_DIMENSION = "gen_ai.embeddings.dimension.count"
 INPUT_MESSAGES = "gen_ai.input.messages"
 OUTPUT_MESSAGES = "gen_ai.output.messages"
@@ -324,6 +331,7 @@ _CUDA = "CUDA initialised by the application"
 M_INFERENCE_DURATION = "gen_ai.client.inference.duration"
 M_USAGE_INPUT = "gen_ai.client.inference.usage.input_tokens"
 M_USAGE_OUTPUT = "gen_ai.client.inference.usage.output_tokens"
+M_USAGE_CACHE_READ = "gen_ai.client.inference.usage.cache_read.input_tokens"
 M_OPERATION_INPUT = "gen_ai.client.inference.operation.input_tokens"
 M_OPERATION_OUTPUT = "gen_ai.client.inference.operation.output_tokens"
 M_FIRST_CHUNK = "gen_ai.client.inference.time_to_first_chunk"
@@ -423,6 +431,15 @@ _REQUEST_METRICS = (
         (*_GEN_AI, TOKEN_MODALITY),
         None,
         _LATEST,
+    ),
+    Metric(
+        M_USAGE_CACHE_READ,
+        COUNTER,
+        "{token}",
+        "prompt tokens that were in the cache that was passed in",
+        (*_GEN_AI, TOKEN_MODALITY),
+        None,
+        f"a reused prefix, {_LATEST}",
     ),
     Metric(M_OPERATION_INPUT, HISTOGRAM, "{token}", "prompt tokens of one successful call", _GEN_AI, B_TOKENS, _LATEST),
     Metric(M_OPERATION_OUTPUT, HISTOGRAM, "{token}", "generated tokens of one successful call", _GEN_AI, B_TOKENS, _LATEST),
@@ -593,8 +610,17 @@ ATTRIBUTES = (
     Attribute(TIME_TO_FIRST_CHUNK, "double", _R, "s, streaming only"),
     Attribute(INPUT_TOKENS, "int", _R, "attended prompt positions over the batch, cached ones included"),
     Attribute(OUTPUT_TOKENS, "int", _R, "generated tokens up to and including EOS, summed over returned sequences"),
-    Attribute(TEXT_INPUT_TOKENS, "int", _R, "the same for text-only models"),
-    Attribute(TEXT_OUTPUT_TOKENS, "int", _R, "the same for text-only models"),
+    *(
+        Attribute(key, "int", _R, f"those that are {modality}; the parts of a request add up, and none is set where its modalities are not known")
+        for keys in (INPUT_BY_MODALITY, OUTPUT_BY_MODALITY)
+        for modality, key in keys.items()
+    ),
+    Attribute(
+        CACHE_READ_INPUT_TOKENS,
+        "int",
+        _R,
+        "input tokens that were in the cache that was passed in, over the batch; if any; included in the input tokens",
+    ),
     Attribute(EMBEDDINGS_DIMENSION, "int", _R, "hidden size, embedding calls"),
     Attribute(INPUT_MESSAGES, "string", _R, f"JSON, {_CONTENT}"),
     Attribute(OUTPUT_MESSAGES, "string", _R, f"JSON, {_CONTENT}"),
@@ -612,7 +638,7 @@ ATTRIBUTES = (
     Attribute(SEQUENCE_INPUT_TOKENS, "int[]", _R, "prompt tokens of each row, at most 1,024 rows"),
     Attribute(SEQUENCE_OUTPUT_TOKENS, "int[]", _R, "generated tokens of each returned sequence, at most 1,024"),
     Attribute(KV_CACHE_BYTES, "int", _R, "bytes of the key/value cache at the end"),
-    Attribute(KV_CACHE_REUSED_TOKENS, "int", _R, "prompt positions already in the cache that was passed in"),
+    Attribute(KV_CACHE_REUSED_TOKENS, "int", _R, "positions of a row already in the cache that was passed in"),
     Attribute(SPANS_DROPPED, "int", _R, "spans left out over the budget, only if any"),
     Attribute(MEMORY_START, "int", _R, "By at the start: CUDA allocator, else resident memory"),
     Attribute(MEMORY_END, "int", _R, "By at the end"),

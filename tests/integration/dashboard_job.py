@@ -6,6 +6,7 @@ Each round asks for what a service is asked for, a failure and a NaN among it. `
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import DynamicCache, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 from transformers.generation.streamers import BaseStreamer
 
 import inferspan
@@ -29,6 +30,8 @@ from tests.samplers.recorded_nvml import RecordedNvml, recorded_torch
 
 CARDS = tuple(f"GPU-{digit * 8}-52c5-4b8e-9d39-6f1e0a4c7d11" for digit in "abc")
 """The third does not tell how busy it is, like a card that is split."""
+CACHE = "cache" if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters else "past_key_values"
+"""Name of the argument that takes a cache, by version of transformers."""
 PAUSE = 1.2
 """Longer than the export interval, so that every round moves every counter in an export of its own."""
 
@@ -136,9 +139,12 @@ def round_of_requests(model: Any, prompts: Any, spoilt: str, encoder: Any, numbe
     """One request of each kind."""
     one, two = prompts
     ask = partial(model.generate, max_new_tokens=6, do_sample=False)
-    ask(**one)
+    cache: Any = {CACHE: DynamicCache(config=model.config)}
+    ask(**one, **cache)
+    # All of the prompt but its last position stays, for a request that goes on from it.
+    cache[CACHE].crop(one["input_ids"].shape[1] - 1 - cache[CACHE].get_seq_length())
     ask(**two)
-    ask(**one, streamer=Discards())
+    ask(**one, **cache, streamer=Discards())
     kept: Any = {"inferspan.keep": True}
     with inferspan.context(conversation_id=f"kept-{number}", **kept):
         ask(**one)

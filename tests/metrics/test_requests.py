@@ -133,7 +133,8 @@ def test_generate(sink: _Sink, naming: str, client: dict[str, Any]) -> None:
 def test_kinds_units_and_buckets(sink: _Sink) -> None:
     """Every instrument has the kind, unit and bucket boundaries of the table."""
     settings = Settings(entropy_metric=True, module_metric=True)
-    metrics = _request(sink, settings, streaming=True, chunk_intervals=[0.01], spans_dropped=1, nonfinite={("logits", "nan"): 2})
+    kinds: dict[str, Any] = {"nonfinite": {("logits", "nan"): 2}, "cached_split": {"text": 3}}
+    metrics = _request(sink, settings, streaming=True, chunk_intervals=[0.01], spans_dropped=1, **kinds)
     metrics.steps(_start(), _steps(), None)
     metrics.modules(_start(), BATCH, module_calls(BATCH), None)
     for kind, operation in (("forward", None), ("forward", "embeddings")):
@@ -206,6 +207,21 @@ def test_non_finite_logits(sink: _Sink) -> None:
     _request(sink, Settings(), nonfinite={("logits", "nan"): 2})
     labels = {"inferspan.model.name": "org/model", "inferspan.module.name": "logits", "kind": "nan"}
     assert sink.points()["inferspan.numerics.nonfinite"] == [(labels, 2)]
+
+
+def test_tokens_by_modality(sink: _Sink) -> None:
+    """Counters are split where the request is, histograms never; what a cache gave is counted beside the input."""
+    split: dict[str, Any] = {"input_split": {"text": 6, "image": 4}, "cached_split": {"image": 4}, "output_modality": "unknown"}
+    _request(sink, Settings(semconv="latest"), **split)
+    points = sink.points()
+
+    def of(modality: str, value: int) -> tuple[dict[str, Any], int]:
+        return ({**LABELS, "gen_ai.token.modality": modality}, value)
+
+    assert points["gen_ai.client.inference.usage.input_tokens"] == [of("text", 6), of("image", 4)]
+    assert points["gen_ai.client.inference.usage.cache_read.input_tokens"] == [of("image", 4)]
+    assert points["gen_ai.client.inference.usage.output_tokens"] == [of("unknown", 20)]
+    assert points["gen_ai.client.inference.operation.input_tokens"] == [(LABELS, 10)]
 
 
 FAILING = {**LABELS, "error.type": "ValueError"}

@@ -169,15 +169,18 @@ class RequestMetrics:
         self, end: RequestEnd, seconds: float, labels: Mapping[str, AttributeValue], failing: Mapping[str, AttributeValue], span: Any
     ) -> None:
         self._record(semconv.M_INFERENCE_DURATION, seconds, failing, span)
-        for counter, histogram, tokens in (
-            (semconv.M_USAGE_INPUT, semconv.M_OPERATION_INPUT, end.input_tokens),
-            (semconv.M_USAGE_OUTPUT, semconv.M_OPERATION_OUTPUT, end.output_tokens),
+        for counter, by_modality in (
+            (semconv.M_USAGE_INPUT, end.input_by_modality),
+            (semconv.M_USAGE_OUTPUT, end.output_by_modality),
+            (semconv.M_USAGE_CACHE_READ, end.cached_split),
         ):
-            modality = end.modality if tokens is not None else "unknown"
-            self._record(counter, tokens or 0, {**labels, semconv.TOKEN_MODALITY: modality})
+            for modality, tokens in by_modality.items():
+                self._record(counter, tokens, {**labels, semconv.TOKEN_MODALITY: modality})
+        if end.failure is None:
             # Usage counts what a failed call has taken as far as it is known; a distribution is of calls that came to their end.
-            if tokens is not None and end.failure is None:
-                self._record(histogram, tokens, labels, span)
+            for histogram, total in ((semconv.M_OPERATION_INPUT, end.input_tokens), (semconv.M_OPERATION_OUTPUT, end.output_tokens)):
+                if total is not None:
+                    self._record(histogram, total, labels, span)
         self._chunks(end, labels, span, semconv.M_FIRST_CHUNK, semconv.M_PER_CHUNK)
 
     def _legacy(

@@ -251,15 +251,7 @@ class SpanRecorder:
     def finish_span(self, scope: SpanScope, end: RequestEnd) -> None:
         """Put what is known at the end on the request's span."""
         attributes: dict[str, AttributeValue] = {**scope.request.model.attributes, **self._ranks, **end.attributes}
-        text = end.modality == "text"
-        for key, text_key, tokens in (
-            (semconv.INPUT_TOKENS, semconv.TEXT_INPUT_TOKENS, end.input_tokens),
-            (semconv.OUTPUT_TOKENS, semconv.TEXT_OUTPUT_TOKENS, end.output_tokens),
-        ):
-            if tokens is not None:
-                attributes[key] = tokens
-                if text and tokens:
-                    attributes[text_key] = tokens
+        attributes |= usage_attributes(end)
         if end.streaming and end.time_to_first_token is not None:
             attributes[semconv.TIME_TO_FIRST_CHUNK] = end.time_to_first_token
         if end.spans_dropped:
@@ -308,6 +300,21 @@ def _vllm_latency(start: RequestStart, end: RequestEnd) -> dict[str, AttributeVa
     }
     if end.time_to_first_token is not None:
         found[semconv.LATENCY_TTFT] = end.time_to_first_token
+    return found
+
+
+def usage_attributes(end: RequestEnd) -> dict[str, AttributeValue]:
+    """Tokens as a span has them: totals, and parts by modality, which agree with the usage counters."""
+    found: dict[str, AttributeValue] = {}
+    for total, key, parts, keys in (
+        (end.input_tokens, semconv.INPUT_TOKENS, end.input_by_modality, semconv.INPUT_BY_MODALITY),
+        (end.output_tokens, semconv.OUTPUT_TOKENS, end.output_by_modality, semconv.OUTPUT_BY_MODALITY),
+    ):
+        if total is not None:
+            found[key] = total
+            found |= {keys[modality]: tokens for modality, tokens in parts.items() if tokens and modality in keys}
+    if end.cached_split:
+        found[semconv.CACHE_READ_INPUT_TOKENS] = sum(end.cached_split.values())
     return found
 
 

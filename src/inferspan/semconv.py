@@ -74,6 +74,7 @@ CACHE_READ_INPUT_TOKENS = "gen_ai.usage.cache_read.input_tokens"
 EMBEDDINGS_DIMENSION = "gen_ai.embeddings.dimension.count"
 INPUT_MESSAGES = "gen_ai.input.messages"
 OUTPUT_MESSAGES = "gen_ai.output.messages"
+MESSAGES = (INPUT_MESSAGES, OUTPUT_MESSAGES)
 TOKEN_TYPE = "gen_ai.token.type"
 TOKEN_MODALITY = "gen_ai.token.modality"
 ERROR_TYPE = "error.type"
@@ -622,8 +623,8 @@ ATTRIBUTES = (
         "input tokens that were in the cache that was passed in, over the batch; if any; included in the input tokens",
     ),
     Attribute(EMBEDDINGS_DIMENSION, "int", _R, "hidden size, embedding calls"),
-    Attribute(INPUT_MESSAGES, "string", _R, f"JSON, {_CONTENT}"),
-    Attribute(OUTPUT_MESSAGES, "string", _R, f"JSON, {_CONTENT}"),
+    Attribute(INPUT_MESSAGES, "string", _R, f"JSON; lists and maps with `content_format` = structured; {_CONTENT}"),
+    Attribute(OUTPUT_MESSAGES, "string", _R, f"JSON; lists and maps with `content_format` = structured; {_CONTENT}"),
     Attribute(ERROR_TYPE, "string", f"{_R}, {_PSM}", "class of the exception"),
     Attribute(NESTED, "boolean", _R, "true on a generate() inside a generate(); left out of the usage metrics"),
     Attribute(BATCH_SIZE, "int", _R, "rows the caller passed"),

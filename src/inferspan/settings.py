@@ -88,6 +88,7 @@ class Settings:
     # content
     capture_content: str = _setting("NO_CONTENT", check.choice(*CAPTURE_MODES, upper=True), "prompts, outputs and token ids: NO_CONTENT, SPAN_ONLY, EVENT_ONLY, SPAN_AND_EVENT", env=CAPTURE_VARIABLE)
     emit_event: bool | None = _setting(None, check.boolean, "send the content event; default: only in the two EVENT modes", env=EVENT_VARIABLE)
+    content_format: str = _setting("json", check.choice("json", "structured"), "messages on spans as JSON texts, or as lists and maps; in the content event they are always lists and maps")
     max_content_chars: int = _setting(8192, check.integer(1, 30_000), "longest text of one captured message")
     # samplers
     nvml: bool = _setting(True, check.boolean, "read NVIDIA GPUs")

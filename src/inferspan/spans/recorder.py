@@ -69,6 +69,8 @@ class SpanScope(RequestSpan):
         self.third_party = third_party
         self.recording = bool(span.is_recording() and self.context.trace_flags.sampled)
         self.token: Any = None
+        self.given: Mapping[str, AttributeValue] = {}
+        """Attributes that the span began with."""
         self.marked = False
         self.outermost = parent is None or not parent.recording
         """Of those that are recorded; it decides about the detail of all inside it."""
@@ -200,6 +202,7 @@ class SpanRecorder:
                 set_status_on_exception=False,
             )
         scope = SpanScope(self, start, span, third_party, parent if isinstance(parent, SpanScope) else None)
+        scope.given = attributes
         scope.marked = attributes.get(semconv.KEEP) is True
         if scope.recording:
             with contain("request span"):
@@ -248,8 +251,8 @@ class SpanRecorder:
             given = {key: value for key, value in given.items() if not key.startswith("gen_ai.")}
         return {**attributes, **start.attributes, **given}
 
-    def finish_span(self, scope: SpanScope, end: RequestEnd) -> None:
-        """Put what is known at the end on the request's span."""
+    def _end_attributes(self, scope: SpanScope, end: RequestEnd) -> dict[str, AttributeValue]:
+        """What is known of a request at its end, without its messages."""
         attributes: dict[str, AttributeValue] = {**scope.request.model.attributes, **self._ranks, **end.attributes}
         attributes |= usage_attributes(end)
         if end.streaming and end.time_to_first_token is not None:
@@ -258,15 +261,18 @@ class SpanRecorder:
             attributes[semconv.SPANS_DROPPED] = end.spans_dropped
         if self.settings.compat_vllm_latency and scope.request.kind == "generate":
             attributes |= _vllm_latency(scope.request, end)
-        if self.settings.content_on_spans:
-            attributes |= content_attributes(end)
         if scope.third_party is not None:
             # A second span with gen_ai attributes would count as a second model call wherever traces are read.
             attributes = {key: value for key, value in attributes.items() if not key.startswith("gen_ai.")}
-        scope.span.set_attributes(exportable_attributes(attributes))
         if end.failure is not None:
             # Not every store of traces can be asked for a status, but each for the value of an attribute.
-            scope.span.set_attributes({semconv.ERROR_TYPE: end.failure.type, semconv.FAILED: True})
+            attributes |= {semconv.ERROR_TYPE: end.failure.type, semconv.FAILED: True}
+        return exportable_attributes(attributes)
+
+    def finish_span(self, scope: SpanScope, end: RequestEnd) -> None:
+        """Put what is known at the end on the request's span."""
+        scope.span.set_attributes(self._end_attributes(scope, end))
+        if end.failure is not None:
             scope.span.add_event(
                 semconv.EXCEPTION_EVENT,
                 {
@@ -277,6 +283,10 @@ class SpanRecorder:
                 timestamp=end.end_ns,
             )
             scope.span.set_status(Status(StatusCode.ERROR, end.failure.message or end.failure.type))
+        if self.settings.content_on_spans and scope.third_party is None and (end.input_messages or end.output_messages):
+            from .content import set_content
+
+            set_content(scope.span, end, maps=self.settings.content_format == "structured")
 
     def emit_content(self, scope: SpanScope, end: RequestEnd) -> None:
         """Send the event that carries messages, where the settings want it."""
@@ -286,7 +296,10 @@ class SpanRecorder:
             return
         from .content import content_event
 
-        content_event(self._logger(), scope.request, end, trace.set_span_in_context(scope.span))
+        # The program may have put attributes of its own on the span while the request ran.
+        present = getattr(scope.span, "attributes", None)
+        attributes = {**scope.given, **self._end_attributes(scope, end), **(present if isinstance(present, Mapping) else {})}
+        content_event(self._logger(), attributes, end, trace.set_span_in_context(scope.span))
 
 
 def _vllm_latency(start: RequestStart, end: RequestEnd) -> dict[str, AttributeValue]:
@@ -315,16 +328,4 @@ def usage_attributes(end: RequestEnd) -> dict[str, AttributeValue]:
             found |= {keys[modality]: tokens for modality, tokens in parts.items() if tokens and modality in keys}
     if end.cached_split:
         found[semconv.CACHE_READ_INPUT_TOKENS] = sum(end.cached_split.values())
-    return found
-
-
-def content_attributes(end: RequestEnd) -> dict[str, AttributeValue]:
-    """Captured messages as the JSON strings that stand on spans."""
-    from .content import to_json
-
-    found: dict[str, AttributeValue] = {}
-    if end.input_messages:
-        found[semconv.INPUT_MESSAGES] = to_json(end.input_messages)
-    if end.output_messages:
-        found[semconv.OUTPUT_MESSAGES] = to_json(end.output_messages)
     return found

@@ -54,6 +54,10 @@ An attribute is set only if its value is known. Attributes marked *only with con
 `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT` or an argument enables it.
 """
 
+EVENTS_NOTE = """\
+Log records belong to the trace and the span of their request.
+"""
+
 RENAMED_NOTE = """\
 These names changed before the first release. inferspan no longer sends the old ones. If you use dashboards, alerts or queries of an earlier
 state, replace the names there.
@@ -79,6 +83,11 @@ def _telemetry() -> str:
     lines += _table(
         ("attribute", "type", "on", "meaning"),
         ((_code(attribute.key), attribute.type, attribute.on, attribute.brief) for attribute in semconv.ATTRIBUTES),
+    )
+    lines += ["## Events", "", EVENTS_NOTE]
+    lines += _table(
+        ("event", "severity", "sent as", "for", "attributes"),
+        ((_code(event.name), event.severity, event.carrier, event.when, event.attributes) for event in semconv.EVENTS),
     )
     lines += ["## Metrics", "", METRIC_NOTE, ""]
     rest = list(semconv.METRICS.values())

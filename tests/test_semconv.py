@@ -63,3 +63,10 @@ def test_no_attribute_identifies_a_machine() -> None:
     """The serial number of a card is recommended by the conventions and not set: it identifies a machine, and ``hw.id`` joins already."""
     assert "hw.serial_number" not in NAMES
     assert "hw.id" in NAMES
+
+
+@pytest.mark.parametrize("event", semconv.EVENTS, ids=lambda row: row.name)
+def test_the_page_lists_every_event(event: semconv.Event) -> None:
+    """The page about telemetry has a row for each event."""
+    _, _, section = PAGE.partition("## Events")
+    assert f"| `{event.name}` |" in section.partition("## ")[0]

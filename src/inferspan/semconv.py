@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["ATTRIBUTES", "METRICS", "RENAMED", "SPANS", "Attribute", "Metric", "Renamed", "SpanKindOf"]
+__all__ = ["ATTRIBUTES", "EVENTS", "METRICS", "RENAMED", "SPANS", "Attribute", "Event", "Metric", "Renamed", "SpanKindOf"]
 
 SCOPE = "inferspan"
 """Name of our instrumentation scope."""
@@ -83,6 +83,7 @@ EXCEPTION_TYPE = "exception.type"
 EXCEPTION_MESSAGE = "exception.message"
 EXCEPTION_STACKTRACE = "exception.stacktrace"
 CONTENT_EVENT = "gen_ai.client.inference.operation.details"
+INFERENCE_EXCEPTION_EVENT = "gen_ai.client.inference.exception"
 USER_ID = "user.id"
 
 # request span, ours
@@ -273,6 +274,16 @@ class Metric(NamedTuple):
     attributes: tuple[str, ...] = ()
     buckets: tuple[float, ...] | None = None
     when: str = ""
+
+
+class Event(NamedTuple):
+    """One row of the event table: name, severity, what carries it, when it is sent and what it says."""
+
+    name: str
+    severity: str
+    carrier: str
+    when: str
+    attributes: str
 
 
 class Renamed(NamedTuple):
@@ -762,6 +773,31 @@ ATTRIBUTES = (
     Attribute(CUDNN_VERSION, "string", "resource", "cuDNN version"),
     Attribute(HOST_NAME, "string", "resource", "host name"),
 )
+
+EVENTS = (
+    Event(
+        CONTENT_EVENT,
+        "DEBUG (5)",
+        "log record",
+        "a request with captured messages, in the two EVENT modes of content capture",
+        "every `gen_ai.*` attribute and `error.type` of the request's span; messages as lists and maps",
+    ),
+    Event(
+        INFERENCE_EXCEPTION_EVENT,
+        "WARN (13)",
+        "log record",
+        "a failed generate(), if a logger provider is set",
+        f"`{EXCEPTION_TYPE}`, `{EXCEPTION_MESSAGE}`, `{EXCEPTION_STACKTRACE}`",
+    ),
+    Event(
+        EXCEPTION_EVENT,
+        "",
+        "event on the request's span",
+        "a failed request; not with `exception_signal` = logs where the log record above was sent",
+        "the same",
+    ),
+)
+"""Every event, as a log record or on a span."""
 
 _PREFIX = "stores that nest names reject a name that is also a prefix"
 _STATE = "Prometheus only: a state of 0 or 1 is an UpDownCounter"

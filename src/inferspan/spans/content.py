@@ -1,7 +1,7 @@
 """Log events of a request, and captured messages as span attributes: what the GenAI conventions have beside the span itself.
 
-In: how a request ended. Out: the event with its messages and parameters, or the attributes that hold its messages. What is captured is
-decided and bounded in ``messages``; nothing here is reached without a setting.
+In: how a request ended. Out: the event with its messages and parameters, the event of its exception, or the attributes that hold its
+messages. What is captured is decided and bounded in ``messages``; nothing of it is reached without a setting.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from opentelemetry._logs import LogRecord, SeverityNumber
+from opentelemetry._logs import LogRecord, NoOpLogger, SeverityNumber
 
 from inferspan import semconv
 from inferspan.messages import structured, to_json
-from inferspan.records import AttributeValue, RequestEnd
+from inferspan.records import AttributeValue, Failure, RequestEnd
 
-__all__ = ["content_event", "inference_group", "set_content"]
+__all__ = ["content_event", "exception_attributes", "exception_event", "inference_group", "set_content"]
 
 _GROUP = (semconv.ERROR_TYPE, "server.address", "server.port")
 """What the group of attributes of an inference has without the prefix of GenAI."""
@@ -74,3 +74,46 @@ def content_event(logger: Any, attributes: Mapping[str, AttributeValue], end: Re
             attributes={**inference_group(attributes), **_messages(end, structured)},
         )
     )
+
+
+def exception_attributes(failure: Failure) -> dict[str, str]:
+    """An exception as attributes of an event, on a span or as a log record."""
+    return {
+        semconv.EXCEPTION_TYPE: failure.type,
+        semconv.EXCEPTION_MESSAGE: failure.message,
+        semconv.EXCEPTION_STACKTRACE: failure.stacktrace,
+    }
+
+
+def _wants(logger: Any, context: Any) -> bool:
+    """Whether somebody takes what a logger is given: a provider has been set, and it is not switched off."""
+    enabled = getattr(logger, "enabled", None)
+    if enabled is None:  # before version 1.41 of the API
+        return not isinstance(logger, NoOpLogger)
+    return bool(enabled(context=context, severity_number=SeverityNumber.WARN, event_name=semconv.INFERENCE_EXCEPTION_EVENT))
+
+
+def exception_event(logger: Any, failure: Failure, time_ns: int, context: Any) -> bool:
+    """Emit ``gen_ai.client.inference.exception`` for a failed request.
+
+    Args:
+        logger: an OpenTelemetry logger.
+        failure: the exception.
+        time_ns: when the request ended.
+        context: context that holds the request's span.
+
+    Returns:
+        Whether it was sent; not where no logger provider is set.
+    """
+    if not _wants(logger, context):
+        return False
+    logger.emit(
+        LogRecord(
+            timestamp=time_ns,
+            context=context,
+            severity_number=SeverityNumber.WARN,
+            event_name=semconv.INFERENCE_EXCEPTION_EVENT,
+            attributes=exception_attributes(failure),
+        )
+    )
+    return True

@@ -26,6 +26,7 @@ from inferspan.ranks import ranks
 from inferspan.records import Attributes, AttributeValue, ModuleBatch, RequestEnd, RequestScope, RequestStart
 from inferspan.settings import Settings
 
+from .content import content_event, exception_attributes, exception_event, set_content
 from .flight_recorder import FlightRecorder, HeldDetail, Record, weight_of
 from .genai_interop import ThirdPartyCall, announce
 from .writer import Detail, RequestSpan, SpanWriter, inside_a_provider, our_call
@@ -110,9 +111,12 @@ class SpanScope(RequestSpan):
         if self.held is not None:
             with contain("flight recorder"):
                 end = self._decide(self.held, end)
+        logged = False
+        with contain("exception event"), our_call():
+            logged = self.recorder.emit_exception(self, end)
         with contain("request span"):
             if self.span.is_recording():
-                self.recorder.finish_span(self, end)
+                self.recorder.finish_span(self, end, exception=not logged or self.recorder.settings.exception_signal != "logs")
         with contain("request span"), our_call():
             self.span.end(end_time=end.end_ns)
         with contain("content event"), our_call():
@@ -158,7 +162,7 @@ class SpanRecorder:
         tracer: returns the tracer; asked at every request, because a host may set its provider late.
         metrics: where durations and counts go.
         writer: hand-over of detail.
-        logger: returns the logger of the content event.
+        logger: returns the logger of the events.
     """
 
     def __init__(
@@ -269,24 +273,21 @@ class SpanRecorder:
             attributes |= {semconv.ERROR_TYPE: end.failure.type, semconv.FAILED: True}
         return exportable_attributes(attributes)
 
-    def finish_span(self, scope: SpanScope, end: RequestEnd) -> None:
-        """Put what is known at the end on the request's span."""
+    def finish_span(self, scope: SpanScope, end: RequestEnd, *, exception: bool = True) -> None:
+        """Put what is known at the end on the request's span; its exception as an event, unless that was sent otherwise."""
         scope.span.set_attributes(self._end_attributes(scope, end))
         if end.failure is not None:
-            scope.span.add_event(
-                semconv.EXCEPTION_EVENT,
-                {
-                    semconv.EXCEPTION_TYPE: end.failure.type,
-                    semconv.EXCEPTION_MESSAGE: end.failure.message,
-                    semconv.EXCEPTION_STACKTRACE: end.failure.stacktrace,
-                },
-                timestamp=end.end_ns,
-            )
+            if exception:
+                scope.span.add_event(semconv.EXCEPTION_EVENT, exception_attributes(end.failure), timestamp=end.end_ns)
             scope.span.set_status(Status(StatusCode.ERROR, end.failure.message or end.failure.type))
         if self.settings.content_on_spans and scope.third_party is None and (end.input_messages or end.output_messages):
-            from .content import set_content
-
             set_content(scope.span, end, maps=self.settings.content_format == "structured")
+
+    def emit_exception(self, scope: SpanScope, end: RequestEnd) -> bool:
+        """Send the exception of a failed ``generate()`` as a log event; false if there is none, or nobody takes it."""
+        if end.failure is None or self._logger is None or scope.request.kind != "generate" or scope.third_party is not None:
+            return False
+        return exception_event(self._logger(), end.failure, end.end_ns, trace.set_span_in_context(scope.span))
 
     def emit_content(self, scope: SpanScope, end: RequestEnd) -> None:
         """Send the event that carries messages, where the settings want it."""
@@ -294,8 +295,6 @@ class SpanRecorder:
             return
         if scope.third_party is not None:
             return
-        from .content import content_event
-
         # The program may have put attributes of its own on the span while the request ran.
         present = getattr(scope.span, "attributes", None)
         attributes = {**scope.given, **self._end_attributes(scope, end), **(present if isinstance(present, Mapping) else {})}

@@ -58,6 +58,19 @@ EVENTS_NOTE = """\
 Log records belong to the trace and the span of their request.
 """
 
+NAMING = """\
+## Old and new names of the GenAI conventions
+
+The conventions for GenAI renamed the client metrics in their version 0.1.0. The setting [`semconv`](settings.md) chooses the names:
+
+- `dup`, the default: both old and new names, because dashboards in the field read the old ones. It stays the default until the GenAI
+  conventions are stable.
+- `latest`: only the new names. It becomes the default in the first minor release after the conventions are stable.
+- `legacy`: only the old names. It stays selectable until the next major release after that.
+
+`OTEL_SEMCONV_STABILITY_OPT_IN=gen_ai_latest_experimental` selects `latest`.
+"""
+
 RENAMED_NOTE = """\
 These names changed before the first release. inferspan no longer sends the old ones. If you use dashboards, alerts or queries of an earlier
 state, replace the names there.
@@ -95,6 +108,7 @@ def _telemetry() -> str:
         lines += [f"### {title}", "", *_metric_group([metric for metric in rest if chosen(metric.name)])]
         rest = [metric for metric in rest if not chosen(metric.name)]
     lines += _buckets()
+    lines += [NAMING]
     lines += ["## Names that changed", "", RENAMED_NOTE]
     lines += _table(("old", "new", "reason"), ((_code(row.old), _code(row.new), row.reason) for row in semconv.RENAMED))
     return "\n".join(lines).rstrip() + "\n"

@@ -9,6 +9,7 @@ import pytest
 from docs import generate
 from grafana.generator.catalogue import prometheus_name
 from inferspan import semconv
+from inferspan.settings import Settings
 
 NAMES = sorted({attribute.key for attribute in semconv.ATTRIBUTES} | {key for metric in semconv.METRICS.values() for key in (metric.name, *metric.attributes)})
 """Every attribute and metric."""
@@ -70,3 +71,25 @@ def test_the_page_lists_every_event(event: semconv.Event) -> None:
     """The page about telemetry has a row for each event."""
     _, _, section = PAGE.partition("## Events")
     assert f"| `{event.name}` |" in section.partition("## ")[0]
+
+
+def test_the_default_sends_old_and_new_names() -> None:
+    """Dashboards in the field read the old names, so both are sent until somebody chooses."""
+    assert Settings().semconv == "dup"
+
+
+@pytest.mark.parametrize("fact", [
+    "It stays the default until the GenAI\nconventions are stable",
+    "It becomes the default in the first minor release after the conventions are stable",
+    "It stays selectable until the next major release after that",
+])  # fmt: skip
+def test_the_page_says_how_long_old_names_stay(fact: str) -> None:
+    """Whoever builds on the names can read which are sent by default, and until when."""
+    _, _, section = PAGE.partition("## Old and new names of the GenAI conventions")
+    assert " ".join(fact.split()) in " ".join(section.split())
+
+
+def test_no_response_id_is_invented() -> None:
+    """The id of a response stands in the table as what the caller says, nothing else sets it."""
+    (row,) = [attribute for attribute in semconv.ATTRIBUTES if attribute.key == "gen_ai.response.id"]
+    assert "inferspan.context(response_id=...)" in row.brief

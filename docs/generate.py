@@ -44,12 +44,36 @@ def _number(value: float) -> str:
 TELEMETRY_INTRODUCTION = f"""\
 This page lists everything that inferspan emits. Names under `gen_ai`, `hw`, `system`, `process` and `cpython` come from the OpenTelemetry
 semantic conventions; names under `inferspan` are its own. The instrumentation scope is `{semconv.SCOPE}`. A reading that failed or is
-not supported is absent, never zero.
+not supported is absent, never zero. Metrics of devices, process and host name the schema `{semconv.CORE_SCHEMA_URL}`. Spans,
+events and metrics of requests name none, because the GenAI conventions are published apart from it. `hw.serial_number` is never set: it
+identifies a machine, and `hw.id` joins as well.
 """
 
 ATTRIBUTE_NOTE = """\
 An attribute is set only if its value is known. Attributes marked *only with content capture* leave the process only if
 `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT` or an argument enables it.
+"""
+
+EVENTS_NOTE = """\
+Log records belong to the trace and the span of their request.
+"""
+
+NAMING = """\
+## Old and new names of the GenAI conventions
+
+The conventions for GenAI renamed the client metrics in their version 0.1.0. The setting [`semconv`](settings.md) chooses the names:
+
+- `dup`, the default: both old and new names, because dashboards in the field read the old ones. It stays the default until the GenAI
+  conventions are stable.
+- `latest`: only the new names. It becomes the default in the first minor release after the conventions are stable.
+- `legacy`: only the old names. It stays selectable until the next major release after that.
+
+`OTEL_SEMCONV_STABILITY_OPT_IN=gen_ai_latest_experimental` selects `latest`.
+"""
+
+RENAMED_NOTE = """\
+These names changed before the first release. inferspan no longer sends the old ones. If you use dashboards, alerts or queries of an earlier
+state, replace the names there.
 """
 
 METRIC_GROUPS: tuple[tuple[str, Callable[[str], bool]], ...] = (
@@ -73,12 +97,20 @@ def _telemetry() -> str:
         ("attribute", "type", "on", "meaning"),
         ((_code(attribute.key), attribute.type, attribute.on, attribute.brief) for attribute in semconv.ATTRIBUTES),
     )
+    lines += ["## Events", "", EVENTS_NOTE]
+    lines += _table(
+        ("event", "severity", "sent as", "for", "attributes"),
+        ((_code(event.name), event.severity, event.carrier, event.when, event.attributes) for event in semconv.EVENTS),
+    )
     lines += ["## Metrics", "", METRIC_NOTE, ""]
     rest = list(semconv.METRICS.values())
     for title, chosen in METRIC_GROUPS:
         lines += [f"### {title}", "", *_metric_group([metric for metric in rest if chosen(metric.name)])]
         rest = [metric for metric in rest if not chosen(metric.name)]
     lines += _buckets()
+    lines += [NAMING]
+    lines += ["## Names that changed", "", RENAMED_NOTE]
+    lines += _table(("old", "new", "reason"), ((_code(row.old), _code(row.new), row.reason) for row in semconv.RENAMED))
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from inferspan.messages import LIMIT, chat_messages, input_messages, output_messages, to_json
+from inferspan.messages import LIMIT, chat_messages, input_messages, output_messages, structured, to_json
 from inferspan.records import Message
+from tests.integration.telemetry_made import any_value
 
 
 class Letters:
@@ -135,3 +136,30 @@ def test_json_at_the_limit_is_whole() -> None:
     size = len(to_json(messages))
     assert to_json(messages, limit=size) == to_json(messages)
     assert "def" not in to_json(messages, limit=size - 1)
+
+
+@pytest.mark.parametrize("character", ["a", '"', "ü", "日", "🙂", "\n"])
+@pytest.mark.parametrize(("count", "length"), [(2, 8192), (5, 8192), (40, 1000), (3000, 10), (1, 40_000), (2, 40_000), (1, 3)])
+def test_lists_and_maps_never_exceed_the_limit_once_encoded(character: str, count: int, length: int) -> None:
+    """The limit counts the bytes of the value in OTLP, which differ from those of JSON; what is left out is said as there."""
+    messages = [Message("user", character * length) for _ in range(count)]
+    got = structured(messages)
+    assert any_value(got).ByteSize() <= LIMIT
+    if len(got) < count:
+        assert text_of(got[-1])[-1] == f"[{count - len(got)} more messages left out]"
+    first = text_of(got[0])[0]
+    assert first == character * length or (len(got) == 1 and first.startswith(character) and first.endswith(" characters]"))
+
+
+def test_lists_and_maps_at_the_limit_are_whole() -> None:
+    """A value of exactly the limit is not cut, one byte less cuts it."""
+    messages = [Message("user", "abc" * 100), Message("assistant", "def", "stop")]
+    size = any_value(structured(messages)).ByteSize()
+    assert structured(messages, limit=size) == json.loads(to_json(messages))
+    assert len(structured(messages, limit=size - 1)) == 1
+
+
+def test_no_messages_are_an_empty_list() -> None:
+    """Nothing to say is an empty list in both forms."""
+    assert structured([]) == []
+    assert to_json([]) == "[]"

@@ -82,7 +82,7 @@ text_completion
   | gen_ai.usage.text.output_tokens = 2
   | inferspan.batch.size = 1
   | inferspan.decode.steps = 1
-  | inferspan.device = cpu
+  | inferspan.device.id = cpu
   | inferspan.device.type = cpu
   | inferspan.kv_cache.bytes = 896
   | inferspan.memory.end = <By>
@@ -112,7 +112,7 @@ text_completion
     prefill
       | inferspan.phase = prefill
         prefill_step
-          | inferspan.device = cpu
+          | inferspan.device.id = cpu
           | inferspan.input.dtypes = [int64]
           | inferspan.input.shapes = [1x6]
           | inferspan.logits.chosen_logprob = <number>
@@ -165,7 +165,7 @@ text_completion
     decode
       | inferspan.phase = decode
         decode_step
-          | inferspan.device = cpu
+          | inferspan.device.id = cpu
           | inferspan.input.dtypes = [int64]
           | inferspan.input.shapes = [1x1]
           | inferspan.logits.chosen_logprob = <number>
@@ -229,7 +229,7 @@ def test_generate(telemetry: Telemetry) -> None:
 FORWARD = """\
 forward Sequential
   | inferspan.batch.size = 2
-  | inferspan.device = cpu
+  | inferspan.device.id = cpu
   | inferspan.device.type = cpu
   | inferspan.input.dtypes = [float32]
   | inferspan.input.shapes = [2x8]
@@ -281,7 +281,7 @@ FAILED = """\
 forward Sequential [ERROR]
   | error.type = ValueError
   | inferspan.batch.size = 2
-  | inferspan.device = cpu
+  | inferspan.device.id = cpu
   | inferspan.device.type = cpu
   | inferspan.failed = True
   | inferspan.input.dtypes = [float32]

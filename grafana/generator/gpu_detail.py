@@ -12,12 +12,12 @@ from .panels import Query, Says, mapping, trend
 __all__ = ["rows"]
 
 NO_CUDA = "no program here has initialised CUDA"
-PROCESS = ["host_name", "service_name", "instance", "inferspan_device"]
+PROCESS = ["host_name", "service_name", "instance", "inferspan_device_id"]
 
 
 def _each(key: str, name: str) -> Query:
     """A reading that a process has of its own use of a card."""
-    return Query(f"sum by (inferspan_device, instance) ({Q.series(key)})", f"{{{{inferspan_device}}}} {{{{instance}}}} {name}")
+    return Query(f"sum by (inferspan_device_id, instance) ({Q.series(key)})", f"{{{{inferspan_device_id}}}} {{{{instance}}}} {name}")
 
 
 USAGE = Says(
@@ -46,7 +46,7 @@ WASTE = Says(
 )
 PEAK = Says(
     "Highest allocated and reserved memory since the process started.",
-    "`inferspan.torch.memory.allocated.peak`, `reserved.peak`; never reset by us.",
+    "`inferspan.torch.memory.peak.allocated`, `peak.reserved`; never reset by us.",
     "Near the size of the card: the next larger request fails.",
     empty=NO_CUDA,
 )
@@ -59,7 +59,7 @@ TROUBLE = Says(
 
 
 def _memory() -> Row:
-    by = ["hw_id", "inferspan_device"]
+    by = ["hw_id", "inferspan_device_id"]
     kinds = ((semconv.M_TORCH_REQUESTED, "asked for"), (semconv.M_TORCH_ALLOCATED, "allocated"), (semconv.M_TORCH_ACTIVE, "active"))
     parts = [*kinds, (semconv.M_TORCH_RESERVED, "reserved")]
     # A scrape may catch the collector between the two metrics, and then more seems allocated than reserved.
@@ -82,13 +82,13 @@ def _memory() -> Row:
         ),
         trend(
             "Memory of torch",
-            *(Query(Q.total(key, by=by), f"{{{{inferspan_device}}}} {name}") for key, name in parts),
+            *(Query(Q.total(key, by=by), f"{{{{inferspan_device_id}}}} {name}") for key, name in parts),
             unit="bytes",
             says=TORCH,
         ),
         trend(
             "Unused part of what torch reserved",
-            Query(unused, "{{inferspan_device}} {{instance}}"),
+            Query(unused, "{{inferspan_device_id}} {{instance}}"),
             unit="percentunit",
             says=WASTE,
             maximum=1,
@@ -102,8 +102,8 @@ def _memory() -> Row:
         ),
         trend(
             "Retries and failures of the allocator",
-            Query(Q.rate(semconv.M_TORCH_RETRIES, by=["inferspan_device"]), "{{inferspan_device}} retries"),
-            Query(Q.rate(semconv.M_TORCH_OOMS, by=["inferspan_device"]), "{{inferspan_device}} out of memory"),
+            Query(Q.rate(semconv.M_TORCH_RETRIES, by=["inferspan_device_id"]), "{{inferspan_device_id}} retries"),
+            Query(Q.rate(semconv.M_TORCH_OOMS, by=["inferspan_device_id"]), "{{inferspan_device_id}} out of memory"),
             unit="ops",
             maximum=1,
             says=TROUBLE,

@@ -50,13 +50,14 @@ MODES = BUSY._replace(
     do="`steal` or `iowait`: a busy neighbour or a slow disk.",
 )
 MEMORY = Says(
-    "Share of the memory in use: of the container's limit where there is one, else of the host.",
+    "Share of the memory of the host in use, by all programs.",
     "`system.memory.utilization` of the state used; from the agent where no program of ours samples the host.",
-    "Near 100 %: the kernel will kill the program. Weights that are loaded on the host first need their size twice.",
+    "Near 100 %: the kernel will kill a program. A container may have less: see *Memory of the container*. Weights that are loaded on the "
+    "host first need their size twice.",
     empty=NO_HOST,
 )
 STATES = MEMORY._replace(
-    what="Memory of the host by state, and what we may use of it.",
+    what="Memory of the host by state, and all of it (dashed).",
     how="`system.memory.usage`, `system.memory.limit`.",
     do="`cached` can be taken back at any time.",
 )
@@ -168,6 +169,17 @@ DISK = Says(
     "Reads after the start: weights that are mapped, not loaded.",
     empty="no rights to read it, or no samplers",
 )
+OPERATIONS = DISK._replace(
+    what="Reads and writes of the process each second.",
+    how="rate of `process.disk.operations`.",
+    do="Many for few bytes: small files or pages, read one by one.",
+)
+CONTAINER = Says(
+    "Memory of the container or service that each process runs in, and its limit (dashed).",
+    "`inferspan.cgroup.memory.usage`, without what the kernel can drop at once; `inferspan.cgroup.memory.limit`.",
+    "Near the limit: the kernel will kill the process, however much the host has left.",
+    empty="no memory limit on the processes here",
+)
 COLLECTOR = Says(
     "Python's garbage collector: collections each second by generation, objects it found and objects it could not free.",
     "rates of `cpython.gc.*`.",
@@ -209,7 +221,12 @@ def _process_panels(q: Queries) -> list[Sized]:
         trend("Memory of the process", now(semconv.M_PROCESS_MEMORY), unit="bytes", says=PROCESS_PANELS_MEMORY, width=6, links=[REQUESTS]),
         trend("Virtual memory", now(semconv.M_PROCESS_VIRTUAL), unit="bytes", says=PROCESS_PANELS_MEMORY, width=6),
         trend(
-            "Threads and files", now(semconv.M_PROCESS_THREADS, "threads"), now(semconv.M_PROCESS_FDS, "files"), unit="short", says=COUNTS
+            "Threads and files",
+            now(semconv.M_PROCESS_THREADS, "threads"),
+            now(semconv.M_PROCESS_FDS, "files"),
+            unit="short",
+            says=COUNTS,
+            width=6,
         ),
         trend(
             "Switches and faults",
@@ -217,10 +234,20 @@ def _process_panels(q: Queries) -> list[Sized]:
             rate(semconv.M_PROCESS_FAULTS, "system_paging_fault_type"),
             unit="ops",
             says=WAITS,
+            width=6,
         ),
-        trend("Disk of the process", rate(semconv.M_PROCESS_IO, "disk_io_direction"), unit="Bps", says=DISK),
-        trend("Garbage collector", *collections, unit="ops", says=COLLECTOR, width=12),
-        trend("Uptime", now(semconv.M_PROCESS_UPTIME), unit="s", says=UPTIME, width=12),
+        trend("Disk of the process", rate(semconv.M_PROCESS_IO, "disk_io_direction"), unit="Bps", says=DISK, width=6),
+        trend("Disk operations", rate(semconv.M_PROCESS_OPERATIONS, "disk_io_direction"), unit="ops", says=OPERATIONS, width=6),
+        trend(
+            "Memory of the container",
+            now(semconv.M_CGROUP_MEMORY_USAGE),
+            now(semconv.M_CGROUP_MEMORY_LIMIT, "limit"),
+            unit="bytes",
+            says=CONTAINER,
+            dashed="/ limit$/",
+        ),
+        trend("Garbage collector", *collections, unit="ops", says=COLLECTOR),
+        trend("Uptime", now(semconv.M_PROCESS_UPTIME), unit="s", says=UPTIME),
     ]
 
 

@@ -150,6 +150,13 @@ def _batches() -> Row:
         "Grows with batch and length, and takes memory of the GPU: compare with *GPU and host*.",
         empty="no request with a cache in this time range",
     )
+    reused = Says(
+        "Share of the prompt tokens that were in a cache which the program passed in, by model.",
+        "rate of `gen_ai.client.inference.usage.cache_read.input_tokens` / rate of `gen_ai.client.inference.usage.input_tokens`.",
+        "Low in a conversation: the program computes earlier turns again; pass their cache to generate().",
+        empty="no request with a reused cache in this time range",
+    )
+    read, given = (Q.rate(key, by=["gen_ai_request_model"]) for key in (semconv.M_USAGE_CACHE_READ, semconv.M_USAGE_INPUT))
     size = f"max by (gen_ai_request_model) ({Q.series(semconv.M_KV_CACHE)})"
     label = "{{gen_ai_request_model}}"
     panels = [
@@ -159,9 +166,24 @@ def _batches() -> Row:
             unit="short",
             says=active,
             stacked=True,
+            width=6,
         ),
-        trend("Batch size, mean", Query(Q.mean(semconv.M_BATCH_SIZE, by=["gen_ai_request_model"]), label), unit="short", says=batch),
-        trend("KV cache of the latest request", Query(size, label), unit="bytes", says=cache, links=[to_dashboard(GPU)]),
+        trend(
+            "Batch size, mean",
+            Query(Q.mean(semconv.M_BATCH_SIZE, by=["gen_ai_request_model"]), label),
+            unit="short",
+            says=batch,
+            width=6,
+        ),
+        trend("KV cache of the latest request", Query(size, label), unit="bytes", says=cache, width=6, links=[to_dashboard(GPU)]),
+        trend(
+            "Prompt tokens from a cache",
+            Query(f"{read} / ({given} > 0)", label),
+            unit="percentunit",
+            says=reused,
+            width=6,
+            maximum=1,
+        ),
     ]
     return Row("Batches and cache", panels, closed=True)
 

@@ -1,4 +1,4 @@
-"""The caller's ids: what ``inferspan.context(...)`` puts on the requests inside it.
+"""What the caller knows: what ``inferspan.context(...)`` puts on the requests inside it.
 
 Values travel in a context variable, so they follow ``await`` and ``copy_context().run`` as trace context does. They become
 attributes of request spans only, never of metrics: ids have no bound.
@@ -27,22 +27,61 @@ def _checked(name: str, value: object) -> AttributeValue | None:
     return plain
 
 
+def _typed(name: str, value: object, kind: type) -> None:
+    """Raise if a named argument is not of the type that the conventions give its attribute."""
+    if value is not None and not isinstance(value, kind):
+        wanted = {str: "text", bool: "True or False"}[kind]
+        raise TypeError(f"inferspan.context({name}=...) takes {wanted}, not {type(value).__name__}")
+
+
 @contextmanager
-def context(*, conversation_id: str | None = None, user_id: str | None = None, **attributes: AttributeValue | None) -> Iterator[None]:
-    """Put ids of the caller's on every request span that starts inside the block.
+def context(
+    *,
+    conversation_id: str | None = None,
+    user_id: str | None = None,
+    output_type: str | None = None,
+    prompt_name: str | None = None,
+    prompt_version: str | None = None,
+    reasoning_level: str | None = None,
+    conversation_compacted: bool | None = None,
+    response_id: str | None = None,
+    **attributes: AttributeValue | None,
+) -> Iterator[None]:
+    """Put what the caller knows on every request span that starts inside the block.
 
     Args:
         conversation_id: becomes ``gen_ai.conversation.id``.
         user_id: becomes ``user.id``.
+        output_type: kind of output that was asked for, ``text``, ``json``, ``image`` or ``speech``; becomes ``gen_ai.output.type``.
+        prompt_name: name of the prompt or template; becomes ``gen_ai.prompt.name``.
+        prompt_version: its version; becomes ``gen_ai.prompt.version``.
+        reasoning_level: how much reasoning was asked for, ``low`` for instance; becomes ``gen_ai.request.reasoning.level``.
+        conversation_compacted: whether earlier turns were summarised; becomes ``gen_ai.conversation.compacted``.
+        response_id: id of the one answer inside the block; becomes ``gen_ai.response.id``, which is never invented.
         **attributes: further attributes, by their exact name (``**{"app.tenant": "blue"}`` for names with dots). Inner blocks
             add to and override outer ones; ``None`` takes an outer value away, and so does a number that cannot be sent (NaN, infinite,
             beyond 64 bits).
 
     Raises:
-        TypeError: a value is no text, number, boolean or list of one of them.
+        TypeError: a value is no text, number, boolean or list of one of them, or a named one is not of the type above.
     """
     merged = dict(_attributes.get())
-    named = {semconv.CONVERSATION_ID: conversation_id, semconv.USER_ID: user_id}
+    texts = {
+        "output_type": (semconv.OUTPUT_TYPE, output_type),
+        "prompt_name": (semconv.PROMPT_NAME, prompt_name),
+        "prompt_version": (semconv.PROMPT_VERSION, prompt_version),
+        "reasoning_level": (semconv.REASONING_LEVEL, reasoning_level),
+        "response_id": (semconv.RESPONSE_ID, response_id),
+    }
+    for name, (_, text) in texts.items():
+        _typed(name, text, str)
+    _typed("conversation_compacted", conversation_compacted, bool)
+    named: dict[str, AttributeValue | None] = {
+        semconv.CONVERSATION_ID: conversation_id,
+        semconv.USER_ID: user_id,
+        semconv.CONVERSATION_COMPACTED: conversation_compacted,
+        **dict(texts.values()),
+    }
     for name, value in {**{key: one for key, one in named.items() if one is not None}, **attributes}.items():
         checked = None if value is None else _checked(name, value)
         if checked is None:

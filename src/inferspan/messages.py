@@ -1,22 +1,23 @@
 """Captured content as chat messages: prompts and outputs decoded, bounded, and written in the conventions' JSON schema.
 
-In: a tokenizer and token ids, or role dicts of a chat. Out: ``Message`` records, or their JSON. Used only when content capture is
-on. Nothing here knows torch: ids are read through ``tolist``. A tokenizer may raise, which the caller contains; one that cannot
-decode gives no messages.
+In: a tokenizer and token ids, or role dicts of a chat. Out: ``Message`` records, their JSON, or lists and mappings. Used only when
+content capture is on. Nothing here knows torch: ids are read through ``tolist``. A tokenizer may raise, which the caller contains; one
+that cannot decode gives no messages.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol
 
 from .records import Message
 
-__all__ = ["LIMIT", "chat_messages", "input_messages", "output_messages", "to_json"]
+__all__ = ["LIMIT", "chat_messages", "input_messages", "output_messages", "structured", "to_json"]
 
 LIMIT = 32 * 1024
-"""Bytes of UTF-8 that one message attribute may have."""
+"""Bytes that the value of one message attribute may have, encoded."""
 
 
 class Ids(Protocol):
@@ -131,41 +132,75 @@ def _structure(message: Message, note: str | None = None) -> dict[str, Any]:
     return structure
 
 
-def _dump(structures: Sequence[Mapping[str, Any]]) -> str:
-    return json.dumps(structures, ensure_ascii=False, separators=(",", ":"))
-
-
 def _size(text: str) -> int:
     return len(text.encode("utf-8"))
 
 
+def _dump(structures: Any) -> str:
+    return json.dumps(structures, ensure_ascii=False, separators=(",", ":"))
+
+
+def _framed(size: int) -> int:
+    """Bytes of a field of ``size`` bytes with its tag and length."""
+    return 1 + (max(size, 1).bit_length() + 6) // 7 + size
+
+
+def _packed(value: Any) -> int:
+    """Bytes of an OTLP ``AnyValue``: a text, or lists and mappings of texts."""
+    if isinstance(value, str):
+        return _framed(_size(value))
+    if isinstance(value, Mapping):
+        return _framed(sum(_framed(_framed(_size(key)) + _framed(_packed(item))) for key, item in value.items()))
+    return _framed(sum(_framed(_packed(item)) for item in value))
+
+
+class _Encoding(NamedTuple):
+    """How large messages become: ``one`` is the size of a message in its list, ``all`` that of a list from the sum of those."""
+
+    one: Callable[[Mapping[str, Any]], int]
+    all: Callable[[int], int]
+
+
+# A message brings a comma, the first one two brackets instead.
+_JSON = _Encoding(lambda structure: _size(_dump(structure)) + 1, lambda size: size + 1)
+_OTLP = _Encoding(lambda structure: _framed(_packed(structure)), _framed)
+
+
 def to_json(messages: Sequence[Message], *, limit: int = LIMIT) -> str:
-    """Messages in the schema of ``gen_ai.input.messages`` and ``gen_ai.output.messages``.
+    """Messages in the schema of ``gen_ai.input.messages`` and ``gen_ai.output.messages``, as a JSON text.
 
     Whole messages are dropped from the end until the JSON has at most ``limit`` bytes of UTF-8; a text part at the end of the last
     one that is left says how many. A first message that is too large by itself is cut.
     """
-    whole = [_dump([_structure(message)]) for message in messages]
-    # Brackets of each are one byte more than the commas that join them.
-    sizes = [_size(text) - 1 for text in whole]
-    if sum(sizes) + 1 <= limit:
-        return "[" + ",".join(text[1:-1] for text in whole) + "]"
+    return _dump(_fit(messages, limit, _JSON))
+
+
+def structured(messages: Sequence[Message], *, limit: int = LIMIT) -> list[dict[str, Any]]:
+    """The same as lists and mappings of texts; ``limit`` counts the bytes of the attribute's value in OTLP."""
+    return _fit(messages, limit, _OTLP)
+
+
+def _fit(messages: Sequence[Message], limit: int, encoding: _Encoding) -> list[dict[str, Any]]:
+    whole = [_structure(message) for message in messages]
+    # Sizes of the first 0, 1, 2, ... messages.
+    sizes = list(accumulate(map(encoding.one, whole), initial=0))
+    if not messages or encoding.all(sizes[-1]) <= limit:
+        return whole
     for kept in range(len(messages) - 1, 0, -1):
-        note = f"[{len(messages) - kept} more messages left out]"
-        last = _dump([_structure(messages[kept - 1], note)])
-        if sum(sizes[: kept - 1]) + _size(last) <= limit:
-            return "[" + ",".join([*(text[1:-1] for text in whole[: kept - 1]), last[1:-1]]) + "]"
-    return _cut_to(messages[0], len(messages) - 1, limit)
+        last = _structure(messages[kept - 1], f"[{len(messages) - kept} more messages left out]")
+        if encoding.all(sizes[kept - 1] + encoding.one(last)) <= limit:
+            return [*whole[: kept - 1], last]
+    return [_cut_to(messages[0], len(messages) - 1, limit, encoding)]
 
 
-def _cut_to(message: Message, left_out: int, limit: int) -> str:
-    """One message with as much of its text as fits, found by halving: how many bytes a character takes in JSON differs."""
+def _cut_to(message: Message, left_out: int, limit: int, encoding: _Encoding) -> dict[str, Any]:
+    """One message with as much of its text as fits, found by halving: how many bytes a character takes differs."""
     note = f"[{left_out} more messages left out]" if left_out else None
-    fits, low, high = _dump([_structure(message._replace(text=""), note)]), 0, len(message.text)
+    fits, low, high = _structure(message._replace(text=""), note), 0, len(message.text)
     while low < high:
         middle = (low + high + 1) // 2
-        candidate = _dump([_structure(message._replace(text=_cut(message.text, middle)), note)])
-        if _size(candidate) <= limit:
+        candidate = _structure(message._replace(text=_cut(message.text, middle)), note)
+        if encoding.all(encoding.one(candidate)) <= limit:
             fits, low = candidate, middle
         else:
             high = middle - 1

@@ -189,8 +189,26 @@ class RequestEnd:
     overhead_ns: int = 0
     streaming: bool = False
     modality: str = "text"
+    """Of all input tokens, where they are not split."""
+    output_modality: str = "text"
+    input_split: Mapping[str, int] = field(default_factory=dict)
+    """Input tokens by modality, where that is known; they add up to ``input_tokens``."""
+    cached_split: Mapping[str, int] = field(default_factory=dict)
+    """Those that were in a cache already; empty if there were none."""
     input_messages: Sequence[Message] = ()
     output_messages: Sequence[Message] = ()
+
+    @property
+    def input_by_modality(self) -> Mapping[str, int]:
+        """Input tokens by modality; 0 of ``unknown`` modality where their number is not known."""
+        if self.input_tokens is None:
+            return {"unknown": 0}
+        return self.input_split or {self.modality: self.input_tokens}
+
+    @property
+    def output_by_modality(self) -> Mapping[str, int]:
+        """Output tokens by modality, as for the input."""
+        return {"unknown": 0} if self.output_tokens is None else {self.output_modality: self.output_tokens}
 
 
 class RequestScope(Protocol):

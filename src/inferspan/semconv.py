@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["ATTRIBUTES", "METRICS", "SPANS", "Attribute", "Metric", "SpanKindOf"]
+__all__ = ["ATTRIBUTES", "EVENTS", "METRICS", "RENAMED", "SPANS", "Attribute", "Event", "Metric", "Renamed", "SpanKindOf"]
 
 SCOPE = "inferspan"
 """Name of our instrumentation scope."""
@@ -52,15 +52,29 @@ REQUEST_SEED = "gen_ai.request.seed"
 REQUEST_CHOICE_COUNT = "gen_ai.request.choice.count"
 REQUEST_STREAM = "gen_ai.request.stream"
 CONVERSATION_ID = "gen_ai.conversation.id"
+CONVERSATION_COMPACTED = "gen_ai.conversation.compacted"
+OUTPUT_TYPE = "gen_ai.output.type"
+PROMPT_NAME = "gen_ai.prompt.name"
+PROMPT_VERSION = "gen_ai.prompt.version"
+REASONING_LEVEL = "gen_ai.request.reasoning.level"
+RESPONSE_ID = "gen_ai.response.id"
 FINISH_REASONS = "gen_ai.response.finish_reasons"
 TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
 INPUT_TOKENS = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 TEXT_INPUT_TOKENS = "gen_ai.usage.text.input_tokens"
 TEXT_OUTPUT_TOKENS = "gen_ai.usage.text.output_tokens"
+IMAGE_INPUT_TOKENS = "gen_ai.usage.image.input_tokens"
+IMAGE_OUTPUT_TOKENS = "gen_ai.usage.image.output_tokens"
+AUDIO_INPUT_TOKENS = "gen_ai.usage.audio.input_tokens"
+AUDIO_OUTPUT_TOKENS = "gen_ai.usage.audio.output_tokens"
+INPUT_BY_MODALITY = {"text": TEXT_INPUT_TOKENS, "image": IMAGE_INPUT_TOKENS, "audio": AUDIO_INPUT_TOKENS}
+OUTPUT_BY_MODALITY = {"text": TEXT_OUTPUT_TOKENS, "image": IMAGE_OUTPUT_TOKENS, "audio": AUDIO_OUTPUT_TOKENS}
+CACHE_READ_INPUT_TOKENS = "gen_ai.usage.cache_read.input_tokens"
 EMBEDDINGS_DIMENSION = "gen_ai.embeddings.dimension.count"
 INPUT_MESSAGES = "gen_ai.input.messages"
 OUTPUT_MESSAGES = "gen_ai.output.messages"
+MESSAGES = (INPUT_MESSAGES, OUTPUT_MESSAGES)
 TOKEN_TYPE = "gen_ai.token.type"
 TOKEN_MODALITY = "gen_ai.token.modality"
 ERROR_TYPE = "error.type"
@@ -69,6 +83,7 @@ EXCEPTION_TYPE = "exception.type"
 EXCEPTION_MESSAGE = "exception.message"
 EXCEPTION_STACKTRACE = "exception.stacktrace"
 CONTENT_EVENT = "gen_ai.client.inference.operation.details"
+INFERENCE_EXCEPTION_EVENT = "gen_ai.client.inference.exception"
 USER_ID = "user.id"
 
 # request span, ours
@@ -125,7 +140,7 @@ MODEL_ATTENTION = "inferspan.model.attention.implementation"
 MODEL_COMPILE_MODE = "inferspan.model.compile.mode"
 MODEL_CACHE = "inferspan.model.cache.implementation"
 MODEL_ADAPTERS = "inferspan.model.adapter.names"
-DEVICE = "inferspan.device"
+DEVICE = "inferspan.device.id"
 DEVICE_TYPE = "inferspan.device.type"
 
 # phase, step, module
@@ -261,6 +276,24 @@ class Metric(NamedTuple):
     when: str = ""
 
 
+class Event(NamedTuple):
+    """One row of the event table: name, severity, what carries it, when it is sent and what it says."""
+
+    name: str
+    severity: str
+    carrier: str
+    when: str
+    attributes: str
+
+
+class Renamed(NamedTuple):
+    """One row of the table of names that changed: what was sent before, what is sent now, and why."""
+
+    old: str
+    new: str
+    reason: str
+
+
 SPANS = (
     SpanKindOf("request", "{gen_ai.operation.name} {gen_ai.request.model}", "the caller's current span", "every generate()"),
     SpanKindOf("request", "forward {model}", "the caller's current span", "every plain call of the model"),
@@ -310,6 +343,7 @@ _CUDA = "CUDA initialised by the application"
 M_INFERENCE_DURATION = "gen_ai.client.inference.duration"
 M_USAGE_INPUT = "gen_ai.client.inference.usage.input_tokens"
 M_USAGE_OUTPUT = "gen_ai.client.inference.usage.output_tokens"
+M_USAGE_CACHE_READ = "gen_ai.client.inference.usage.cache_read.input_tokens"
 M_OPERATION_INPUT = "gen_ai.client.inference.operation.input_tokens"
 M_OPERATION_OUTPUT = "gen_ai.client.inference.operation.output_tokens"
 M_FIRST_CHUNK = "gen_ai.client.inference.time_to_first_chunk"
@@ -369,8 +403,8 @@ M_TORCH_ALLOCATED = "inferspan.torch.memory.allocated"
 M_TORCH_RESERVED = "inferspan.torch.memory.reserved"
 M_TORCH_ACTIVE = "inferspan.torch.memory.active"
 M_TORCH_REQUESTED = "inferspan.torch.memory.requested"
-M_TORCH_ALLOCATED_PEAK = "inferspan.torch.memory.allocated.peak"
-M_TORCH_RESERVED_PEAK = "inferspan.torch.memory.reserved.peak"
+M_TORCH_ALLOCATED_PEAK = "inferspan.torch.memory.peak.allocated"
+M_TORCH_RESERVED_PEAK = "inferspan.torch.memory.peak.reserved"
 M_TORCH_RETRIES = "inferspan.torch.memory.alloc_retries"
 M_TORCH_OOMS = "inferspan.torch.memory.ooms"
 # process and host
@@ -383,6 +417,7 @@ M_PROCESS_FDS = "process.unix.file_descriptor.count"
 M_PROCESS_SWITCHES = "process.context_switches"
 M_PROCESS_FAULTS = "process.paging.faults"
 M_PROCESS_IO = "process.disk.io"
+M_PROCESS_OPERATIONS = "process.disk.operations"
 M_PROCESS_UPTIME = "process.uptime"
 M_GC_COLLECTIONS = "cpython.gc.collections"
 M_GC_COLLECTED = "cpython.gc.collected_objects"
@@ -392,23 +427,43 @@ M_SYSTEM_CPU_TIME = "system.cpu.time"
 M_SYSTEM_MEMORY_USAGE = "system.memory.usage"
 M_SYSTEM_MEMORY_LIMIT = "system.memory.limit"
 M_SYSTEM_MEMORY_UTILIZATION = "system.memory.utilization"
+M_CGROUP_MEMORY_LIMIT = "inferspan.cgroup.memory.limit"
+M_CGROUP_MEMORY_USAGE = "inferspan.cgroup.memory.usage"
 
 _HOST = "local rank 0"
+_CGROUP = "a container or service with a memory limit"
 _REQUEST_METRICS = (
     Metric(M_INFERENCE_DURATION, HISTOGRAM, "s", "duration of a generate()", (*_GEN_AI, ERROR_TYPE), B_DURATION, _LATEST),
-    Metric(M_USAGE_INPUT, COUNTER, "{token}", "prompt tokens", (*_GEN_AI, TOKEN_MODALITY), None, _LATEST),
-    Metric(M_USAGE_OUTPUT, COUNTER, "{token}", "generated tokens", (*_GEN_AI, TOKEN_MODALITY), None, _LATEST),
-    Metric(M_OPERATION_INPUT, HISTOGRAM, "{token}", "prompt tokens of one call", (*_GEN_AI, ERROR_TYPE), B_TOKENS, _LATEST),
-    Metric(M_OPERATION_OUTPUT, HISTOGRAM, "{token}", "generated tokens of one call", (*_GEN_AI, ERROR_TYPE), B_TOKENS, _LATEST),
+    Metric(M_USAGE_INPUT, COUNTER, "{token}", "prompt tokens, failed calls included", (*_GEN_AI, TOKEN_MODALITY), None, _LATEST),
+    Metric(
+        M_USAGE_OUTPUT,
+        COUNTER,
+        "{token}",
+        "generated tokens, those of failed calls included as far as they are known",
+        (*_GEN_AI, TOKEN_MODALITY),
+        None,
+        _LATEST,
+    ),
+    Metric(
+        M_USAGE_CACHE_READ,
+        COUNTER,
+        "{token}",
+        "prompt tokens that were in the cache that was passed in",
+        (*_GEN_AI, TOKEN_MODALITY),
+        None,
+        f"a reused prefix, {_LATEST}",
+    ),
+    Metric(M_OPERATION_INPUT, HISTOGRAM, "{token}", "prompt tokens of one successful call", _GEN_AI, B_TOKENS, _LATEST),
+    Metric(M_OPERATION_OUTPUT, HISTOGRAM, "{token}", "generated tokens of one successful call", _GEN_AI, B_TOKENS, _LATEST),
     Metric(M_FIRST_CHUNK, HISTOGRAM, "s", "time to the first chunk", _GEN_AI, B_DURATION, f"streaming, {_LATEST}"),
     Metric(M_PER_CHUNK, HISTOGRAM, "s", "time per chunk after the first", _GEN_AI, B_DURATION, f"streaming, {_LATEST}"),
     Metric(M_EMBEDDINGS_DURATION, HISTOGRAM, "s", "duration of an embedding call", (*_GEN_AI, ERROR_TYPE), B_DURATION, "embeddings"),
-    Metric(M_EMBEDDINGS_INPUT, HISTOGRAM, "{token}", "tokens of an embedding call", _GEN_AI, B_TOKENS, "embeddings"),
+    Metric(M_EMBEDDINGS_INPUT, HISTOGRAM, "{token}", "tokens of a successful embedding call", _GEN_AI, B_TOKENS, "embeddings"),
     Metric(M_SERVER_DURATION, HISTOGRAM, "s", "duration of a generate()", (*_GEN_AI, ERROR_TYPE), B_DURATION),
     Metric(M_SERVER_TTFT, HISTOGRAM, "s", "entry of generate() to the first token on the host, successful calls", _GEN_AI, B_TTFT),
     Metric(M_SERVER_TPOT, HISTOGRAM, "s", "(duration - TTFT) / (n - 1), n = tokens of the longest row, successful calls", _GEN_AI, B_TPOT),
     Metric(M_LEGACY_DURATION, HISTOGRAM, "s", "duration of a generate()", (*_GEN_AI, ERROR_TYPE), B_DURATION, _LEGACY),
-    Metric(M_LEGACY_USAGE, HISTOGRAM, "{token}", "tokens by type", (*_GEN_AI, TOKEN_TYPE), B_TOKENS, _LEGACY),
+    Metric(M_LEGACY_USAGE, HISTOGRAM, "{token}", "tokens of one successful call, by type", (*_GEN_AI, TOKEN_TYPE), B_TOKENS, _LEGACY),
     Metric(M_LEGACY_FIRST_CHUNK, HISTOGRAM, "s", "time to the first chunk", _GEN_AI, B_DURATION, f"streaming, {_LEGACY}"),
     Metric(M_LEGACY_PER_CHUNK, HISTOGRAM, "s", "time per chunk after the first", _GEN_AI, B_DURATION, f"streaming, {_LEGACY}"),
     Metric(M_STEP_DURATION, HISTOGRAM, "s", "one forward pass inside generate(), host clock", (PHASE, REQUEST_MODEL), B_STEP),
@@ -454,17 +509,25 @@ _GPU_METRICS = (
     Metric(M_CLOCK, OBSERVABLE_GAUGE, "Hz", "clock", (*_GPU, CLOCK_DOMAIN), None, _NVML),
     Metric(M_CLOCK_LIMIT, OBSERVABLE_GAUGE, "Hz", "highest clock", (*_GPU, CLOCK_DOMAIN), None, _NVML),
     Metric(M_POWER_LIMIT, OBSERVABLE_GAUGE, "W", "enforced power limit", _GPU, None, _NVML),
-    Metric(M_THROTTLE_ACTIVE, OBSERVABLE_GAUGE, "1", "1 while the reason holds clocks down", (*_GPU, THROTTLE_REASON), None, _NVML),
+    Metric(
+        M_THROTTLE_ACTIVE,
+        OBSERVABLE_UP_DOWN_COUNTER,
+        "1",
+        "1 while the reason holds clocks down, else 0",
+        (*_GPU, THROTTLE_REASON),
+        None,
+        _NVML,
+    ),
     Metric(M_THROTTLE_TIME, OBSERVABLE_COUNTER, "s", "time clocks were held down", (*_GPU, THROTTLE_REASON), None, _NVML),
     Metric(M_MEMORY_ACTIVITY, OBSERVABLE_GAUGE, "1", "share of time the memory bus was busy", _GPU, None, _NVML),
     Metric(M_NVLINK_IO, OBSERVABLE_COUNTER, "By", "NVLink traffic, all links", (*_GPU, NETWORK_IO_DIRECTION), None, _NVML),
     Metric(M_PCIE_REPLAYS, OBSERVABLE_COUNTER, "{replay}", "PCIe replays since the first reading", _GPU, None, _NVML),
-    Metric(M_PCIE_GENERATION, OBSERVABLE_GAUGE, "1", "PCIe link generation", _GPU, None, _NVML),
-    Metric(M_PCIE_WIDTH, OBSERVABLE_GAUGE, "1", "PCIe link width", _GPU, None, _NVML),
+    Metric(M_PCIE_GENERATION, OBSERVABLE_GAUGE, "{generation}", "PCIe link generation", _GPU, None, _NVML),
+    Metric(M_PCIE_WIDTH, OBSERVABLE_GAUGE, "{lane}", "PCIe link width", _GPU, None, _NVML),
     Metric(M_ECC_ERRORS, OBSERVABLE_COUNTER, "{error}", "ECC errors by location", (*_GPU, MEMORY_LOCATION, ERROR_TYPE), None, _NVML),
     Metric(M_REMAPPED_ROWS, OBSERVABLE_GAUGE, "{row}", "memory rows remapped after errors", (*_GPU, ERROR_TYPE), None, _NVML),
     Metric(M_GPU_PROCESS_MEMORY, OBSERVABLE_UP_DOWN_COUNTER, "By", "memory of this process on the device", _GPU, None, _NVML),
-    Metric(M_PERFORMANCE_STATE, OBSERVABLE_GAUGE, "1", "P-state, 0 is the fastest", _GPU, None, _NVML),
+    Metric(M_PERFORMANCE_STATE, OBSERVABLE_GAUGE, "{level}", "P-state, 0 is the fastest", _GPU, None, _NVML),
     Metric(M_TORCH_ALLOCATED, OBSERVABLE_UP_DOWN_COUNTER, "By", "allocated by tensors", _TORCH, None, _CUDA),
     Metric(M_TORCH_RESERVED, OBSERVABLE_UP_DOWN_COUNTER, "By", "held by the caching allocator", _TORCH, None, _CUDA),
     Metric(M_TORCH_ACTIVE, OBSERVABLE_UP_DOWN_COUNTER, "By", "in active blocks", _TORCH, None, _CUDA),
@@ -484,6 +547,13 @@ _HOST_METRICS = (
     Metric(M_PROCESS_SWITCHES, OBSERVABLE_COUNTER, "{context_switch}", "context switches since the first reading", (CONTEXT_SWITCH_TYPE,)),
     Metric(M_PROCESS_FAULTS, OBSERVABLE_COUNTER, "{fault}", "page faults since the first reading", (PAGING_FAULT_TYPE,)),
     Metric(M_PROCESS_IO, OBSERVABLE_COUNTER, "By", "disk traffic of the process since the first reading", (DISK_IO_DIRECTION,)),
+    Metric(
+        M_PROCESS_OPERATIONS,
+        OBSERVABLE_COUNTER,
+        "{operation}",
+        "reads and writes of the process since the first reading",
+        (DISK_IO_DIRECTION,),
+    ),
     Metric(M_PROCESS_UPTIME, OBSERVABLE_GAUGE, "s", "time since the process started"),
     Metric(
         M_GC_COLLECTIONS,
@@ -497,10 +567,26 @@ _HOST_METRICS = (
     Metric(M_SYSTEM_CPU_UTILIZATION, OBSERVABLE_GAUGE, "1", "CPU time of the whole host / (wall time * CPUs)", (CPU_MODE,), None, _HOST),
     Metric(M_SYSTEM_CPU_TIME, OBSERVABLE_COUNTER, "s", "CPU time of the whole host since the first reading", (CPU_MODE,), None, _HOST),
     Metric(M_SYSTEM_MEMORY_USAGE, OBSERVABLE_UP_DOWN_COUNTER, "By", "memory of the whole host by state", (MEMORY_STATE,), None, _HOST),
+    Metric(M_SYSTEM_MEMORY_LIMIT, OBSERVABLE_UP_DOWN_COUNTER, "By", "memory of the whole host", (), None, _HOST),
+    Metric(M_SYSTEM_MEMORY_UTILIZATION, OBSERVABLE_GAUGE, "1", "usage / limit, of the host", (MEMORY_STATE,), None, _HOST),
     Metric(
-        M_SYSTEM_MEMORY_LIMIT, OBSERVABLE_UP_DOWN_COUNTER, "By", "memory available to us: cgroup limit, else the host's", (), None, _HOST
+        M_CGROUP_MEMORY_LIMIT,
+        OBSERVABLE_UP_DOWN_COUNTER,
+        "By",
+        "tightest memory limit on the process's cgroup or one above it",
+        (),
+        None,
+        _CGROUP,
     ),
-    Metric(M_SYSTEM_MEMORY_UTILIZATION, OBSERVABLE_GAUGE, "1", "usage / limit", (MEMORY_STATE,), None, _HOST),
+    Metric(
+        M_CGROUP_MEMORY_USAGE,
+        OBSERVABLE_UP_DOWN_COUNTER,
+        "By",
+        "memory that counts against that limit, without what the kernel can drop at once",
+        (),
+        None,
+        _CGROUP,
+    ),
 )
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in (*_REQUEST_METRICS, *_GPU_METRICS, *_HOST_METRICS)}
@@ -525,16 +611,31 @@ ATTRIBUTES = (
     Attribute(REQUEST_CHOICE_COUNT, "int", _R, "`num_return_sequences` if not 1"),
     Attribute(REQUEST_STREAM, "boolean", _R, "true if a streamer was given, else absent"),
     Attribute(CONVERSATION_ID, "string", _R, "from `inferspan.context(conversation_id=...)`"),
+    Attribute(CONVERSATION_COMPACTED, "boolean", _R, "from `inferspan.context(conversation_compacted=...)`"),
+    Attribute(OUTPUT_TYPE, "string", _R, "`text`, `json`, `image` or `speech`, from `inferspan.context(output_type=...)`"),
+    Attribute(PROMPT_NAME, "string", _R, "from `inferspan.context(prompt_name=...)`"),
+    Attribute(PROMPT_VERSION, "string", _R, "from `inferspan.context(prompt_version=...)`"),
+    Attribute(REASONING_LEVEL, "string", _R, "from `inferspan.context(reasoning_level=...)`"),
+    Attribute(RESPONSE_ID, "string", _R, "from `inferspan.context(response_id=...)`; generate() has none, and none is invented"),
     Attribute(USER_ID, "string", _R, "from `inferspan.context(user_id=...)`"),
     Attribute(FINISH_REASONS, "string[]", _R, "one per returned sequence: `stop`, `length` or `error`"),
     Attribute(TIME_TO_FIRST_CHUNK, "double", _R, "s, streaming only"),
     Attribute(INPUT_TOKENS, "int", _R, "attended prompt positions over the batch, cached ones included"),
     Attribute(OUTPUT_TOKENS, "int", _R, "generated tokens up to and including EOS, summed over returned sequences"),
-    Attribute(TEXT_INPUT_TOKENS, "int", _R, "the same for text-only models"),
-    Attribute(TEXT_OUTPUT_TOKENS, "int", _R, "the same for text-only models"),
+    *(
+        Attribute(key, "int", _R, f"those that are {modality}; the parts of a request add up, and none is set where its modalities are not known")
+        for keys in (INPUT_BY_MODALITY, OUTPUT_BY_MODALITY)
+        for modality, key in keys.items()
+    ),
+    Attribute(
+        CACHE_READ_INPUT_TOKENS,
+        "int",
+        _R,
+        "input tokens that were in the cache that was passed in, over the batch; if any; included in the input tokens",
+    ),
     Attribute(EMBEDDINGS_DIMENSION, "int", _R, "hidden size, embedding calls"),
-    Attribute(INPUT_MESSAGES, "string", _R, f"JSON, {_CONTENT}"),
-    Attribute(OUTPUT_MESSAGES, "string", _R, f"JSON, {_CONTENT}"),
+    Attribute(INPUT_MESSAGES, "string", _R, f"JSON; lists and maps with `content_format` = structured; {_CONTENT}"),
+    Attribute(OUTPUT_MESSAGES, "string", _R, f"JSON; lists and maps with `content_format` = structured; {_CONTENT}"),
     Attribute(ERROR_TYPE, "string", f"{_R}, {_PSM}", "class of the exception"),
     Attribute(NESTED, "boolean", _R, "true on a generate() inside a generate(); left out of the usage metrics"),
     Attribute(BATCH_SIZE, "int", _R, "rows the caller passed"),
@@ -549,7 +650,7 @@ ATTRIBUTES = (
     Attribute(SEQUENCE_INPUT_TOKENS, "int[]", _R, "prompt tokens of each row, at most 1,024 rows"),
     Attribute(SEQUENCE_OUTPUT_TOKENS, "int[]", _R, "generated tokens of each returned sequence, at most 1,024"),
     Attribute(KV_CACHE_BYTES, "int", _R, "bytes of the key/value cache at the end"),
-    Attribute(KV_CACHE_REUSED_TOKENS, "int", _R, "prompt positions already in the cache that was passed in"),
+    Attribute(KV_CACHE_REUSED_TOKENS, "int", _R, "positions of a row already in the cache that was passed in"),
     Attribute(SPANS_DROPPED, "int", _R, "spans left out over the budget, only if any"),
     Attribute(MEMORY_START, "int", _R, "By at the start: CUDA allocator, else resident memory"),
     Attribute(MEMORY_END, "int", _R, "By at the end"),
@@ -672,3 +773,47 @@ ATTRIBUTES = (
     Attribute(CUDNN_VERSION, "string", "resource", "cuDNN version"),
     Attribute(HOST_NAME, "string", "resource", "host name"),
 )
+
+EVENTS = (
+    Event(
+        CONTENT_EVENT,
+        "DEBUG (5)",
+        "log record",
+        "a request with captured messages, in the two EVENT modes of content capture",
+        "every `gen_ai.*` attribute and `error.type` of the request's span; messages as lists and maps",
+    ),
+    Event(
+        INFERENCE_EXCEPTION_EVENT,
+        "WARN (13)",
+        "log record",
+        "a failed generate(), if a logger provider is set",
+        f"`{EXCEPTION_TYPE}`, `{EXCEPTION_MESSAGE}`, `{EXCEPTION_STACKTRACE}`",
+    ),
+    Event(
+        EXCEPTION_EVENT,
+        "",
+        "event on the request's span",
+        "a failed request; not with `exception_signal` = logs where the log record above was sent",
+        "the same",
+    ),
+)
+"""Every event, as a log record or on a span."""
+
+_PREFIX = "stores that nest names reject a name that is also a prefix"
+_STATE = "Prometheus only: a state of 0 or 1 is an UpDownCounter"
+_COUNT = "Prometheus only: a count or level is no ratio, so its unit is an annotation"
+RENAMED = (
+    Renamed("inferspan.device", DEVICE, _PREFIX),
+    Renamed("inferspan.torch.memory.allocated.peak", M_TORCH_ALLOCATED_PEAK, _PREFIX),
+    Renamed("inferspan.torch.memory.reserved.peak", M_TORCH_RESERVED_PEAK, _PREFIX),
+    Renamed("inferspan_gpu_throttle_active_ratio", "inferspan_gpu_throttle_active", _STATE),
+    Renamed("inferspan_gpu_pcie_link_generation_ratio", "inferspan_gpu_pcie_link_generation", _COUNT),
+    Renamed("inferspan_gpu_pcie_link_width_ratio", "inferspan_gpu_pcie_link_width", _COUNT),
+    Renamed("inferspan_gpu_performance_state_ratio", "inferspan_gpu_performance_state", _COUNT),
+    Renamed(
+        "system.memory.limit of a container",
+        M_CGROUP_MEMORY_LIMIT,
+        "`system.memory.*` is the whole host everywhere; the limit on a container has a name of its own, as has its usage",
+    ),
+)
+"""Names that changed before the first release. The old ones are not sent any more."""

@@ -27,6 +27,7 @@ _told: set[str] = set()
 CAPTURE_MODES = ("NO_CONTENT", "SPAN_ONLY", "EVENT_ONLY", "SPAN_AND_EVENT")
 CAPTURE_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 EVENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_EMIT_EVENT"
+EXCEPTION_VARIABLE = "OTEL_SEMCONV_EXCEPTION_SIGNAL_OPT_IN"
 STABILITY_VARIABLE = "OTEL_SEMCONV_STABILITY_OPT_IN"
 EXTENSION_VARIABLE = "INFERSPAN_EXTENSION"
 NO_SETTINGS = ("INFERSPAN_PRESET", "INFERSPAN_CONFIG", EXTENSION_VARIABLE, "INFERSPAN_BUILD_EXTENSION")
@@ -88,7 +89,9 @@ class Settings:
     # content
     capture_content: str = _setting("NO_CONTENT", check.choice(*CAPTURE_MODES, upper=True), "prompts, outputs and token ids: NO_CONTENT, SPAN_ONLY, EVENT_ONLY, SPAN_AND_EVENT", env=CAPTURE_VARIABLE)
     emit_event: bool | None = _setting(None, check.boolean, "send the content event; default: only in the two EVENT modes", env=EVENT_VARIABLE)
+    content_format: str = _setting("json", check.choice("json", "structured"), "messages on spans as JSON texts, or as lists and maps; in the content event they are always lists and maps")
     max_content_chars: int = _setting(8192, check.integer(1, 30_000), "longest text of one captured message")
+    exception_signal: str = _setting("logs/dup", check.choice("logs", "logs/dup"), "the exception of a failed generate(), where there is a logger provider: a log event (logs), or that and an event on the span (logs/dup); without one always an event on the span", env=EXCEPTION_VARIABLE)
     # samplers
     nvml: bool = _setting(True, check.boolean, "read NVIDIA GPUs")
     host: bool = _setting(True, check.boolean, "read the process and the host")

@@ -130,6 +130,30 @@ def llava(seed: int = 0) -> Any:
     return LlavaForConditionalGeneration(config).eval()
 
 
+def qwen2_audio(seed: int = 0) -> Any:
+    """A Qwen2-Audio whose 16 frames become four tokens."""
+    from transformers import Qwen2AudioConfig, Qwen2AudioEncoderConfig, Qwen2AudioForConditionalGeneration, Qwen2Config
+
+    torch.manual_seed(seed)
+    audio = Qwen2AudioEncoderConfig(
+        num_mel_bins=8, encoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=48, d_model=32, max_source_positions=8
+    )
+    text = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    config = Qwen2AudioConfig(audio_config=audio, text_config=text, audio_token_index=62)
+    return Qwen2AudioForConditionalGeneration(config).eval()
+
+
 def prompt(rows: int = 1, width: int = 6, seed: int = 1) -> Tensor:
     """Token ids without any special one."""
     return torch.randint(3, VOCABULARY - 2, (rows, width), generator=torch.Generator().manual_seed(seed))

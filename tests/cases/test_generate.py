@@ -287,7 +287,8 @@ def test_vision_language(telemetry: Telemetry) -> None:
     telemetry.check()
     assert telemetry.usage() == [(18, 8)]
     assert telemetry.only()[semconv.OPERATION_NAME] == "generate_content"
-    assert semconv.TEXT_INPUT_TOKENS not in telemetry.only()
+    assert telemetry.only()["gen_ai.usage.image.input_tokens"] == 8
+    assert telemetry.only()["gen_ai.usage.text.input_tokens"] == 10
     assert telemetry.metric_sum("gen_ai.client.token.usage", gen_ai__token__type="input") == 18
     assert [span for span in telemetry.modules() if "vision" in span.name], "the vision tower is not seen"
 

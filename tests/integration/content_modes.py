@@ -1,4 +1,4 @@
-"""A program that asks the same question with each of the four ways to capture content, one after the other."""
+"""A program that asks the same question with each of the four ways to capture content, and once with lists and maps on the span."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def main(path: str) -> None:
     model, tokenizer = load_smollm2()
     inputs = tokenizer(PROMPT, return_tensors="pt")
     output = None
-    for mode in MODES:
+    for name, mode, form in (*((mode, mode, "json") for mode in MODES), ("structured", "SPAN_ONLY", "structured")):
         with (
-            inferspan.instrument(model, tokenizer=tokenizer, capture_content=mode, modules="none"),
-            inferspan.context(conversation_id=mode),
+            inferspan.instrument(model, tokenizer=tokenizer, capture_content=mode, content_format=form, modules="none"),
+            inferspan.context(conversation_id=name),
         ):
             output = model.generate(**inputs, max_new_tokens=6, do_sample=False)
     assert output is not None

@@ -6,6 +6,7 @@ Each round asks for what a service is asked for, a failure and a NaN among it. `
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import os
@@ -17,18 +18,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import DynamicCache, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 from transformers.generation.streamers import BaseStreamer
 
 import inferspan
 from inferspan.demo import load_smollm2
-from inferspan.samplers import allocator
+from inferspan.samplers import allocator, host
 from tests.cases.models import llama
 from tests.samplers.fake_nvml import NOT_SUPPORTED, NVMLError
 from tests.samplers.recorded_nvml import RecordedNvml, recorded_torch
 
 CARDS = tuple(f"GPU-{digit * 8}-52c5-4b8e-9d39-6f1e0a4c7d11" for digit in "abc")
 """The third does not tell how busy it is, like a card that is split."""
+CACHE = "cache" if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters else "past_key_values"
+"""Name of the argument that takes a cache, by version of transformers."""
 PAUSE = 1.2
 """Longer than the export interval, so that every round moves every counter in an export of its own."""
 
@@ -95,6 +98,19 @@ def play_cards(count: int) -> None:
     changed.cuda_devices = devices
 
 
+def limit_memory(root: Path) -> None:
+    """Have the host sampler look under ``root``, where the files say that the process runs in a container with a memory limit."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text("0::/\n")
+    folder = root / "sys/fs/cgroup"
+    folder.mkdir(parents=True)
+    (folder / "memory.max").write_text(str(64 << 30))
+    (folder / "memory.current").write_text(str(5 << 30))
+    (folder / "memory.stat").write_text(f"inactive_file {1 << 30}\n")
+    changed: Any = host
+    changed.HostSampler = partial(host.HostSampler, root=root)
+
+
 def load(name: str) -> tuple[Any, Any, str]:
     """The model, a prompt of one row and one of two rows, and the module whose output is spoilt."""
     if name == "smollm2":
@@ -123,9 +139,12 @@ def round_of_requests(model: Any, prompts: Any, spoilt: str, encoder: Any, numbe
     """One request of each kind."""
     one, two = prompts
     ask = partial(model.generate, max_new_tokens=6, do_sample=False)
-    ask(**one)
+    cache: Any = {CACHE: DynamicCache(config=model.config)}
+    ask(**one, **cache)
+    # All of the prompt but its last position stays, for a request that goes on from it.
+    cache[CACHE].crop(one["input_ids"].shape[1] - 1 - cache[CACHE].get_seq_length())
     ask(**two)
-    ask(**one, streamer=Discards())
+    ask(**one, **cache, streamer=Discards())
     kept: Any = {"inferspan.keep": True}
     with inferspan.context(conversation_id=f"kept-{number}", **kept):
         ask(**one)
@@ -145,6 +164,7 @@ def main(path: str) -> None:
     """Instrument two models, serve the rounds, and write down when it began and ended."""
     environment = os.environ
     play_cards(int(environment["GPUS"]))
+    limit_memory(Path(path).with_suffix(".cgroup"))
     model, prompts, spoilt = load(environment["MODEL"])
     tiny = environment["MODEL"] == "tiny"
     pause = float(environment.get("SLEEP", "0"))

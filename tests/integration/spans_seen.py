@@ -74,9 +74,15 @@ def from_otlp(lines: Iterable[Mapping[str, Any]]) -> list[Seen]:
 
 
 def log_records(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Log records of OTLP JSON objects: event name, attributes and trace id."""
+    """Log records of OTLP JSON objects: event name, severity, attributes, trace and span id."""
     return [
-        {"event": record.get("eventName", ""), "attributes": _attributes(record.get("attributes", ())), "trace": record.get("traceId", "")}
+        {
+            "event": record.get("eventName", ""),
+            "severity": record.get("severityNumber", 0),
+            "attributes": _attributes(record.get("attributes", ())),
+            "trace": record.get("traceId", ""),
+            "span": record.get("spanId", ""),
+        }
         for record in _items(lines, "resourceLogs", "scopeLogs", "logRecords")
     ]
 

@@ -17,7 +17,7 @@ from inferspan import guard, semconv
 from inferspan.metrics.devices import DeviceMetrics
 from inferspan.records import Sample
 
-GPU = {"hw.id": "GPU-a", "inferspan.device": "cuda:0"}
+GPU = {"hw.id": "GPU-a", "inferspan.device.id": "cuda:0"}
 
 
 class Source:
@@ -70,7 +70,7 @@ def test_kinds_and_values(reader: InMemoryMetricReader, provider: MeterProvider)
         Sample("hw.energy", 12.5, {**GPU, "hw.type": "gpu"}),
         Sample("hw.errors", 3.0, {**GPU, "hw.type": "gpu", "error.type": "corrected"}),
         Sample("hw.status", 1.0, {**GPU, "hw.type": "gpu", "hw.state": "ok"}),
-        Sample("inferspan.torch.memory.allocated.peak", 7.0, GPU),
+        Sample("inferspan.torch.memory.peak.allocated", 7.0, GPU),
         Sample("process.uptime", 3, {}),
     )
     DeviceMetrics(provider, source, version="1.2")
@@ -86,7 +86,7 @@ def test_kinds_and_values(reader: InMemoryMetricReader, provider: MeterProvider)
         "hw.energy": ("Sum True", "J", briefs["hw.energy"], [({**GPU, "hw.type": "gpu"}, 12.5)]),
         "hw.errors": ("Sum True", "{error}", briefs["hw.errors"], [({**GPU, "hw.type": "gpu", "error.type": "corrected"}, 3)]),
         "hw.status": ("Sum False", "1", briefs["hw.status"], [({**GPU, "hw.type": "gpu", "hw.state": "ok"}, 1)]),
-        "inferspan.torch.memory.allocated.peak": ("Gauge", "By", briefs["inferspan.torch.memory.allocated.peak"], [(GPU, 7)]),
+        "inferspan.torch.memory.peak.allocated": ("Gauge", "By", briefs["inferspan.torch.memory.peak.allocated"], [(GPU, 7)]),
         "process.uptime": ("Gauge", "s", briefs["process.uptime"], [({}, 3.0)]),
     }  # fmt: skip
     types = {name: {type(value) for _, value in metric[3]} for name, metric in found.items()}

@@ -133,7 +133,8 @@ def test_generate(sink: _Sink, naming: str, client: dict[str, Any]) -> None:
 def test_kinds_units_and_buckets(sink: _Sink) -> None:
     """Every instrument has the kind, unit and bucket boundaries of the table."""
     settings = Settings(entropy_metric=True, module_metric=True)
-    metrics = _request(sink, settings, streaming=True, chunk_intervals=[0.01], spans_dropped=1, nonfinite={("logits", "nan"): 2})
+    kinds: dict[str, Any] = {"nonfinite": {("logits", "nan"): 2}, "cached_split": {"text": 3}}
+    metrics = _request(sink, settings, streaming=True, chunk_intervals=[0.01], spans_dropped=1, **kinds)
     metrics.steps(_start(), _steps(), None)
     metrics.modules(_start(), BATCH, module_calls(BATCH), None)
     for kind, operation in (("forward", None), ("forward", "embeddings")):
@@ -208,20 +209,57 @@ def test_non_finite_logits(sink: _Sink) -> None:
     assert sink.points()["inferspan.numerics.nonfinite"] == [(labels, 2)]
 
 
-def test_failed_request(sink: _Sink) -> None:
-    """A failed request carries its error type where the conventions have it, unknown counts are 0 of unknown kind, no latencies."""
-    _request(sink, Settings(), failure=FAILURE, output_tokens=None, time_to_first_token=None, time_per_output_token=None)
-    failing = {**LABELS, "error.type": "ValueError"}
-    expected = {
-        "gen_ai.server.request.duration": [(failing, 2.0)],
-        "gen_ai.client.inference.duration": [(failing, 2.0)],
-        "gen_ai.client.inference.usage.input_tokens": [(TEXT, 10)],
-        "gen_ai.client.inference.usage.output_tokens": [({**LABELS, "gen_ai.token.modality": "unknown"}, 0)],
-        "gen_ai.client.inference.operation.input_tokens": [(failing, 10)],
-        "gen_ai.client.operation.duration": [(failing, 2.0)],
-        "gen_ai.client.token.usage": [({**LABELS, "gen_ai.token.type": "input"}, 10)],
+def test_tokens_by_modality(sink: _Sink) -> None:
+    """Counters are split where the request is, histograms never; what a cache gave is counted beside the input."""
+    split: dict[str, Any] = {"input_split": {"text": 6, "image": 4}, "cached_split": {"image": 4}, "output_modality": "unknown"}
+    _request(sink, Settings(semconv="latest"), **split)
+    points = sink.points()
+
+    def of(modality: str, value: int) -> tuple[dict[str, Any], int]:
+        return ({**LABELS, "gen_ai.token.modality": modality}, value)
+
+    assert points["gen_ai.client.inference.usage.input_tokens"] == [of("text", 6), of("image", 4)]
+    assert points["gen_ai.client.inference.usage.cache_read.input_tokens"] == [of("image", 4)]
+    assert points["gen_ai.client.inference.usage.output_tokens"] == [of("unknown", 20)]
+    assert points["gen_ai.client.inference.operation.input_tokens"] == [(LABELS, 10)]
+
+
+FAILING = {**LABELS, "error.type": "ValueError"}
+UNKNOWN = {**LABELS, "gen_ai.token.modality": "unknown"}
+FAILED_DURATIONS = {
+    "gen_ai.server.request.duration": [(FAILING, 2.0)],
+    "gen_ai.client.inference.duration": [(FAILING, 2.0)],
+    "gen_ai.client.operation.duration": [(FAILING, 2.0)],
+}
+FAILED: dict[str, Any] = {"failure": FAILURE, "time_to_first_token": None, "time_per_output_token": None}
+
+
+@pytest.mark.parametrize(
+    ("known", "read", "written"),
+    [
+        ({"output_tokens": None}, (TEXT, 10), (UNKNOWN, 0)),
+        ({"output_tokens": 3}, (TEXT, 10), (TEXT, 3)),
+        ({"input_tokens": None, "output_tokens": None}, (UNKNOWN, 0), (UNKNOWN, 0)),
+    ],
+)
+def test_failed_request(sink: _Sink, known: dict[str, Any], read: Any, written: Any) -> None:
+    """A failed request adds what is known of its tokens to the counters, else 0 of unknown kind; no histogram has its tokens or latencies."""
+    _request(sink, Settings(), **{**FAILED, **known})
+    usage = {
+        "gen_ai.client.inference.usage.input_tokens": [read],
+        "gen_ai.client.inference.usage.output_tokens": [written],
     }
-    assert sink.points() == {**OWN, **expected}
+    assert sink.points() == {**OWN, **FAILED_DURATIONS, **usage}
+
+
+def test_failed_embedding(sink: _Sink) -> None:
+    """A failed embedding has its durations, under its error, and no tokens in a histogram."""
+    _request(sink, Settings(), start=_start("forward", operation="embeddings"), failure=FAILURE, output_tokens=None)
+    points = sink.points()
+    failing = {**FAILING, "gen_ai.operation.name": "embeddings"}
+    assert points["gen_ai.client.embeddings.duration"] == [(failing, 2.0)]
+    assert points["gen_ai.client.operation.duration"] == [(failing, 2.0)]
+    assert {"gen_ai.client.embeddings.operation.input_tokens", "gen_ai.client.token.usage"} & points.keys() == set()
 
 
 def test_streaming(sink: _Sink) -> None:

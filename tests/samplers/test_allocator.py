@@ -100,7 +100,7 @@ class TestAllocator:
     def test_readings(self) -> None:
         """Each device in use has the allocator's numbers, with the id that NVML readings carry as well."""
         torch = fake_torch()
-        attributes = {"inferspan.device": "cuda:1", "hw.id": f"GPU-{UUIDS[1]}"}
+        attributes = {"inferspan.device.id": "cuda:1", "hw.id": f"GPU-{UUIDS[1]}"}
         expected = {
             semconv.M_TORCH_ALLOCATED: 1100,
             semconv.M_TORCH_RESERVED: 1200,
@@ -120,7 +120,7 @@ class TestAllocator:
         torch = fake_torch(cuda=None)
         torch.cuda.memory_stats = lambda number: {"num_ooms": 0}
         sampler = AllocatorSampler(devices=CudaDevices(library=torch, environ={}), library=torch)
-        assert sampler.collect() == [Sample(semconv.M_TORCH_OOMS, 0, {"inferspan.device": "cuda:1"})]
+        assert sampler.collect() == [Sample(semconv.M_TORCH_OOMS, 0, {"inferspan.device.id": "cuda:1"})]
 
     def test_before_cuda(self) -> None:
         """Before the application has initialised CUDA there is no reading."""

@@ -52,7 +52,7 @@ class FakePsutil:
             "num_threads": 9,
             "num_fds": 30,
             "num_ctx_switches": SimpleNamespace(voluntary=100, involuntary=5),
-            "io_counters": SimpleNamespace(read_bytes=4096, write_bytes=8192),
+            "io_counters": SimpleNamespace(read_bytes=4096, write_bytes=8192, read_count=50, write_count=80),
             "create_time": 900.0,
         }
         self.times = SimpleNamespace(user=100.0, nice=1.0, system=50.0, idle=800.0, iowait=5.0, irq=1.0, softirq=2.0, steal=0.5, guest=9.0)
@@ -106,6 +106,8 @@ PROCESS = [
     ("process.context_switches", "involuntary", 0),
     ("process.disk.io", "read", 0),
     ("process.disk.io", "write", 0),
+    ("process.disk.operations", "read", 0),
+    ("process.disk.operations", "write", 0),
     ("process.uptime", 100.0),
 ]
 HOST = [
@@ -181,22 +183,42 @@ def test_utilisation(tmp_path: Path) -> None:
     assert shares() == expected
 
 
+def limited(root: Path, **files: str) -> Path:
+    """A root whose cgroup has these files."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text("0::/\n")
+    (root / "sys/fs/cgroup").mkdir(parents=True)
+    for name, text in files.items():
+        (root / "sys/fs/cgroup" / name.replace("_", ".")).write_text(text)
+    return root
+
+
+CONTAINER = [("inferspan.cgroup.memory.limit", 400), ("inferspan.cgroup.memory.usage", 100)]
+
+
 def test_container(tmp_path: Path) -> None:
-    """Under a memory limit the limit is ours, and so is what is measured against it; the host's states stay the host's."""
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
-    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
-    (tmp_path / "sys/fs/cgroup/memory.max").write_text("400")
-    (tmp_path / "sys/fs/cgroup/memory.current").write_text("100")
-    limited = [("system.memory.limit", 400), ("system.memory.utilization", "used", 0.25)]
-    assert told(sampler(FakePsutil(), tmp_path).collect()) == PROCESS + HOST + limited
+    """The limit on a container and its usage have names of their own; ``system.memory`` stays the whole host's."""
+    root = limited(tmp_path, memory_max="400", memory_current="100")
+    assert told(sampler(FakePsutil(), root).collect()) == PROCESS + CONTAINER + HOST + UNLIMITED
+
+
+def test_every_rank_reports_its_container(tmp_path: Path) -> None:
+    """Ranks on one host may run in containers of their own, so each reports the limit on its own."""
+    root = limited(tmp_path, memory_max="400", memory_current="100")
+    assert told(sampler(FakePsutil(), root, local_rank=1).collect()) == PROCESS + CONTAINER
+
+
+def test_container_with_unreadable_usage(tmp_path: Path) -> None:
+    """A usage that cannot be read is absent, not zero."""
+    root = limited(tmp_path, memory_max="400")
+    assert told(sampler(FakePsutil(), root, local_rank=1).collect()) == PROCESS + CONTAINER[:1]
 
 
 def test_refused_readings(tmp_path: Path) -> None:
     """What the system refuses is absent, and costs nothing else."""
     library = FakePsutil()
     library.refuse = {"io_counters", "num_fds", "create_time"}
-    refused = {"process.disk.io", "process.unix.file_descriptor.count", "process.uptime"}
+    refused = {"process.disk.io", "process.disk.operations", "process.unix.file_descriptor.count", "process.uptime"}
     assert told(sampler(library, tmp_path, local_rank=1).collect()) == [row for row in PROCESS if row[0] not in refused]
 
 
@@ -241,9 +263,14 @@ def test_counters_count_from_the_first_reading(tmp_path: Path) -> None:
 
     assert counted() == {}
     library.process["cpu_times"] = SimpleNamespace(user=14.5, system=3.0)
-    library.process["io_counters"] = SimpleNamespace(read_bytes=5096, write_bytes=8000)
+    library.process["io_counters"] = SimpleNamespace(read_bytes=5096, write_bytes=8000, read_count=53, write_count=80)
     library.times = SimpleNamespace(**{**vars(library.times), "idle": 803.0})
-    risen = {("process.cpu.time", "user"): 2.5, ("process.disk.io", "read"): 1000, ("system.cpu.time", "idle"): 3.0}
+    risen = {
+        ("process.cpu.time", "user"): 2.5,
+        ("process.disk.io", "read"): 1000,
+        ("process.disk.operations", "read"): 3,
+        ("system.cpu.time", "idle"): 3.0,
+    }
     assert counted() == risen
     assert counted() == risen
     pids[0] = 99
@@ -283,3 +310,8 @@ def test_real_process() -> None:
     assert 0 < values["process.uptime"] < 24 * 3600
     assert 0 < values["system.memory.limit"] <= psutil.virtual_memory().total
     host.close()
+
+
+def test_opt_in_metrics_are_not_emitted() -> None:
+    """The conventions have these as opt-in, so they are not sent."""
+    assert {"process.memory.utilization", "process.signals_pending"} & semconv.METRICS.keys() == set()

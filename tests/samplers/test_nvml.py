@@ -133,7 +133,7 @@ class TestReadings:
                 "hw.model": "NVIDIA H100 80GB HBM3",
                 "hw.driver_version": "580.159.04",
                 "hw.firmware_version": "96.00.DA.00.0C",
-                "inferspan.device": "cuda:0",
+                "inferspan.device.id": "cuda:0",
                 "hw.type": "gpu",
             },
         )
@@ -264,7 +264,7 @@ class TestMig:
             "hw.parent": "GPU-cccc",
             "inferspan.gpu.mig.gpu_instance_id": 2,
             "inferspan.gpu.mig.compute_instance_id": 0,
-            "inferspan.device": "cuda:0",
+            "inferspan.device.id": "cuda:0",
         }
         assert nvml.collect() == [
             Sample("hw.gpu.memory.usage", 10 << 30, attributes),
@@ -543,5 +543,5 @@ def test_real_card() -> None:
     assert 1 < joules < 10_000
     allocated = {sample.metric: sample for sample in AllocatorSampler(devices=devices).collect()}
     assert allocated[semconv.M_TORCH_ALLOCATED].value >= x.nbytes
-    assert allocated[semconv.M_TORCH_ALLOCATED].attributes == {"hw.id": uuid, "inferspan.device": "cuda:0"}
+    assert allocated[semconv.M_TORCH_ALLOCATED].attributes == {"hw.id": uuid, "inferspan.device.id": "cuda:0"}
     nvml.close()

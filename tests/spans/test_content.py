@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from opentelemetry import trace
+from opentelemetry._logs import SeverityNumber
 from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
@@ -114,6 +116,98 @@ def test_modes(mode: str, spans: bool, events: bool, monkeypatch: pytest.MonkeyP
         (span,) = (span for span in everything.span_exporter.get_finished_spans() if span.parent is None)
         assert span.context is not None and (record.trace_id, record.span_id) == (span.context.trace_id, span.context.span_id)
     assert any("=true is ignored" in line for line in caplog.messages) == (mode == "true")
+
+
+def _event(everything: _Everything) -> Any:
+    (record,) = (log.log_record for log in everything.log_exporter.get_finished_logs())
+    return record
+
+
+def test_the_event_has_severity_debug() -> None:
+    """The conventions have content at DEBUG, so that it can be told from what somebody should look at."""
+    everything, model = _Everything(), llama()
+    with everything.instrument(model, capture_content="EVENT_ONLY"):
+        _generate(model)
+    assert _event(everything).severity_number is SeverityNumber.DEBUG
+
+
+def test_the_event_has_the_inference_attributes_of_the_span() -> None:
+    """Parameters, usage, reasons and what the caller knows are in the event as on the span; names of our own are on the span only."""
+    everything, model = _Everything(), llama()
+    caller = inferspan.context(conversation_id="c-1", prompt_name="greeting", user_id="u")
+    with everything.instrument(model, capture_content="EVENT_ONLY", compat_vllm_latency=True), caller:
+        _generate(model, do_sample=True, temperature=0.5, top_k=7)
+    span, event = everything.request(), dict(_event(everything).attributes)
+    expected = {key: value for key, value in span.items() if key.startswith("gen_ai.") and not key.startswith("gen_ai.latency.")}
+    assert {key: value for key, value in event.items() if key not in MESSAGES} == expected
+    assert expected.keys() >= {
+        "gen_ai.conversation.id", "gen_ai.prompt.name", "gen_ai.request.temperature", "gen_ai.request.top_k", "gen_ai.request.max_tokens",
+        "gen_ai.usage.input_tokens", "gen_ai.usage.text.output_tokens", "gen_ai.response.finish_reasons", "gen_ai.provider.name",
+    }  # fmt: skip
+
+
+def test_the_event_of_a_failed_request_has_the_error() -> None:
+    """A request that failed sends what it was asked, with the type of the error."""
+    everything, model = _Everything(), llama()
+    with everything.instrument(model, capture_content="EVENT_ONLY"), pytest.raises(RuntimeError):
+        _generate(model, logits_processor=[_raise])
+    events = [log.log_record for log in everything.log_exporter.get_finished_logs()]
+    (event,) = (dict(record.attributes or {}) for record in events if record.event_name == "gen_ai.client.inference.operation.details")
+    assert event["error.type"] == "RuntimeError"
+    assert event["gen_ai.response.finish_reasons"] == ("error",)
+    assert MESSAGES[0] in event
+    assert MESSAGES[1] not in event
+
+
+def test_an_attribute_of_the_program_on_the_span_is_in_the_event() -> None:
+    """What the program puts on the span while the request runs belongs to the inference as well."""
+    everything, model = _Everything(), llama()
+
+    def note(input_ids: Any, scores: Any) -> Any:
+        trace.get_current_span().set_attributes({"gen_ai.agent.name": "poet", "app.tenant": "blue"})
+        return scores
+
+    with everything.instrument(model, capture_content="EVENT_ONLY"):
+        _generate(model, logits_processor=[note])
+    event = dict(_event(everything).attributes)
+    assert event["gen_ai.agent.name"] == "poet"
+    assert "app.tenant" not in event
+
+
+@pytest.mark.parametrize("form", ["json", "structured"])
+def test_content_format(form: str) -> None:
+    """On the span messages are JSON texts or lists and maps, as the setting says; in the event they are always lists and maps."""
+    everything, model = _Everything(), llama()
+    with everything.instrument(model, capture_content="SPAN_AND_EVENT", content_format=form):
+        _generate(model)
+    event = dict(_event(everything).attributes)
+    plain = {key: json.loads(json.dumps(event[key], default=dict)) for key in MESSAGES}
+    assert plain[MESSAGES[0]][0]["role"] == "user"
+    for key in MESSAGES:
+        value = everything.request()[key]
+        assert isinstance(value, str) == (form == "json")
+        assert (json.loads(value) if form == "json" else json.loads(json.dumps(value, default=dict))) == plain[key]
+
+
+def test_a_session_file_keeps_lists_and_maps(tmp_path: Path) -> None:
+    """A session file has structured messages as OTLP has them, and the report reads them back."""
+    from inferspan.export.session_file import SpanFileExporter
+    from inferspan.report.session import read_session
+
+    everything, model = _Everything(), llama()
+    path = tmp_path / "session.jsonl"
+    exporter = SpanFileExporter(path)
+    everything.tracer_provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with everything.instrument(model, capture_content="SPAN_ONLY", content_format="structured"):
+        _generate(model)
+    inferspan.flush()
+    exporter.shutdown()
+    read = read_session(path).requests[0].span.attributes[MESSAGES[0]]
+    assert json.loads(json.dumps(read)) == json.loads(json.dumps(everything.request()[MESSAGES[0]], default=dict))
+
+
+def _raise(input_ids: Any, scores: Any) -> Any:
+    raise RuntimeError("no more")
 
 
 def test_nothing_leaves_when_it_is_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

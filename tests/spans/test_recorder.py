@@ -60,7 +60,7 @@ def _recorder(tracer: Callable[[], Any], **settings: Any) -> SpanRecorder:
 
 
 def _start(kind: str = "generate", *, operation: str | None = "text_completion", nested: bool = False, at: int = 1000) -> RequestStart:
-    return RequestStart(kind, operation, ModelInfo("org/model", "huggingface", "Model", {"inferspan.device": "cpu"}), at, nested, {})
+    return RequestStart(kind, operation, ModelInfo("org/model", "huggingface", "Model", {"inferspan.device.id": "cpu"}), at, nested, {})
 
 
 def _modules(step: int | None, phase: str, start: int) -> ModuleBatch:
@@ -109,7 +109,7 @@ def test_structure(exporter: InMemorySpanExporter) -> None:
     assert scopes == {"inferspan"} and all(span.resource is provider.resource for span in spans.values())
     assert all(span.kind is SpanKind.INTERNAL for span in spans.values())
     assert dict(spans["decode_step"].attributes or {}) == {
-        "late": 1.5, "inferspan.phase": "decode", "inferspan.step.index": 1, "inferspan.device": "cpu",
+        "late": 1.5, "inferspan.phase": "decode", "inferspan.step.index": 1, "inferspan.device.id": "cpu",
     }  # fmt: skip
     assert dict(spans["layer 1"].attributes or {}) == {
         "inferspan.phase": "prefill", "inferspan.module.name": "layers.1", "inferspan.module.type": "Linear", "inferspan.step.index": 0,
@@ -120,7 +120,7 @@ def test_structure(exporter: InMemorySpanExporter) -> None:
     attributes = dict(spans[root].attributes or {})
     assert attributes == {
         "gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "huggingface", "gen_ai.request.model": "org/model",
-        "gen_ai.response.model": "org/model", "inferspan.model.name": "org/model", "inferspan.device": "cpu",
+        "gen_ai.response.model": "org/model", "inferspan.model.name": "org/model", "inferspan.device.id": "cpu",
         "gen_ai.usage.input_tokens": 4, "gen_ai.usage.text.input_tokens": 4, "gen_ai.usage.output_tokens": 2,
         "gen_ai.usage.text.output_tokens": 2,
     }  # fmt: skip

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from opentelemetry import trace
@@ -139,7 +138,7 @@ class RequestMetrics:
         failing = self._with_error(labels, end)
         if self._settings.semconv in ("dup", "latest"):
             self._record(semconv.M_EMBEDDINGS_DURATION, seconds, failing, span)
-            if end.input_tokens is not None:
+            if end.input_tokens is not None and end.failure is None:
                 self._record(semconv.M_EMBEDDINGS_INPUT, end.input_tokens, labels, span)
         if self._settings.semconv in ("dup", "legacy"):
             self._legacy(end, seconds, labels, failing, span)
@@ -149,7 +148,6 @@ class RequestMetrics:
         return {**labels, semconv.ERROR_TYPE: end.failure.type} if end.failure is not None else dict(labels)
 
     def _generate(self, start: RequestStart, end: RequestEnd, seconds: float, span: Any, *, third_party: bool) -> None:
-        end = self._without_partial(end)
         labels = self._labels(start)
         failing = self._with_error(labels, end)
         self._record(semconv.M_SERVER_DURATION, seconds, failing, span)
@@ -167,23 +165,22 @@ class RequestMetrics:
         if end.kv_cache_bytes is not None:
             self._record(semconv.M_KV_CACHE, end.kv_cache_bytes, model)
 
-    @staticmethod
-    def _without_partial(end: RequestEnd) -> RequestEnd:
-        """What a failed call had produced stands on its span; usage counts what was returned."""
-        return replace(end, output_tokens=None) if end.failure is not None else end
-
     def _latest(
         self, end: RequestEnd, seconds: float, labels: Mapping[str, AttributeValue], failing: Mapping[str, AttributeValue], span: Any
     ) -> None:
         self._record(semconv.M_INFERENCE_DURATION, seconds, failing, span)
-        for counter, histogram, tokens in (
-            (semconv.M_USAGE_INPUT, semconv.M_OPERATION_INPUT, end.input_tokens),
-            (semconv.M_USAGE_OUTPUT, semconv.M_OPERATION_OUTPUT, end.output_tokens),
+        for counter, by_modality in (
+            (semconv.M_USAGE_INPUT, end.input_by_modality),
+            (semconv.M_USAGE_OUTPUT, end.output_by_modality),
+            (semconv.M_USAGE_CACHE_READ, end.cached_split),
         ):
-            modality = end.modality if tokens is not None else "unknown"
-            self._record(counter, tokens or 0, {**labels, semconv.TOKEN_MODALITY: modality})
-            if tokens is not None:
-                self._record(histogram, tokens, failing, span)
+            for modality, tokens in by_modality.items():
+                self._record(counter, tokens, {**labels, semconv.TOKEN_MODALITY: modality})
+        if end.failure is None:
+            # Usage counts what a failed call has taken as far as it is known; a distribution is of calls that came to their end.
+            for histogram, total in ((semconv.M_OPERATION_INPUT, end.input_tokens), (semconv.M_OPERATION_OUTPUT, end.output_tokens)):
+                if total is not None:
+                    self._record(histogram, total, labels, span)
         self._chunks(end, labels, span, semconv.M_FIRST_CHUNK, semconv.M_PER_CHUNK)
 
     def _legacy(
@@ -191,7 +188,7 @@ class RequestMetrics:
     ) -> None:
         self._record(semconv.M_LEGACY_DURATION, seconds, failing, span)
         for kind, tokens in (("input", end.input_tokens), ("output", end.output_tokens)):
-            if tokens is not None:
+            if tokens is not None and end.failure is None:
                 self._record(semconv.M_LEGACY_USAGE, tokens, {**labels, semconv.TOKEN_TYPE: kind}, span)
         self._chunks(end, labels, span, semconv.M_LEGACY_FIRST_CHUNK, semconv.M_LEGACY_PER_CHUNK)
 

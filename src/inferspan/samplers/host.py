@@ -1,8 +1,8 @@
 """The process, its garbage collector and, on one rank per host, the host itself, as ``Sample``s.
 
-Most readings come from psutil, which is optional: without it only those that Python itself has are there. Inside a container
-the limits are those of its cgroup. The process is looked up by its id at every round, so a forked child reports itself. A
-reading that the system refuses is absent.
+Most readings come from psutil, which is optional: without it only those that Python and the files of the cgroup have are there. The
+host's memory is the whole host's; a limit on the container has metrics of its own. The process is looked up by its id at every round,
+so a forked child reports itself. A reading that the system refuses is absent.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ _PROCESS: tuple[_Reading, ...] = (
     (s.M_PROCESS_SWITCHES, lambda process: process.num_ctx_switches().involuntary, {s.CONTEXT_SWITCH_TYPE: "involuntary"}),
     (s.M_PROCESS_IO, lambda process: process.io_counters().read_bytes, {s.DISK_IO_DIRECTION: "read"}),
     (s.M_PROCESS_IO, lambda process: process.io_counters().write_bytes, {s.DISK_IO_DIRECTION: "write"}),
+    (s.M_PROCESS_OPERATIONS, lambda process: process.io_counters().read_count, {s.DISK_IO_DIRECTION: "read"}),
+    (s.M_PROCESS_OPERATIONS, lambda process: process.io_counters().write_count, {s.DISK_IO_DIRECTION: "write"}),
 )
 _GC = {s.M_GC_COLLECTIONS: "collections", s.M_GC_COLLECTED: "collected", s.M_GC_UNCOLLECTABLE: "uncollectable"}
 _FAULTS = {"major": "ru_majflt", "minor": "ru_minflt"}
@@ -128,7 +130,7 @@ class HostSampler:
         if self._pid() != self._counted_pid:
             # A fork inherits the garbage collector's counts and none of the system's.
             self._counted_pid, self._rises = self._pid(), Rises()
-        readings = [*_collector(), *_faults(), *self._own(), *(self._host() if self._local_rank == 0 else ())]
+        readings = [*_collector(), *_faults(), *self._own(), *self._cgroup(), *(self._host() if self._local_rank == 0 else ())]
         return [self._counted(sample) if sample.metric in _COUNTERS else sample for sample in readings]
 
     def _counted(self, sample: Sample) -> Sample:
@@ -206,16 +208,19 @@ class HostSampler:
         states = {"used": max(0, memory.total - sum(states.values())), **states}
         for state, value in states.items():
             yield Sample(s.M_SYSTEM_MEMORY_USAGE, value, {s.MEMORY_STATE: state})
+        yield Sample(s.M_SYSTEM_MEMORY_LIMIT, memory.total, {})
+        if memory.total:
+            for state, value in states.items():
+                yield Sample(s.M_SYSTEM_MEMORY_UTILIZATION, value / memory.total, {s.MEMORY_STATE: state})
+
+    def _cgroup(self) -> Iterator[Sample]:
+        """The memory limit of the container or service, and what is used of it; each rank may have one of its own."""
         ours = memory_limit(self._root)
-        if ours is None or ours.limit >= memory.total:
-            yield Sample(s.M_SYSTEM_MEMORY_LIMIT, memory.total, {})
-            shares = {state: value / memory.total for state, value in states.items()}
-        else:
-            # What other containers use has no meaning against our own limit.
-            yield Sample(s.M_SYSTEM_MEMORY_LIMIT, ours.limit, {})
-            shares = {} if ours.usage is None or not ours.limit else {"used": ours.usage / ours.limit}
-        for state, value in shares.items():
-            yield Sample(s.M_SYSTEM_MEMORY_UTILIZATION, value, {s.MEMORY_STATE: state})
+        if ours is None:
+            return
+        yield Sample(s.M_CGROUP_MEMORY_LIMIT, ours.limit, {})
+        if ours.usage is not None:
+            yield Sample(s.M_CGROUP_MEMORY_USAGE, ours.usage, {})
 
     def _asked(self, ask: Callable[[Any], Any], of: Any) -> Any:
         """What ``ask`` returns; ``None`` if the system does not have it, or refuses."""

@@ -1,50 +1,119 @@
-"""Captured messages as the event of the GenAI conventions: structured, on the request's span context.
+"""Log events of a request, and captured messages as span attributes: what the GenAI conventions have beside the span itself.
 
-Emitted only if content capture is enabled; ``inferspan.messages`` bounds the messages.
+In: how a request ended. Out: the event with its messages and parameters, the event of its exception, or the attributes that hold its
+messages. What is captured is decided and bounded in ``messages``; nothing of it is reached without a setting.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from typing import Any
 
-from opentelemetry._logs import LogRecord, SeverityNumber
+from opentelemetry._logs import LogRecord, NoOpLogger, SeverityNumber
 
 from inferspan import semconv
-from inferspan.messages import to_json
-from inferspan.records import AttributeValue, RequestEnd, RequestStart
+from inferspan.messages import structured, to_json
+from inferspan.records import AttributeValue, Failure, RequestEnd
 
-__all__ = ["content_event", "to_json"]
+__all__ = ["content_event", "exception_attributes", "exception_event", "inference_group", "set_content"]
+
+_GROUP = (semconv.ERROR_TYPE, "server.address", "server.port")
+"""What the group of attributes of an inference has without the prefix of GenAI."""
 
 
-def content_event(logger: Any, start: RequestStart, end: RequestEnd, context: Any) -> None:
-    """Emit ``gen_ai.client.inference.operation.details`` with the messages of a request.
+_maps_taken = True
+"""Whether the SDK takes lists and mappings as attribute values; older ones drop them with a line in the log."""
+
+
+def inference_group(attributes: Mapping[str, Any]) -> dict[str, AttributeValue]:
+    """Those attributes of a request that belong to the inference in the conventions: all but messages, and none of our own names."""
+    return {
+        key: value
+        for key, value in attributes.items()
+        if (key.startswith("gen_ai.") or key in _GROUP) and not key.startswith("gen_ai.latency.") and key not in semconv.MESSAGES
+    }
+
+
+def _messages(end: RequestEnd, write: Any) -> dict[str, Any]:
+    pairs = zip(semconv.MESSAGES, (end.input_messages, end.output_messages), strict=True)
+    return {key: write(messages) for key, messages in pairs if messages}
+
+
+def set_content(span: Any, end: RequestEnd, *, maps: bool) -> None:
+    """Put the messages of a request on its span.
+
+    Args:
+        span: of the request.
+        end: how it ended, with its messages.
+        maps: as lists and mappings; an SDK that does not take them gets JSON texts all the same.
+    """
+    global _maps_taken
+    if maps and _maps_taken:
+        span.set_attributes(_messages(end, structured))
+        kept = getattr(span, "attributes", None)
+        _maps_taken = not isinstance(kept, Mapping) or all(key in kept for key in _messages(end, len))
+    if not maps or not _maps_taken:
+        span.set_attributes(_messages(end, to_json))
+
+
+def content_event(logger: Any, attributes: Mapping[str, AttributeValue], end: RequestEnd, context: Any) -> None:
+    """Emit ``gen_ai.client.inference.operation.details`` with the messages of a request, always as lists and mappings.
 
     Args:
         logger: an OpenTelemetry logger.
-        start: the start of the request.
-        end: its end, with its messages.
+        attributes: of the request's span; those of the inference group are sent too.
+        end: how the request ended, with its messages.
         context: context that holds the request's span.
     """
-    attributes: dict[str, Any] = {semconv.PROVIDER_NAME: start.model.provider}
-    if start.operation is not None:
-        attributes[semconv.OPERATION_NAME] = start.operation
-    if start.model.name is not None:
-        attributes[semconv.REQUEST_MODEL] = attributes[semconv.RESPONSE_MODEL] = start.model.name
-    reasons: AttributeValue | None = end.attributes.get(semconv.FINISH_REASONS)
-    counts = {semconv.FINISH_REASONS: reasons, semconv.INPUT_TOKENS: end.input_tokens, semconv.OUTPUT_TOKENS: end.output_tokens}
-    attributes |= {key: value for key, value in counts.items() if value is not None}
-    # The conventions demand structured values on events; they are bounded like the JSON on spans.
-    if end.input_messages:
-        attributes[semconv.INPUT_MESSAGES] = json.loads(to_json(end.input_messages))
-    if end.output_messages:
-        attributes[semconv.OUTPUT_MESSAGES] = json.loads(to_json(end.output_messages))
     logger.emit(
         LogRecord(
             timestamp=end.end_ns,
             context=context,
-            severity_number=SeverityNumber.INFO,
+            severity_number=SeverityNumber.DEBUG,
             event_name=semconv.CONTENT_EVENT,
-            attributes=attributes,
+            attributes={**inference_group(attributes), **_messages(end, structured)},
         )
     )
+
+
+def exception_attributes(failure: Failure) -> dict[str, str]:
+    """An exception as attributes of an event, on a span or as a log record."""
+    return {
+        semconv.EXCEPTION_TYPE: failure.type,
+        semconv.EXCEPTION_MESSAGE: failure.message,
+        semconv.EXCEPTION_STACKTRACE: failure.stacktrace,
+    }
+
+
+def _wants(logger: Any, context: Any) -> bool:
+    """Whether somebody takes what a logger is given: a provider has been set, and it is not switched off."""
+    enabled = getattr(logger, "enabled", None)
+    if enabled is None:  # before version 1.41 of the API
+        return not isinstance(logger, NoOpLogger)
+    return bool(enabled(context=context, severity_number=SeverityNumber.WARN, event_name=semconv.INFERENCE_EXCEPTION_EVENT))
+
+
+def exception_event(logger: Any, failure: Failure, time_ns: int, context: Any) -> bool:
+    """Emit ``gen_ai.client.inference.exception`` for a failed request.
+
+    Args:
+        logger: an OpenTelemetry logger.
+        failure: the exception.
+        time_ns: when the request ended.
+        context: context that holds the request's span.
+
+    Returns:
+        Whether it was sent; not where no logger provider is set.
+    """
+    if not _wants(logger, context):
+        return False
+    logger.emit(
+        LogRecord(
+            timestamp=time_ns,
+            context=context,
+            severity_number=SeverityNumber.WARN,
+            event_name=semconv.INFERENCE_EXCEPTION_EVENT,
+            attributes=exception_attributes(failure),
+        )
+    )
+    return True

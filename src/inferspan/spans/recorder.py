@@ -26,6 +26,7 @@ from inferspan.ranks import ranks
 from inferspan.records import Attributes, AttributeValue, ModuleBatch, RequestEnd, RequestScope, RequestStart
 from inferspan.settings import Settings
 
+from .content import content_event, exception_attributes, exception_event, set_content
 from .flight_recorder import FlightRecorder, HeldDetail, Record, weight_of
 from .genai_interop import ThirdPartyCall, announce
 from .writer import Detail, RequestSpan, SpanWriter, inside_a_provider, our_call
@@ -95,6 +96,8 @@ class LiveRequestSpan(RequestSpan):
         self.third_party = third_party
         self.recording = bool(span.is_recording() and self.context.trace_flags.sampled)
         self.token: Any = None
+        self.given: Mapping[str, AttributeValue] = {}
+        """Attributes that the span began with."""
         self.marked = False
         self.outermost = parent is None or not parent.recording
         """Whether no recorded request is around this one; the outermost decides about the detail of all requests inside it."""
@@ -134,9 +137,12 @@ class LiveRequestSpan(RequestSpan):
         if self.held is not None:
             with contain("flight recorder"):
                 end = self._decide(self.held, end)
+        logged = False
+        with contain("exception event"), our_call():
+            logged = self.recorder.emit_exception(self, end)
         with contain("request span"):
             if self.span.is_recording():
-                self.recorder.finish_span(self, end)
+                self.recorder.finish_span(self, end, exception=not logged or self.recorder.settings.exception_signal != "logs")
         with contain("request span"), our_call():
             self.span.end(end_time=end.end_ns)
         with contain("content event"), our_call():
@@ -182,7 +188,7 @@ class SpanRecorder:
         tracer: returns the tracer; called for every request, because a host may set its provider late.
         metrics: records durations and counts.
         writer: writes detail.
-        logger: returns the logger of the content event.
+        logger: returns the logger of the events.
     """
 
     def __init__(
@@ -226,6 +232,7 @@ class SpanRecorder:
                 set_status_on_exception=False,
             )
         scope = LiveRequestSpan(self, start, span, third_party, parent if isinstance(parent, LiveRequestSpan) else None)
+        scope.given = attributes
         scope.marked = attributes.get(semconv.KEEP) is True
         if scope.recording:
             with contain("request span"):
@@ -279,43 +286,39 @@ class SpanRecorder:
             given = {key: value for key, value in given.items() if not key.startswith("gen_ai.")}
         return {**attributes, **start.attributes, **given}
 
-    def finish_span(self, scope: LiveRequestSpan, end: RequestEnd) -> None:
-        """Set the attributes, event and status that are known when the request ends."""
+    def _end_attributes(self, scope: LiveRequestSpan, end: RequestEnd) -> dict[str, AttributeValue]:
+        """What is known of a request at its end, without its messages."""
         attributes: dict[str, AttributeValue] = {**scope.request.model.attributes, **self._ranks, **end.attributes}
-        text = end.modality == "text"
-        for key, text_key, tokens in (
-            (semconv.INPUT_TOKENS, semconv.TEXT_INPUT_TOKENS, end.input_tokens),
-            (semconv.OUTPUT_TOKENS, semconv.TEXT_OUTPUT_TOKENS, end.output_tokens),
-        ):
-            if tokens is not None:
-                attributes[key] = tokens
-                if text and tokens:
-                    attributes[text_key] = tokens
+        attributes |= usage_attributes(end)
         if end.streaming and end.time_to_first_token is not None:
             attributes[semconv.TIME_TO_FIRST_CHUNK] = end.time_to_first_token
         if end.spans_dropped:
             attributes[semconv.SPANS_DROPPED] = end.spans_dropped
         if self.settings.compat_vllm_latency and scope.request.kind == "generate":
             attributes |= _vllm_latency(scope.request, end)
-        if self.settings.content_on_spans:
-            attributes |= content_attributes(end)
         if scope.third_party is not None:
             # Readers of traces would count a second span with gen_ai attributes as a second model call.
             attributes = {key: value for key, value in attributes.items() if not key.startswith("gen_ai.")}
-        scope.span.set_attributes(exportable_attributes(attributes))
         if end.failure is not None:
             # Every trace store can search by attribute value, but not every one by status.
-            scope.span.set_attributes({semconv.ERROR_TYPE: end.failure.type, semconv.FAILED: True})
-            scope.span.add_event(
-                semconv.EXCEPTION_EVENT,
-                {
-                    semconv.EXCEPTION_TYPE: end.failure.type,
-                    semconv.EXCEPTION_MESSAGE: end.failure.message,
-                    semconv.EXCEPTION_STACKTRACE: end.failure.stacktrace,
-                },
-                timestamp=end.end_ns,
-            )
+            attributes |= {semconv.ERROR_TYPE: end.failure.type, semconv.FAILED: True}
+        return exportable_attributes(attributes)
+
+    def finish_span(self, scope: LiveRequestSpan, end: RequestEnd, *, exception: bool = True) -> None:
+        """Put what is known at the end on the request's span; its exception as an event, unless that was sent otherwise."""
+        scope.span.set_attributes(self._end_attributes(scope, end))
+        if end.failure is not None:
+            if exception:
+                scope.span.add_event(semconv.EXCEPTION_EVENT, exception_attributes(end.failure), timestamp=end.end_ns)
             scope.span.set_status(Status(StatusCode.ERROR, end.failure.message or end.failure.type))
+        if self.settings.content_on_spans and scope.third_party is None and (end.input_messages or end.output_messages):
+            set_content(scope.span, end, maps=self.settings.content_format == "structured")
+
+    def emit_exception(self, scope: LiveRequestSpan, end: RequestEnd) -> bool:
+        """Send the exception of a failed ``generate()`` as a log event; false if there is none, or nobody takes it."""
+        if end.failure is None or self._logger is None or scope.request.kind != "generate" or scope.third_party is not None:
+            return False
+        return exception_event(self._logger(), end.failure, end.end_ns, trace.set_span_in_context(scope.span))
 
     def emit_content(self, scope: LiveRequestSpan, end: RequestEnd) -> None:
         """Emit the event with the captured messages, if the settings ask for it."""
@@ -323,9 +326,10 @@ class SpanRecorder:
             return
         if scope.third_party is not None:
             return
-        from .content import content_event
-
-        content_event(self._logger(), scope.request, end, trace.set_span_in_context(scope.span))
+        # The program may have put attributes of its own on the span while the request ran.
+        present = getattr(scope.span, "attributes", None)
+        attributes = {**scope.given, **self._end_attributes(scope, end), **(present if isinstance(present, Mapping) else {})}
+        content_event(self._logger(), attributes, end, trace.set_span_in_context(scope.span))
 
 
 def _vllm_latency(start: RequestStart, end: RequestEnd) -> dict[str, AttributeValue]:
@@ -342,13 +346,16 @@ def _vllm_latency(start: RequestStart, end: RequestEnd) -> dict[str, AttributeVa
     return found
 
 
-def content_attributes(end: RequestEnd) -> dict[str, AttributeValue]:
-    """Captured messages as JSON strings, for span attributes."""
-    from .content import to_json
-
+def usage_attributes(end: RequestEnd) -> dict[str, AttributeValue]:
+    """Tokens as a span has them: totals, and parts by modality, which agree with the usage counters."""
     found: dict[str, AttributeValue] = {}
-    if end.input_messages:
-        found[semconv.INPUT_MESSAGES] = to_json(end.input_messages)
-    if end.output_messages:
-        found[semconv.OUTPUT_MESSAGES] = to_json(end.output_messages)
+    for total, key, parts, keys in (
+        (end.input_tokens, semconv.INPUT_TOKENS, end.input_by_modality, semconv.INPUT_BY_MODALITY),
+        (end.output_tokens, semconv.OUTPUT_TOKENS, end.output_by_modality, semconv.OUTPUT_BY_MODALITY),
+    ):
+        if total is not None:
+            found[key] = total
+            found |= {keys[modality]: tokens for modality, tokens in parts.items() if tokens and modality in keys}
+    if end.cached_split:
+        found[semconv.CACHE_READ_INPUT_TOKENS] = sum(end.cached_split.values())
     return found

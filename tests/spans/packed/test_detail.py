@@ -101,7 +101,7 @@ class _Pipeline:
 
     def send(self, records: Sequence[Any], sink: _Sink | None, state: TraceState | None = None, end: int | None = None) -> list[str]:
         """Spans of the records, in a form to be compared; they go by the sink if there is one."""
-        start = RequestStart("generate", None, ModelInfo("m", "huggingface", "M", {"inferspan.device": "cpu"}), 0, False, {})
+        start = RequestStart("generate", None, ModelInfo("m", "huggingface", "M", {"inferspan.device.id": "cpu"}), 0, False, {})
         with use_span(NonRecordingSpan(SpanContext(5, 6, False, TraceFlags(1), state))):
             scope: Any = self.recorder.start(start, None)
             self.recorder.writer.flush(10)

@@ -1,6 +1,6 @@
 """What a ``generate()`` amounts to, told at its end: tokens, reasons, latencies, cache, memory, content.
 
-Everything comes from the arguments, the final configuration, the clock of the steps and the returned sequences. At most three host
+Everything comes from the arguments, the final configuration, the clock of the steps and the returned sequences. At most four host
 reads, whatever the length. What cannot be known is left out.
 """
 
@@ -17,6 +17,7 @@ from inferspan.capture.compile.state import compiled_graphs
 from inferspan.guard import contain
 from inferspan.records import AttributeValue, Failure, Message, RequestEnd
 
+from .modalities import Modalities, modalities
 from .tokens import Generated, Loop, count_input, count_output, sequences_of
 
 if TYPE_CHECKING:
@@ -100,6 +101,18 @@ def _input_rows(call: GenerateCall) -> list[int] | None:
         if counted is not None:
             return counted
     return None
+
+
+def _modalities(call: GenerateCall, inputs: list[int] | None) -> Modalities:
+    return modalities(
+        call.target.model,
+        call.arguments,
+        text_only=call.target.text_only,
+        ids=_prompt(call.arguments, getattr(call.target.model, "main_input_name", "input_ids")),
+        rows=inputs,
+        loop=call.loops[0] if call.loops else None,
+        reused=call.reused,
+    )
 
 
 def _generated(call: GenerateCall, result: Any) -> Generated | None:
@@ -242,6 +255,9 @@ def describe_end(call: GenerateCall, result: Any, failure: Failure | None, now: 
     if failure is None:
         with contain("counting output tokens"):
             generated = _generated(call, result)
+    split = Modalities({}, {}, "text" if call.target.text_only else "unknown")
+    with contain("counting tokens by modality"):
+        split = _modalities(call, inputs)
     produced = _produced(call) if failure is not None else None
     attributes: dict[str, AttributeValue] = {}
     with contain("attributes of generate()"):
@@ -311,6 +327,9 @@ def describe_end(call: GenerateCall, result: Any, failure: Failure | None, now: 
         overhead_ns=call.overhead,
         streaming=bool(attributes.get(semconv.REQUEST_STREAM)),
         modality="text" if call.target.text_only else "unknown",
+        output_modality=split.generated,
+        input_split=split.given,
+        cached_split=split.cached,
         input_messages=prompt_messages,
         output_messages=output_messages,
     )

@@ -125,7 +125,7 @@ function requestView(request) {
       fact("output", r.tokens_per_second === null ? null : perSecond(r.tokens_per_second)),
       fact("prompt", a["inferspan.prefill.tokens_per_second"] === undefined ? null : perSecond(a["inferspan.prefill.tokens_per_second"]), "prompt tokens computed / time to first token"),
       fact("tokens in", real(r.input_tokens)), fact("tokens out", real(r.output_tokens)), fact("batch", r.batch), fact("KV cache", bytes(a["inferspan.kv_cache.bytes"])), fact("peak memory", bytes(r.peak_memory)),
-      fact("energy", joules(r.energy)), fact("device", a["inferspan.device"]), fact("conversation", a["gen_ai.conversation.id"]), fact("user", a["user.id"])),
+      fact("energy", joules(r.energy)), fact("device", a["inferspan.device.id"]), fact("conversation", a["gen_ai.conversation.id"]), fact("user", a["user.id"])),
     make("div", { class: "dim small" }, clock(request.startMs), " · trace ", make("code", {}, request.trace), " · span ", make("code", {}, request.span),
       request.callers.length ? " · called in " + request.callers.join(" › ") : ""),
     request.unobserved && make("div", { class: "note" }, "Not observed: " + request.unobserved),

@@ -31,6 +31,8 @@ def ranks(environ: Mapping[str, str]) -> tuple[object, ...]:
         ({"RANK": "three", "WORLD_SIZE": "8"}, (None, None, None)),
         ({"RANK": "", "WORLD_SIZE": ""}, (None, None, None)),
         ({"RANK": "1", "LOCAL_RANK": "x", "WORLD_SIZE": "2"}, (1, None, 2)),
+        ({"RANK": "7" * 5000, "WORLD_SIZE": "8"}, (None, None, None)),
+        ({"RANK": "1", "WORLD_SIZE": "9" * 19}, (None, None, None)),
         ({"SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "4"}, (2, 0, 4)),
         ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}, (None, None, None)),
         ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "1"}, (None, None, None)),
@@ -40,6 +42,25 @@ def ranks(environ: Mapping[str, str]) -> tuple[object, ...]:
 def test_ranks(environ: Mapping[str, str], expected: tuple[object, ...]) -> None:
     """Ranks are those of torchrun or of a step of srun; what is not well formed is left out."""
     assert ranks(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"RANK": "7" * 5000, "WORLD_SIZE": "8"}, ["RANK"]),
+        ({"RANK": "8", "WORLD_SIZE": "8"}, ["RANK"]),
+        ({"RANK": "1", "WORLD_SIZE": "many"}, ["WORLD_SIZE"]),
+        ({"RANK": "1", "LOCAL_RANK": "x", "WORLD_SIZE": "2"}, ["LOCAL_RANK"]),
+        ({"RANK": "gold"}, []),
+        ({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}, []),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, []),
+    ],
+)
+def test_ranks_that_cannot_be_used(environ: Mapping[str, str], told: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    """What a launcher has set and is no rank is one warning; one of the words alone is not a launcher's."""
+    ranks(environ)
+    ranks(environ)
+    assert [message.split("=")[0] for message in caplog.messages] == told
 
 
 def test_facts() -> None:

@@ -18,7 +18,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from inferspan import semconv
 from inferspan.attribute_values import exportable_attributes
 from inferspan.caller import caller_attributes
-from inferspan.export.otlp import span_parts
+from inferspan.export.otlp import current_provider, span_parts
 from inferspan.export.sdk import SpanParts
 from inferspan.guard import contain
 from inferspan.metrics.requests import RequestMetrics
@@ -39,7 +39,7 @@ _KINDS = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT, "server": Sp
 
 def is_ours(parts: SpanParts) -> bool:
     """Whether a tracer belongs to the global provider, which may be one that we have set up."""
-    return getattr(trace.get_tracer_provider(), "_active_span_processor", None) is parts.processor
+    return getattr(current_provider("traces"), "_active_span_processor", None) is parts.processor
 
 
 def raw_sink(provider: Any, *, scope: Any) -> Any:
@@ -223,7 +223,7 @@ class SpanRecorder:
         if parts is None:
             return None
         if self._raw is None or self._raw[0] is not parts.tracer:
-            self._raw = (parts.tracer, raw_sink(trace.get_tracer_provider(), scope=parts.scope) if is_ours(parts) else None)
+            self._raw = (parts.tracer, raw_sink(current_provider("traces"), scope=parts.scope) if is_ours(parts) else None)
         return self._raw[1]
 
     @staticmethod

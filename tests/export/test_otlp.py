@@ -222,6 +222,27 @@ def test_without_destination_nothing_is_opened(program: Program) -> None:
     assert "OTEL_EXPORTER_OTLP_ENDPOINT" in line and "session_file" in line and "INFERSPAN_SESSION_FILE" in line
 
 
+@pytest.mark.parametrize(
+    ("given", "environ", "told"),
+    [
+        ("{}", {}, 1),
+        ("{'traces': host}", {}, 0),
+        ("{'metrics': host}", {}, 0),
+        ("{}", {"OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none"}, 0),
+        ("trace.set_tracer_provider(host) or {}", {}, 0),
+    ],
+)
+def test_what_a_provider_of_the_program_sends_is_not_nothing(program: Program, given: str, environ: dict[str, str], told: int) -> None:
+    """Nothing is said where one of the program's providers may send, or where sending is switched off."""
+    body = f"""
+    from opentelemetry.sdk.trace import TracerProvider
+    host = TracerProvider(shutdown_on_exit=False)
+    print(json.dumps(otlp.automatic_setup(Settings(), given={given})))
+    """
+    assert program(body, **environ) == [False]
+    assert len(program.log("WARNING")) == told
+
+
 def test_automatic_setup_opens_only_what_is_named(program: Program) -> None:
     """An endpoint for traces alone sets up traces alone."""
     with RECEIVERS["http/protobuf"]() as received:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inferspan import extension, guard
+from inferspan import extension, guard, setting_checks
 
 KEPT = ("INFERSPAN_EXTENSION", "INFERSPAN_BUILD_EXTENSION")
 """They choose what is tested, and say what must be there."""
@@ -33,6 +33,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith("OTEL_") or (name.startswith("INFERSPAN_") and name not in KEPT):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    setting_checks.warned.clear()
 
 
 @pytest.fixture(autouse=True)

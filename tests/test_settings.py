@@ -116,6 +116,69 @@ def test_wrong_environment(caplog: pytest.LogCaptureFixture) -> None:
     assert told == sorted(f"{name}={value}" for name, value in environ.items() if value.strip())
 
 
+def test_file_that_a_variable_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What is wrong in it is one warning that names the variable, and the rest of the file counts."""
+    path = _file(tmp_path, "top_k: many\nnobody: 1\npreset: loud\nslow_after: 3\nsteps: sampled\n")
+    found = Settings.resolve(environ={"INFERSPAN_CONFIG": str(path)})
+    assert found == Settings(steps="sampled")
+    assert [message.split("=")[0].split(":")[0] for message in caplog.messages] == ["INFERSPAN_CONFIG"] * 3
+    assert [word in caplog.text for word in ("top_k", "nobody", "loud", "slow_after")] == [True] * 4
+
+
+@pytest.mark.parametrize("text", ["a: [1", "- a", "a: 9" + "9" * 5000, "[" * 3000, "d: 2024-99-99"])
+def test_broken_file_that_a_variable_names(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A file that holds no settings is one warning, and an error where an argument names it."""
+    path = _file(tmp_path, text)
+    assert Settings.resolve(environ={"INFERSPAN_CONFIG": str(path)}) == Settings()
+    assert [message.split("=")[0] for message in caplog.messages] == ["INFERSPAN_CONFIG"]
+    with pytest.raises(SettingsError):
+        Settings.resolve(config_file=path, environ={})
+
+
+@pytest.mark.parametrize("path", ["missing.yaml", "/", "/dev/zero"])
+def test_file_that_cannot_be_read(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A path that is no file is one warning, and is not read without end."""
+    pytest.importorskip("yaml")
+    assert Settings.resolve(environ={"INFERSPAN_CONFIG": path}) == Settings()
+    assert [message.split("=")[0] for message in caplog.messages] == ["INFERSPAN_CONFIG"]
+
+
+def test_source(tmp_path: Path) -> None:
+    """Settings know which variable each value comes from, also by the file or preset that it names."""
+    path = _file(tmp_path, "top_k: 2\nmark: true\n")
+    environ = {"INFERSPAN_CONFIG": str(path), "INFERSPAN_PRESET": "light", "INFERSPAN_NVML": "no", "INFERSPAN_MARK": "no"}
+    found = Settings.resolve({"steps": "none"}, environ=environ)
+    expected = {"top_k": "INFERSPAN_CONFIG", "mark": "INFERSPAN_MARK", "nvml": "INFERSPAN_NVML", "modules": "INFERSPAN_PRESET"}
+    assert {name: found.source(name) for name in expected} == expected
+    assert (found.source("steps"), found.source("host")) == (None, None)
+    assert Settings.resolve(config_file=path, environ={}).source("top_k") is None
+
+
+def test_override() -> None:
+    """An argument replaces a value and its source; what the environment says and no longer fits is dropped, wrong arguments raise."""
+    found = Settings.resolve(environ={"INFERSPAN_KEEP": "slow", "INFERSPAN_SLOW_AFTER": "3", "INFERSPAN_MODULES": "a.*"})
+    changed = found.override({"modules": "all", "keep": "errors"})
+    assert changed == Settings(modules="all", keep="errors")
+    assert (changed.source("modules"), found.override({}).source("modules")) == (None, "INFERSPAN_MODULES")
+    assert found.override({}) == found
+    with pytest.raises(SettingsError, match="unknown inferspan setting 'x'"):
+        found.override({"x": 1})
+
+
+def test_any_wrong_value_can_be_shown() -> None:
+    """An error about a value that is huge, or has no text, is still a SettingsError of a readable length."""
+
+    class Silent:
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+    values: list[Any] = [10**6000, "x" * 100_000, [[0] * 1000] * 1000, Silent()]
+    for value in values:
+        with pytest.raises(SettingsError) as caught:
+            Settings(top_k=value)
+        assert len(str(caught.value)) < 500
+
+
 @pytest.mark.parametrize(
     ("arguments", "environ", "expected", "warned"),
     [

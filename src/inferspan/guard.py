@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
-__all__ = ["Swallowed", "contain", "error_counts", "guarded", "observe", "report"]
+__all__ = ["Swallowed", "contain", "count", "error_counts", "guarded", "observe", "report"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,13 +29,15 @@ _logged: set[tuple[str, str]] = set()
 _observers: list[Callable[[Swallowed], None]] = []
 
 
-def _renew_lock() -> None:
+def _forked() -> None:
+    """Begin anew in a child: its metrics count what happens in it."""
     global _lock
     _lock = threading.Lock()
+    _counts.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+    os.register_at_fork(after_in_child=_forked)
 
 
 class Swallowed(Exception):
@@ -72,6 +74,12 @@ def report(place: str, error: Exception, *, reason: str = "") -> None:
             _log.debug("%s: %s", place, traceback.format_exc())
         except Exception:
             pass  # of a log handler or filter of the program's
+
+
+def count(place: str) -> None:
+    """Count a failure that was no exception, or that somebody else has logged."""
+    with _lock:
+        _counts[place] = _counts.get(place, 0) + 1
 
 
 class contain:

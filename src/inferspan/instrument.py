@@ -15,8 +15,6 @@ from dataclasses import fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry import _logs, trace
-
 from inferspan.export.ids import adopt_ids
 from inferspan.metrics.requests import RequestMetrics
 from inferspan.metrics.summary import Totals
@@ -27,6 +25,7 @@ from . import semconv
 from .export import otlp
 from .guard import contain
 from .samplers import process as machine
+from .setting_checks import warn_once
 from .settings import Settings, SettingsError
 from .version import version
 
@@ -270,10 +269,7 @@ def _resolve(settings: Settings | None, overrides: Mapping[str, Any]) -> Setting
         return Settings.resolve({name: value for name, value in overrides.items() if name != "preset"}, preset=preset)
     if not isinstance(settings, Settings):
         raise SettingsError(f"settings must be an inferspan.Settings, not {type(settings).__name__}; pass single options as keywords")
-    if not overrides:
-        return settings
-    # Through resolve() for its message about unknown names; the environment has had its say in `settings` already.
-    return Settings.resolve({**{item.name: getattr(settings, item.name) for item in fields(settings)}, **overrides}, environ={})
+    return settings.override(overrides) if overrides else settings
 
 
 def _check_conflict(existing: _Instrumentation, settings: Settings | None, providers: _Providers) -> None:
@@ -296,13 +292,11 @@ def _hand_over_first() -> None:
 
 
 def _build(model: Any, tokenizer: Any, settings: Settings, providers: _Providers) -> _Instrumentation:
-    from inferspan.capture.target import Target
-
     tracer_provider, meter_provider, logger_provider = providers
     meters = machine.meters_of(meter_provider)
     request_metrics = RequestMetrics(meters.meter, settings)
     recorder = SpanRecorder(settings, _tracer_source(tracer_provider), request_metrics, _writer, _logger_source(logger_provider))
-    target = Target(model, settings, recorder, tokenizer)
+    target = _target(model, settings, recorder, tokenizer)
     _hand_over_first()
     release: Callable[[], None] = lambda: None  # noqa: E731 - replaced below
     with contain("samplers"):
@@ -313,6 +307,19 @@ def _build(model: Any, tokenizer: Any, settings: Settings, providers: _Providers
     return _Instrumentation(target, recorder, settings, providers, release)
 
 
+def _target(model: Any, settings: Settings, recorder: SpanRecorder, tokenizer: Any) -> Target:
+    from inferspan.capture.target import Target
+
+    try:
+        return Target(model, settings, recorder, tokenizer)
+    except SettingsError as error:  # a name pattern matches no module
+        variable = settings.source("modules")
+        if variable is None:
+            raise
+        warn_once("%s is ignored for this model, module spans are those of the default: %s", variable, error)
+        return Target(model, settings.override({"modules": Settings().modules}), recorder, tokenizer)
+
+
 def _tracer_source(provider: Any) -> Callable[[], Any]:
     """Returns the tracer; it is kept only once it belongs to a provider that is really there."""
     kept: list[Any] = []
@@ -321,7 +328,7 @@ def _tracer_source(provider: Any) -> Callable[[], Any]:
         machine.samplers.wake_in_child()
         if kept:
             return kept[0]
-        found = (provider or trace.get_tracer_provider()).get_tracer(semconv.SCOPE, version())
+        found = (provider or otlp.current_provider("traces")).get_tracer(semconv.SCOPE, version())
         with contain("id generator"):
             adopt_ids(found)
         if provider is not None or otlp.span_parts(found) is not None:
@@ -332,7 +339,7 @@ def _tracer_source(provider: Any) -> Callable[[], Any]:
 
 
 def _logger_source(provider: Any) -> Callable[[], Any]:
-    return lambda: (provider or _logs.get_logger_provider()).get_logger(semconv.SCOPE, version())
+    return lambda: (provider or otlp.current_provider("logs")).get_logger(semconv.SCOPE, version())
 
 
 def _forked() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from . import semconv
+from .setting_checks import shown, warn_once
 
 __all__ = ["ranks"]
 
@@ -15,15 +16,38 @@ _LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", 2),
 )
 
+_DIGITS = 18
+"""Digits that a number of ours may have: with 18 it fits into the 64 bits of an attribute."""
+
+
 def ranks(environ: Mapping[str, str]) -> dict[str, int | None]:
-    """Rank, rank on this host and number of ranks, by attribute name; ``None`` for what the launcher does not say."""
+    """Rank, rank on this host and number of ranks, by attribute name; ``None`` for what the launcher does not say.
+
+    Where a launcher has set rank and size and one of them cannot be used, that is a warning.
+    """
     for rank_name, local_name, size_name, smallest in _LAUNCHERS:
         rank, size = _number(environ.get(rank_name)), _number(environ.get(size_name))
         if rank is not None and size is not None and size >= smallest and rank < size:
-            return {semconv.RANK: rank, semconv.LOCAL_RANK: _number(environ.get(local_name)), semconv.WORLD_SIZE: size}
+            local, text = _number(environ.get(local_name)), environ.get(local_name, "").strip()
+            if text and local is None:
+                warn_once("%s=%s is ignored: it must be a whole number", local_name, shown(text))
+            return {semconv.RANK: rank, semconv.LOCAL_RANK: local, semconv.WORLD_SIZE: size}
+        if size is not None and size < smallest:
+            continue
+        _warn_of_unusable(environ, rank_name, size_name)
     return {}
+
+
+def _warn_of_unusable(environ: Mapping[str, str], rank_name: str, size_name: str) -> None:
+    texts = {name: environ.get(name, "").strip() for name in (rank_name, size_name)}
+    if not all(texts.values()):
+        return  # both names are common words: one of them alone is not a launcher's
+    wrong = [name for name, text in texts.items() if _number(text) is None] or [rank_name]
+    for name in wrong:
+        allowed = f"it must be a whole number below {size_name}" if name == rank_name else "it must be a whole number above zero"
+        warn_once("%s=%s is ignored, spans and metrics carry no rank: %s", name, shown(texts[name]), allowed)
 
 
 def _number(text: str | None) -> int | None:
     text = (text or "").strip()
-    return int(text) if text.isdecimal() and text.isascii() else None
+    return int(text) if text.isdecimal() and text.isascii() and len(text) <= _DIGITS else None

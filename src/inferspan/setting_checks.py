@@ -5,7 +5,9 @@ Texts are taken wherever they can be read, because that is all an environment va
 
 from __future__ import annotations
 
+import logging
 import os
+import reprlib
 import signal
 from collections.abc import Callable, Sequence
 
@@ -13,6 +15,7 @@ __all__ = [
     "KEEP_WORDS",
     "SettingsError",
     "boolean",
+    "brief",
     "choice",
     "fail",
     "integer",
@@ -20,9 +23,19 @@ __all__ = [
     "modules",
     "number",
     "path",
+    "shown",
     "signal_name",
     "text",
+    "warn_once",
+    "warned",
 ]
+
+_log = logging.getLogger("inferspan")
+warned: set[str] = set()
+"""Texts of the warnings that ``warn_once`` has logged."""
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
 
 MODULE_WORDS = ("layers", "all", "none")
 KEEP_WORDS = ("slow", "errors", "nonfinite", "marked")
@@ -35,7 +48,29 @@ class SettingsError(ValueError):
 
 def fail(name: str, value: object, allowed: str) -> SettingsError:
     """The error for a value of a setting; ``allowed`` says what to use instead."""
-    return SettingsError(f"inferspan setting {name!r} cannot be {value!r}: {allowed}")
+    return SettingsError(f"inferspan setting {name!r} cannot be {brief(value)}: {allowed}")
+
+
+def brief(value: object) -> str:
+    """The ``repr`` of any value, with at most some hundred characters of each text; never raises."""
+    try:
+        return _SHORT.repr(value)
+    except Exception:  # an integer of more than 4,300 digits, a __repr__ of the program's
+        return f"<{type(value).__name__}>"
+
+
+def shown(raw: str) -> str:
+    """The value of an environment variable as it may stand in a log line: cut, and without characters that no stream can write."""
+    cut = raw if len(raw) <= 80 else f"{raw[:60]}... ({len(raw)} characters)"
+    return cut.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def warn_once(text: str, *args: object) -> None:
+    """Log a warning about the environment, unless the same one has been logged by this process."""
+    message = text % args
+    if message not in warned:
+        warned.add(message)
+        _log.warning("%s", message)
 
 
 def boolean(name: str, value: object) -> bool:
@@ -112,8 +147,9 @@ def signal_name(name: str, value: object) -> str:
 
 def path(name: str, value: object) -> str:
     """The path of a file, as text."""
-    if isinstance(value, str | os.PathLike) and str(value).strip():
-        return os.fspath(value) if not isinstance(value, str) else value.strip()
+    found = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if isinstance(found, str) and found.strip() and "\0" not in found:
+        return found.strip() if isinstance(value, str) else found
     raise fail(name, value, "use the path of a file")
 
 

@@ -1,28 +1,25 @@
 """All options in one frozen object, from arguments, environment, a YAML file and presets.
 
-Precedence: argument > environment > file > preset > default. A wrong argument or file raises one :class:`SettingsError` that names
-the setting, the value and what is allowed; a wrong environment variable is a warning and the next source counts, as everywhere in
-OpenTelemetry. Variables of OpenTelemetry itself (``OTEL_*``) are read by the SDK and by ``otlp``, except those that steer content.
+Precedence: argument > environment > file > preset > default. A wrong argument, or a wrong file that an argument names, raises one
+:class:`SettingsError` that names the setting, the value and what is allowed. A wrong environment variable, or what is wrong in a file
+that one names, is a warning and the next source counts, as everywhere in OpenTelemetry; :meth:`Settings.source` tells where a value
+came from. Variables of OpenTelemetry itself (``OTEL_*``) are read by the SDK and by ``otlp``, except those that steer content.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from . import setting_checks as check
 from .setting_checks import SettingsError
 
 __all__ = ["PRESETS", "Settings", "SettingsError"]
-
-_log = logging.getLogger("inferspan")
-_told: set[str] = set()
-"""Unknown variables that have been warned of."""
 
 CAPTURE_MODES = ("NO_CONTENT", "SPAN_ONLY", "EVENT_ONLY", "SPAN_AND_EVENT")
 CAPTURE_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
@@ -30,7 +27,11 @@ EVENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_EMIT_EVENT"
 EXCEPTION_VARIABLE = "OTEL_SEMCONV_EXCEPTION_SIGNAL_OPT_IN"
 STABILITY_VARIABLE = "OTEL_SEMCONV_STABILITY_OPT_IN"
 EXTENSION_VARIABLE = "INFERSPAN_EXTENSION"
-NO_SETTINGS = ("INFERSPAN_PRESET", "INFERSPAN_CONFIG", EXTENSION_VARIABLE, "INFERSPAN_BUILD_EXTENSION")
+PRESET_VARIABLE = "INFERSPAN_PRESET"
+FILE_VARIABLE = "INFERSPAN_CONFIG"
+LARGEST_FILE = 1 << 20
+"""Bytes of a settings file."""
+NO_SETTINGS = (PRESET_VARIABLE, FILE_VARIABLE, EXTENSION_VARIABLE, "INFERSPAN_BUILD_EXTENSION")
 """Variables that are ours and no setting of a model; the last one is read when the package is built."""
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -103,6 +104,8 @@ class Settings:
     exit_timeout: float = _setting(5.0, check.number(0.0, 600.0), "longest time in seconds that our providers may hold up the exit")
     flush_on_sigterm: bool = _setting(False, check.boolean, "flush on SIGTERM, then let the previous handler run")
 
+    _sources: ClassVar[Mapping[str, str]] = {}
+
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
@@ -154,12 +157,12 @@ class Settings:
 
         Args:
             overrides: settings given as arguments; the strongest source.
-            preset: name of a preset; default ``INFERSPAN_PRESET``, else ``default``.
+            preset: name of a preset; default ``INFERSPAN_PRESET``, else that of the file, else ``default``.
             config_file: YAML file with a mapping of settings; default ``INFERSPAN_CONFIG``.
             environ: environment to read, default ``os.environ``.
 
         Raises:
-            SettingsError: an argument, the preset or the file is wrong.
+            SettingsError: an argument is wrong, or what is in the file or preset that an argument names.
         """
         environ = os.environ if environ is None else environ
         overrides = dict(overrides or {})
@@ -167,15 +170,43 @@ class Settings:
         for name in overrides:
             if name not in table:
                 raise _unknown(name, table, "argument")
-        file_values = _read_file(config_file if config_file is not None else environ.get("INFERSPAN_CONFIG"), table)
-        in_file = file_values.pop("preset", None)
-        chosen = _preset(preset, environ.get("INFERSPAN_PRESET", "").strip(), in_file)
-        values = {**PRESETS[chosen], **file_values, **overrides}
+        named = environ.get(FILE_VARIABLE, "").strip() if config_file is None else None
+        file_values = _read_named_file(named, table) if named else _read_file(config_file, table)
+        chosen, said_by = _preset(preset, environ.get(PRESET_VARIABLE, "").strip(), file_values.pop("preset", None), named)
         in_environment = {name: value for name, value in _read_environment(environ, table).items() if name not in overrides}
-        values.update(in_environment)
-        _settle_slow(values, in_environment)
-        _settle_budget(values, environ, {*overrides, *file_values})
-        return cls(**values)
+        sources = {
+            **(dict.fromkeys(PRESETS[chosen], said_by) if said_by else {}),
+            **(dict.fromkeys(file_values, FILE_VARIABLE if named else "")),
+            **dict.fromkeys(overrides, ""),
+            **{name: environment_name(name) for name in in_environment},
+        }
+        return cls._settled({**PRESETS[chosen], **file_values, **overrides, **in_environment}, sources)
+
+    def override(self, overrides: Mapping[str, Any]) -> Settings:
+        """These settings with some replaced by arguments.
+
+        Raises:
+            SettingsError: a setting is unknown, or wrong.
+        """
+        table = {item.name: item for item in fields(self)}
+        for name in overrides:
+            if name not in table:
+                raise _unknown(name, table, "argument")
+        sources = {name: source for name, source in self._sources.items() if name not in overrides}
+        return self._settled({**{name: getattr(self, name) for name in table}, **overrides}, sources)
+
+    def source(self, name: str) -> str | None:
+        """The environment variable that a setting comes from, also by a file or preset that it names; ``None`` for all else."""
+        return self._sources.get(name)
+
+    @classmethod
+    def _settled(cls, values: dict[str, Any], sources: Mapping[str, str]) -> Settings:
+        sources = {name: source for name, source in sources.items() if source}
+        _settle_slow(values, sources)
+        _settle_budget(values, sources)
+        made = cls(**values)
+        object.__setattr__(made, "_sources", sources)
+        return made
 
 
 def environment_name(name: str) -> str:
@@ -210,7 +241,7 @@ def _read_environment(environ: Mapping[str, str], table: Mapping[str, Any]) -> d
         try:
             values[name] = item.metadata["check"](name, raw)
         except SettingsError as error:
-            _log.warning("%s=%s is ignored: %s", variable, raw, error)
+            check.warn_once("%s=%s is ignored: %s", variable, check.shown(raw), error)
     _warn_of_unknown(environ, {environment_name(name) for name in table})
     words = {word.strip() for word in environ.get(STABILITY_VARIABLE, "").split(",")}
     if "semconv" not in values and "gen_ai_latest_experimental" in words:
@@ -225,73 +256,122 @@ def _warn_of_unknown(environ: Mapping[str, str], known: set[str]) -> None:
     known = known.union(NO_SETTINGS)
     for variable in sorted(environ):
         ours = variable.startswith("INFERSPAN_") and not variable.startswith("INFERSPAN_STACK_")  # those are checked by `inferspan stack`
-        if ours and variable not in known and variable not in _told:
-            _told.add(variable)
+        if ours and variable not in known:
             close = difflib.get_close_matches(variable, known, n=1)
-            _log.warning("%s is no setting and is ignored%s", variable, f": did you mean {close[0]}?" if close else "")
+            hint = f": did you mean {close[0]}?" if close else ""
+            check.warn_once("%s is no setting and is ignored%s", check.shown(variable), hint)
 
 
-def _preset(argument: str | None, in_environment: str, in_file: object) -> str:
-    allowed = ", ".join(PRESETS)
-    for value in (argument, in_file):
+def _preset(argument: str | None, in_environment: str, in_file: object, file: str | None) -> tuple[str, str]:
+    """The preset that counts, and the variable that it comes from, if any; ``file`` is the settings file that a variable names."""
+    allowed = f"use one of {', '.join(PRESETS)}"
+    for value in (argument, None if file else in_file):
         if value is not None and (not isinstance(value, str) or value not in PRESETS):
-            raise check.fail("preset", value, f"use one of {allowed}")
+            raise check.fail("preset", value, allowed)
     if in_environment and in_environment not in PRESETS:
-        _log.warning("INFERSPAN_PRESET=%s is ignored: use one of %s", in_environment, allowed)
+        check.warn_once("%s=%s is ignored: %s", PRESET_VARIABLE, check.shown(in_environment), allowed)
         in_environment = ""
-    return argument or in_environment or (in_file if isinstance(in_file, str) else "default")
+    if in_file is not None and (not isinstance(in_file, str) or in_file not in PRESETS):
+        check.warn_once("%s=%s: its preset %s is ignored: %s", FILE_VARIABLE, check.shown(file or ""), check.brief(in_file), allowed)
+        in_file = None
+    if argument is not None:
+        return argument, ""
+    if in_environment:
+        return in_environment, PRESET_VARIABLE
+    return (in_file, FILE_VARIABLE if file else "") if isinstance(in_file, str) else ("default", "")
 
 
-def _settle_budget(values: dict[str, Any], environ: Mapping[str, str], named: set[str]) -> None:
-    """Keep the budget below its cap where nobody has named both: a low cap lowers the default, a wrong variable is a warning."""
+def _ignore(sources: Mapping[str, str], name: str, value: object, reason: str) -> None:
+    """Warn of a value of the environment that contradicts others."""
+    variable = sources[name]
+    told = f"{variable}={value}" if variable == environment_name(name) else f"{variable}: {name}={value}"
+    check.warn_once("%s is ignored: %s", told, reason)
+
+
+def _settle_budget(values: dict[str, Any], sources: Mapping[str, str]) -> None:
+    """Keep the budget below its cap unless arguments name both: a low cap lowers the default, a variable that contradicts is a warning."""
     defaults: dict[str, Any] = {item.name: item.default for item in fields(Settings)}
     budget, cap = (values.get(name, defaults[name]) for name in ("max_spans_per_trace", "span_hard_cap"))
     if not isinstance(budget, int) or not isinstance(cap, int) or budget <= cap:
         return
-    variable = environment_name("max_spans_per_trace")
-    if "max_spans_per_trace" not in named:
-        if "max_spans_per_trace" in values:
-            _log.warning("%s=%d is ignored: the hard cap is %d, set %s as well", variable, budget, cap, environment_name("span_hard_cap"))
+    if "max_spans_per_trace" not in values or "max_spans_per_trace" in sources:
+        if "max_spans_per_trace" in sources:
+            reason = f"the hard cap is {cap}, set {environment_name('span_hard_cap')} as well"
+            _ignore(sources, "max_spans_per_trace", budget, reason)
         values["max_spans_per_trace"] = min(cap, defaults["max_spans_per_trace"])
-    elif "span_hard_cap" not in named and "span_hard_cap" in values:
-        _log.warning("%s=%d is ignored: max_spans_per_trace is %d", environment_name("span_hard_cap"), cap, budget)
+    elif "span_hard_cap" in sources:
+        _ignore(sources, "span_hard_cap", cap, f"max_spans_per_trace is {budget}")
         del values["span_hard_cap"]
 
 
-def _settle_slow(values: dict[str, Any], in_environment: Mapping[str, Any]) -> None:
-    """Whoever runs the program may switch ``keep`` over, whatever it has said of slow requests; a variable that decides nothing is a warning."""
+def _settle_slow(values: dict[str, Any], sources: Mapping[str, str]) -> None:
+    """Drop what the environment says of slow requests, with a warning, where ``keep`` leaves nothing to decide.
+
+    ``keep`` in the environment overrides the program's choice, so what arguments say of slow requests is dropped then, too.
+    """
     with contextlib.suppress(SettingsError):  # it is raised, with the right words, when the settings are made
         if "slow" in check.keep("keep", values.get("keep", "always")).split(","):
             return
         for name in SLOW_SETTINGS:
-            if "keep" in in_environment:
-                values.pop(name, None)
-            elif name in in_environment:
-                _log.warning("%s=%s is ignored: it decides nothing unless %s has slow", environment_name(name), values.pop(name), environment_name("keep"))
+            if values.get(name) is None:
+                continue
+            if name in sources and "keep" not in sources:
+                _ignore(sources, name, values[name], f"it decides nothing unless {environment_name('keep')} has slow")
+            if "keep" in sources or name in sources:
+                del values[name]
 
 
-def _read_file(path: str | os.PathLike[str] | None, table: Mapping[str, Any]) -> dict[str, Any]:
-    if not path:
-        return {}
+def _read_named_file(path: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the file that a variable names; what is wrong in it, or with it, is a warning."""
+    complaints: list[str] = []
+    try:
+        values = _read_file(path, table, complaints.append)
+    except SettingsError as error:
+        values, complaints = {}, [f"it is ignored: {error}"]
+    if complaints:
+        check.warn_once("%s=%s: %s", FILE_VARIABLE, check.shown(path), "; ".join(complaints))
+    return values
+
+
+def _load(path: str | os.PathLike[str]) -> Any:
     try:
         import yaml
     except ImportError:
         raise SettingsError(f"inferspan needs PyYAML to read {path}: pip install 'inferspan[yaml]'") from None
     try:
-        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_FILE:  # a pipe or a device might never end
+            raise SettingsError(f"inferspan settings file {path} must be a file of at most {LARGEST_FILE >> 20} MiB")
+        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"inferspan cannot read its settings file {path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except SettingsError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # numbers and dates that Python cannot hold are ValueErrors
         raise SettingsError(f"inferspan settings file {path} is not YAML: {error}") from None
+
+
+def _read_file(
+    path: str | os.PathLike[str] | None, table: Mapping[str, Any], complain: Callable[[str], None] | None = None
+) -> dict[str, Any]:
+    """The settings of a file; a wrong one is left out if there is somebody to complain to, otherwise it raises."""
+    if not path:
+        return {}
+    loaded = _load(path)
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
         raise SettingsError(f"inferspan settings file {path} must hold a mapping of settings, not {type(loaded).__name__}")
+    values: dict[str, Any] = {}
     for name, value in loaded.items():
-        if name == "preset":
-            continue
-        if name not in table:
-            raise _unknown(str(name), table, f"file {path}")
-        if value is not None or table[name].default is not None:
-            table[name].metadata["check"](f"{name} (file {path})", value)
-    return dict(loaded)
+        try:
+            if name != "preset" and name not in table:
+                raise _unknown(str(name), table, f"file {path}")
+            if name != "preset" and (value is not None or table[name].default is not None):
+                table[name].metadata["check"](f"{name} (file {path})", value)
+            values[name] = value
+        except SettingsError as error:
+            if complain is None:
+                raise
+            complain(str(error))
+    return values

@@ -222,6 +222,27 @@ def test_without_destination_nothing_is_opened(program: Program) -> None:
     assert "OTEL_EXPORTER_OTLP_ENDPOINT" in line and "session_file" in line and "INFERSPAN_SESSION_FILE" in line
 
 
+@pytest.mark.parametrize(
+    ("given", "environ", "told"),
+    [
+        ("{}", {}, 1),
+        ("{'traces': host}", {}, 0),
+        ("{'metrics': host}", {}, 0),
+        ("{}", {"OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none"}, 0),
+        ("trace.set_tracer_provider(host) or {}", {}, 0),
+    ],
+)
+def test_what_a_provider_of_the_program_sends_is_not_nothing(program: Program, given: str, environ: dict[str, str], told: int) -> None:
+    """Nothing is said where one of the program's providers may send, or where sending is switched off."""
+    body = f"""
+    from opentelemetry.sdk.trace import TracerProvider
+    host = TracerProvider(shutdown_on_exit=False)
+    print(json.dumps(otlp.automatic_setup(Settings(), given={given})))
+    """
+    assert program(body, **environ) == [False]
+    assert len(program.log("WARNING")) == told
+
+
 def test_automatic_setup_opens_only_what_is_named(program: Program) -> None:
     """An endpoint for traces alone sets up traces alone."""
     with RECEIVERS["http/protobuf"]() as received:
@@ -231,21 +252,39 @@ def test_automatic_setup_opens_only_what_is_named(program: Program) -> None:
     assert [signal for signal, *_ in received.requests] == ["traces"]
 
 
-def test_missing_exporter_package_is_a_warning_when_automatic(program: Program) -> None:
-    """The automatic set-up does without an exporter that is not installed; asked for by hand it is an ImportError."""
-    body = """
+@pytest.mark.parametrize("call", ["otlp.configure()", "otlp.automatic_setup(Settings())"])
+def test_missing_exporter_package_is_a_warning(program: Program, call: str) -> None:
+    """An exporter that is not installed costs a warning a signal, which names the package."""
+    body = f"""
     for signal in ("trace", "metric", "_log"):
-        sys.modules[f"opentelemetry.exporter.otlp.proto.grpc.{signal}_exporter"] = None
-    try:
-        otlp.configure()
-    except ImportError as error:
-        print(json.dumps(str(error).split(" (")[0]))
-    print(json.dumps([otlp.automatic_setup(Settings()), kinds()]))
+        sys.modules[f"opentelemetry.exporter.otlp.proto.grpc.{{signal}}_exporter"] = None
+    {call}
+    print(json.dumps(kinds()))
     """
-    message, automatic = program(body, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1", OTEL_EXPORTER_OTLP_PROTOCOL="grpc")
-    assert message == "sending traces by OTLP/grpc needs another package: pip install opentelemetry-exporter-otlp-proto-grpc"
-    assert automatic == [True, PROXIES]
+    found = program(body, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1", OTEL_EXPORTER_OTLP_PROTOCOL="grpc")
+    assert found == [PROXIES]
     assert len(program.log("WARNING")) == 3
+    assert all("pip install opentelemetry-exporter-otlp-proto-grpc" in line for line in program.log("WARNING"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kinds"),
+    [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", OURS),
+        ("OTEL_METRICS_EXPORTER", "prometheus", [OURS[0], PROXIES[1], OURS[2]]),
+        ("OTEL_TRACES_EXPORTER", "zipkin,otlp", OURS),
+        ("INFERSPAN_SESSION_FILE", "no/such/s.jsonl", OURS),
+        ("INFERSPAN_CONFIG", "no/such/file.yaml", OURS),
+        ("INFERSPAN_PRESET", "huge", OURS),
+    ],
+)
+@pytest.mark.parametrize("call", ["otlp.configure()", "otlp.automatic_setup(Settings.resolve())"])
+def test_wrong_choice_of_the_environment_is_one_warning(program: Program, name: str, value: str, kinds: list[str], call: str) -> None:
+    """What the environment asks for and cannot be had is one warning that names the variable; the rest is set up."""
+    body = f"{call}\nprint(json.dumps(kinds()))\nos._exit(0)"
+    assert program(body, **{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", name: value}) == [kinds]
+    (line,) = program.log("WARNING")
+    assert line.startswith(name)
 
 
 def test_disabled_sdk_does_nothing(program: Program, receiver: Received) -> None:
@@ -285,22 +324,44 @@ def test_processor_settings(program: Program) -> None:
     assert program(body, **set_) == [[100, 100, 700, 60000]]
     assert program(body, **set_, OTEL_BSP_MAX_EXPORT_BATCH_SIZE="50") == [[100, 50, 700, 60000]]
     assert program.log("WARNING") == []
-    wrong = {"OTEL_BSP_MAX_QUEUE_SIZE": "many", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "-1", "OTEL_METRIC_EXPORT_INTERVAL": "0"}
+    wrong = {"OTEL_BSP_MAX_QUEUE_SIZE": "9" * 20, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "-1", "OTEL_METRIC_EXPORT_INTERVAL": "0"}
     assert program(body, **wrong) == [[16384, 2048, 5000, 15000]]
     assert [line.split("=")[0] for line in program.log("WARNING")] == list(wrong)
 
 
 def test_wrong_variables_of_the_sdk_are_warnings(program: Program) -> None:
-    """Limits, filters, samplers and generators that do not exist cost a warning each, never the program."""
-    body = "otlp.configure()\nrecord()\nprint(json.dumps(kinds()))\nos._exit(0)"
+    """Limits, filters, samplers and files that do not exist cost a warning each, never the program, and what is right counts."""
+    body = """
+    before = dict(os.environ)
+    otlp.configure()
+    record()
+    limits = trace.get_tracer_provider()._span_limits
+    print(json.dumps([kinds(), limits.max_events, limits.max_links, limits.max_span_attributes, before == dict(os.environ)]))
+    os._exit(0)
+    """
     wrong = {
         "OTEL_SPAN_EVENT_COUNT_LIMIT": "few",
+        "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "-1",
+        "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT": "7" * 5000,
         "OTEL_METRICS_EXEMPLAR_FILTER": "some",
         "OTEL_TRACES_SAMPLER": "sometimes",
         "OTEL_PYTHON_ID_GENERATOR": "dice",
+        "OTEL_BLRP_MAX_QUEUE_SIZE": "9" * 20,
+        "OTEL_BLRP_SCHEDULE_DELAY": "soon",
+        "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS": "nobody",
+        "OTEL_EXPORTER_OTLP_CERTIFICATE": "no/such/file.pem",
+        "OTEL_EXPORTER_OTLP_HEADERS": "Bearer secret",
+        "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE": "sideways",
+        "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER": "nobody",
+        "OTEL_PYTHON_TRACER_PROVIDER": "nobody",
+        "OTEL_PYTHON_METER_PROVIDER": "nobody",
+        "OTEL_PYTHON_LOGGER_PROVIDER": "nobody",
     }
-    assert program(body, **wrong) == [OURS]
-    assert all(word in program.errors for word in ("EVENT_COUNT_LIMIT", "EXEMPLAR_FILTER", "sometimes", "dice"))
+    assert program(body, **wrong, OTEL_SPAN_LINK_COUNT_LIMIT="7") == [[OURS, 128, 7, 128, True]]
+    told = [line.replace(":", "=").split("=")[0] for line in program.log("WARNING")]
+    assert sorted(told) == sorted(wrong)
+    assert "Traceback" not in program.errors
+    assert "secret" not in program.errors
 
 
 def test_sampler(program: Program, receiver: Received) -> None:
@@ -313,14 +374,13 @@ def test_sampler(program: Program, receiver: Received) -> None:
 @pytest.mark.parametrize(
     ("environ", "arguments", "message"),
     [
-        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "", "OTEL_EXPORTER_OTLP_PROTOCOL cannot be 'http/json': use grpc or http/protobuf"),
-        ({"OTEL_LOGS_EXPORTER": "file"}, "", "OTEL_LOGS_EXPORTER cannot be 'file': use otlp, console, none, or a list of them"),
         ({}, "session_file='no/such/s.jsonl'", "inferspan setting 'session_file' cannot be 'no/such/s.jsonl': No such file or directory"),
+        ({"INFERSPAN_SESSION_FILE": "s.jsonl"}, "session_file='no/such/s.jsonl'", "inferspan setting 'session_file' cannot be"),
         ({}, "session_fil='s.jsonl'", "unknown inferspan setting 'session_fil' (argument): did you mean 'session_file'?"),
     ],
 )
-def test_wrong_choice_is_one_error_and_nothing_is_set_up(program: Program, environ: dict[str, str], arguments: str, message: str) -> None:
-    """An unknown protocol or exporter, a path that cannot be written: one error that names it, and everything is as it was."""
+def test_wrong_argument_is_one_error_and_nothing_is_set_up(program: Program, environ: dict[str, str], arguments: str, message: str) -> None:
+    """An unknown setting, a path that cannot be written: one error that names it, and everything is as it was."""
     body = f"""
     import threading
     settings = []
@@ -506,16 +566,16 @@ def test_configuration_file_leaves_the_hosts_provider(program: Program) -> None:
     ("before", "message"),
     [
         ("sys.modules['opentelemetry.configuration'] = None", "pip install opentelemetry-configuration"),
-        ("open('otel.yaml', 'w').write('file_format: [')", "OTEL_CONFIG_FILE cannot be 'otel.yaml'"),
-        ("", "OTEL_CONFIG_FILE cannot be 'otel.yaml'"),
+        ("open('otel.yaml', 'w').write('file_format: [')", "OTEL_CONFIG_FILE=otel.yaml is ignored"),
+        ("", "OTEL_CONFIG_FILE=otel.yaml is ignored: there is no such file"),
     ],
 )
-def test_configuration_file_that_cannot_be_used_is_an_error(program: Program, before: str, message: str) -> None:
-    """A missing package, a missing file and a broken file are one error that names the file or the package."""
-    body = f"{before}\ntry:\n    otlp.configure()\nexcept SettingsError as error:\n    print(json.dumps([str(error), kinds()]))"
-    ((found, kinds),) = program(body, OTEL_CONFIG_FILE="otel.yaml")
-    assert message in found
-    assert kinds == PROXIES
+def test_configuration_file_that_cannot_be_used_is_a_warning(program: Program, before: str, message: str) -> None:
+    """A missing package, a missing file and a broken file are one warning, and the other variables count."""
+    body = f"{before}\notlp.configure()\nprint(json.dumps(kinds()))\nos._exit(0)"
+    assert program(body, OTEL_CONFIG_FILE="otel.yaml", OTEL_LOGS_EXPORTER="none") == [[*OURS[:2], PROXIES[2]]]
+    (line,) = program.log("WARNING")
+    assert message in line
 
 
 # -------------------------------------------------------------------------------------------------- spans made after the fact

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import pytest
 
 from inferspan.export import variables
-from inferspan.settings import SettingsError
 
 
 @pytest.mark.parametrize(
@@ -32,19 +31,39 @@ def test_exporters_of_traces(environ: Mapping[str, str], expected: tuple[str, ..
 
 
 @pytest.mark.parametrize(
-    ("environ", "message"),
+    ("environ", "expected", "message"),
     [
-        ({"OTEL_TRACES_EXPORTER": "otpl"}, "OTEL_TRACES_EXPORTER cannot be 'otpl': use otlp, console, none, or a list of them"),
-        ({"OTEL_TRACES_EXPORTER": "otlp,x"}, "OTEL_TRACES_EXPORTER cannot be 'otlp,x': use otlp, console, none, or a list of them"),
-        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "OTEL_EXPORTER_OTLP_PROTOCOL cannot be 'http/json': use grpc or http/protobuf"),
-        ({"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "tcp"}, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL cannot be 'tcp': use grpc or http/protobuf"),
+        ({"OTEL_TRACES_EXPORTER": "otpl"}, (), "OTEL_TRACES_EXPORTER=otpl: otpl is not used: use otlp, console, none, or a list of them"),
+        (
+            {"OTEL_TRACES_EXPORTER": "otlp,x"},
+            ("otlp_proto_http",),
+            "OTEL_TRACES_EXPORTER=otlp,x: x is not used: use otlp, console, none, or a list of them",
+        ),
+        (
+            {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"},
+            ("otlp_proto_http",),
+            "OTEL_EXPORTER_OTLP_PROTOCOL=http/json is ignored, http/protobuf is used: use grpc or http/protobuf",
+        ),
+        (
+            {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "tcp"},
+            ("otlp_proto_http",),
+            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=tcp is ignored, http/protobuf is used: use grpc or http/protobuf",
+        ),
     ],
 )
-def test_unknown_exporter_or_protocol_is_an_error(environ: Mapping[str, str], message: str) -> None:
-    """The one error names the variable, its value and what is allowed."""
-    with pytest.raises(SettingsError) as caught:
-        variables.choose_exporters(environ, "traces")
-    assert str(caught.value) == message
+def test_unknown_exporter_or_protocol_is_a_warning_and_the_nearest(
+    environ: Mapping[str, str], expected: tuple[str, ...], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What no package provides is left out, a protocol that no exporter speaks is replaced; one warning names the variable."""
+    assert variables.choose_exporters(environ, "traces") == expected
+    assert variables.choose_exporters(environ, "traces") == expected
+    assert caplog.messages == [message]
+
+
+def test_logging_is_the_old_name_of_the_console(caplog: pytest.LogCaptureFixture) -> None:
+    """The exporter that the specification called logging is the one it calls console now."""
+    assert variables.choose_exporters({"OTEL_TRACES_EXPORTER": "logging"}, "traces") == ("console",)
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize(
@@ -80,31 +99,67 @@ def test_wrong_number_is_a_warning_and_the_default(text: str, caplog: pytest.Log
     assert [record.getMessage() for record in caplog.records] == expected
 
 
+def test_number_that_is_too_large_is_a_warning_and_the_default(caplog: pytest.LogCaptureFixture) -> None:
+    """What the receiving end cannot hold is said with the limit."""
+    assert variables.positive_number({"A": "9" * 30}, 7.0, "A", most=100) == 7.0
+    assert caplog.messages == [f"A={'9' * 30} is ignored, 7 is used: it must be a number above zero, at most 100"]
+
+
 def test_first_variable_that_is_set_counts() -> None:
     """Names are looked at in the order given."""
     assert variables.positive_number({"A": "", "B": " 2.5 ", "C": "3"}, 7.0, "A", "B", "C") == 2.5
 
 
 @pytest.mark.parametrize(
-    ("environ", "messages"),
+    ("environ", "messages", "never"),
     [
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318"}, []),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318"}, [], {}),
         (
             {"OTEL_EXPORTER_OTLP_ENDPOINT": "localhost:4318"},
             ["OTEL_EXPORTER_OTLP_ENDPOINT=localhost:4318 cannot be reached: it needs http:// or https:// in front"],
+            {"traces": ["otlp_proto_http"], "metrics": ["otlp_proto_http"]},
         ),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "localhost:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, []),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "localhost:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, [], {}),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "unix:///run/c.sock", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, [], {}),
+        (
+            {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://[::1"},
+            ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://[::1 cannot be reached: it is no address"],
+            {"traces": ["otlp_proto_http"]},
+        ),
+        (
+            {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://me:secret@:1?key=secret", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+            ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://:1? cannot be reached: it names no host and port"],
+            {"traces": ["otlp_proto_grpc"]},
+        ),
         (
             {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318/v1/traces"},
             [
                 "OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318/v1/traces: /v1/traces is added to this variable, so leave the path"
                 " away or set OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
             ],
+            {},
         ),
-        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://localhost:4318/v1/traces"}, []),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://localhost:4318/v1/traces"}, [], {}),
     ],
 )
-def test_endpoints_that_cannot_work(environ: Mapping[str, str], messages: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    """An endpoint without a scheme, or a base one with a signal's path, is a warning that says what to write."""
-    variables.check_endpoints(environ, ("traces", "metrics"))
+def test_endpoints_that_cannot_work(
+    environ: Mapping[str, str], messages: list[str], never: dict[str, list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """An endpoint that no exporter can use, or a base one with a signal's path, is a warning without secrets that says what to write."""
+    assert variables.unreachable(environ, ("traces", "metrics")) == never
     assert caplog.messages == messages
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("http://host:4318/v1/traces", "http://host:4318/v1/traces"),
+        ("http://user:pass@host:4318", "http://host:4318"),
+        ("http://user:p@ss/w@host:4318", "http://host:4318"),
+        ("user:pass@host:4317", "host:4317"),
+        ("Invalid URL 'http://token@host/v1?key=abc': no", "Invalid URL 'http://host/v1?': no"),
+    ],
+)
+def test_secrets_of_an_address_are_cut(text: str, expected: str) -> None:
+    """Neither user, password nor query is left of an address in a text."""
+    assert variables.without_secrets(text) == expected

@@ -1,8 +1,8 @@
-"""Exporters by name, and the guard around those for OTLP.
+"""Exporters by name, and the guard around each.
 
-In come names chosen by ``variables``, out come exporters of the SDK whose requests stay below the receivers' limits and which work
-again in a forked child. A package that is not installed raises ``ImportError``. Endpoint, headers and TLS are read by the exporters
-themselves, from ``os.environ``.
+In come names chosen by ``variables``, out come exporters of the SDK whose requests stay below the receivers' limits, which work again
+in a forked child, and whose failures are counted and logged by a ``Delivery``. A package that is not installed raises ``ImportError``.
+Endpoint, headers and TLS are read by the exporters themselves, from ``os.environ``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import gzip
 import importlib
-import logging
 import os
 import random
 import sys
@@ -19,14 +18,18 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from opentelemetry.sdk._logs.export import LogRecordExporter, LogRecordExportResult
-from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricReader, MetricsData
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from inferspan.export.delivery import Delivery, destination_of, own_lines_only, tell_attempt
+from inferspan.export.sdk_variables import hidden
 from inferspan.export.variables import per_signal, positive_number, read, stays_here
+from inferspan.setting_checks import shown, warn_once
 
-__all__ = ["GuardedLogs", "GuardedMetrics", "GuardedSpans", "build_exporter", "open_exporter", "within_limit"]
+__all__ = ["GuardedLogs", "GuardedMetrics", "GuardedSpans", "build_exporter", "guarded_exporter", "open_exporter", "within_limit"]
 
-_log = logging.getLogger("inferspan")
+LONGEST_TIMEOUT = 86_400_000.0
+"""Milliseconds."""
 
 REQUEST_LIMIT = 3 * 1024 * 1024
 """Bytes of one request: receivers refuse more than 4 MiB over gRPC, 20 MiB over HTTP, and the estimate is not exact."""
@@ -59,13 +62,41 @@ def build_exporter(name: str, signal: str, environ: Mapping[str, str]) -> Any:
     arguments: dict[str, Any] = {"timeout": _timeout(environ, signal), "compression": _compression(environ, signal, kind)}
     if signal == "metrics":
         arguments["max_export_batch_size"] = METRIC_POINTS
-    made = exporter(**arguments)
+    with hidden(), own_lines_only() as lines:
+        made = exporter(**arguments)
+    _warn_of_lines(environ, signal, lines)
     _draw_apart()
     client: Any = getattr(made, "_client", None)
     if kind == "http" and arguments["compression"].value == "gzip" and hasattr(client, "_compress"):
         # The exporter compresses at level 9: five times the work of level 1 for a tenth less to send.
         client._compress = functools.partial(gzip.compress, compresslevel=1)
+    if kind == "http" and hasattr(client, "export"):
+        client.export = _telling(client.export)
     return made
+
+
+def _telling(export: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """The client's ``export`` that tells status and error of a failure: its log line has neither if there was no time to try again."""
+
+    def call(data: bytes) -> Any:
+        result = export(data)
+        if not getattr(result, "success", True):
+            status, error = getattr(result, "status_code", None), getattr(result, "error", None)
+            tell_attempt(f"code: {status}" if status is not None else repr(error))
+        return result
+
+    return call
+
+
+def _warn_of_lines(environ: Mapping[str, str], signal: str, lines: Sequence[str]) -> None:
+    """Say in our words what an exporter would have logged while it was made: its lines show headers, which hold tokens."""
+    if any("eader format" in line for line in lines):
+        name, _ = read(environ, *per_signal(signal, "HEADERS")) or (per_signal(signal, "HEADERS")[1], "")
+        warn_once("%s: what is not a list of name=value, separated by commas, is ignored", name)
+    for ending in ("TEMPORALITY_PREFERENCE", "DEFAULT_HISTOGRAM_AGGREGATION"):
+        name = f"OTEL_EXPORTER_OTLP_METRICS_{ending}"
+        if any(name in line for line in lines):
+            warn_once("%s=%s is ignored: it is not one of the specification's", name, shown(environ.get(name, "")))
 
 
 def _draw_apart() -> None:
@@ -81,7 +112,7 @@ def _draw_apart() -> None:
 
 def _timeout(environ: Mapping[str, str], signal: str) -> float:
     # The specification counts milliseconds, the Python exporters seconds. Nobody means a quarter of an hour.
-    value = positive_number(environ, 10.0, *per_signal(signal, "TIMEOUT"))
+    value = positive_number(environ, 10.0, *per_signal(signal, "TIMEOUT"), most=LONGEST_TIMEOUT)
     return value / 1000 if value >= 1000 else value
 
 
@@ -90,7 +121,7 @@ def _compression(environ: Mapping[str, str], signal: str, kind: str) -> Any:
     # To a collector on the same machine it would take the processor's time and save nothing.
     word = found[1].lower() if found else "none" if stays_here(environ, signal) else "gzip"
     if found and word not in ("none", "gzip", "deflate"):
-        _log.warning("%s=%s is ignored, gzip is used: it must be gzip, deflate or none", *found)
+        warn_once("%s=%s is ignored, gzip is used: it must be gzip, deflate or none", found[0], shown(found[1]))
         word = "gzip"
     if kind == "grpc":
         from grpc import Compression as GrpcCompression  # type: ignore[import-untyped, unused-ignore]  # it publishes no types
@@ -141,7 +172,7 @@ def _log_size(record: Any) -> int:
 def within_limit(batch: Sequence[Any], size: Callable[[Any], int], limit: int = REQUEST_LIMIT) -> Iterator[Sequence[Any]]:
     """Cut a batch into parts whose sizes stay below ``limit`` bytes; an item that is too large alone is a part of its own."""
     start, total = 0, 0
-    for index, item in enumerate(batch):
+    for index, item in enumerate(batch if limit < sys.maxsize else ()):
         more = size(item)
         if total + more > limit and index > start:
             yield batch[start:index]
@@ -167,13 +198,17 @@ class _Renewing:
 class GuardedSpans(SpanExporter):
     """Sends spans in requests below the limit."""
 
-    def __init__(self, make: Callable[[], Any], *, limit: int = REQUEST_LIMIT) -> None:
-        self._inner, self._limit = _Renewing(make), limit
+    def __init__(self, make: Callable[[], Any], *, limit: int = REQUEST_LIMIT, delivery: Delivery | None = None) -> None:
+        self._inner, self._limit, self._delivery = _Renewing(make), limit, delivery or Delivery("traces")
 
     def export(self, spans: Sequence[Any]) -> SpanExportResult:
         """Send all parts, also after one has failed."""
-        results = [self._inner().export(part) for part in within_limit(spans, _span_size, self._limit)]
-        return SpanExportResult.SUCCESS if all(item is SpanExportResult.SUCCESS for item in results) else SpanExportResult.FAILURE
+        parts = within_limit(spans, _span_size, self._limit)
+        results = [self._delivery.attempt(functools.partial(self._send, part), len(part)) for part in parts]
+        return SpanExportResult.SUCCESS if all(results) else SpanExportResult.FAILURE
+
+    def _send(self, spans: Sequence[Any]) -> bool:
+        return self._inner().export(spans) is SpanExportResult.SUCCESS
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Nothing is held back."""
@@ -181,21 +216,25 @@ class GuardedSpans(SpanExporter):
 
     def shutdown(self) -> None:
         """Close the connection."""
-        self._inner().shutdown()
+        with own_lines_only():
+            self._inner().shutdown()
 
 
 class GuardedMetrics(MetricExporter):
     """Sends metrics; the exporter itself cuts the requests, by number of points."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._inner = _Renewing(make)
+    def __init__(self, make: Callable[[], Any], *, delivery: Delivery | None = None) -> None:
+        self._inner, self._delivery = _Renewing(make), delivery or Delivery("metrics")
         exporter = self._inner()
         super().__init__(preferred_temporality=exporter._preferred_temporality, preferred_aggregation=exporter._preferred_aggregation)
 
     def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> MetricExportResult:
         """Send all points."""
-        result: MetricExportResult = self._inner().export(metrics_data, timeout_millis=timeout_millis)
-        return result
+        count = sum(len(scope.metrics) for resource in metrics_data.resource_metrics for scope in resource.scope_metrics)
+        sent = self._delivery.attempt(
+            lambda: self._inner().export(metrics_data, timeout_millis=timeout_millis) is MetricExportResult.SUCCESS, count
+        )
+        return MetricExportResult.SUCCESS if sent else MetricExportResult.FAILURE
 
     def force_flush(self, timeout_millis: float = 10_000) -> bool:
         """Nothing is held back."""
@@ -203,20 +242,24 @@ class GuardedMetrics(MetricExporter):
 
     def shutdown(self, timeout_millis: float = 30_000, **kwargs: Any) -> None:
         """Close the connection."""
-        self._inner().shutdown()
+        with own_lines_only():
+            self._inner().shutdown()
 
 
 class GuardedLogs(LogRecordExporter):
     """Sends log records in requests below the limit."""
 
-    def __init__(self, make: Callable[[], Any], *, limit: int = REQUEST_LIMIT) -> None:
-        self._inner, self._limit = _Renewing(make), limit
+    def __init__(self, make: Callable[[], Any], *, limit: int = REQUEST_LIMIT, delivery: Delivery | None = None) -> None:
+        self._inner, self._limit, self._delivery = _Renewing(make), limit, delivery or Delivery("logs")
 
     def export(self, batch: Sequence[Any]) -> LogRecordExportResult:
         """Send all parts, also after one has failed."""
-        results = [self._inner().export(part) for part in within_limit(batch, _log_size, self._limit)]
-        good = all(item is LogRecordExportResult.SUCCESS for item in results)
-        return LogRecordExportResult.SUCCESS if good else LogRecordExportResult.FAILURE
+        parts = within_limit(batch, _log_size, self._limit)
+        results = [self._delivery.attempt(functools.partial(self._send, part), len(part)) for part in parts]
+        return LogRecordExportResult.SUCCESS if all(results) else LogRecordExportResult.FAILURE
+
+    def _send(self, batch: Sequence[Any]) -> bool:
+        return self._inner().export(batch) is LogRecordExportResult.SUCCESS
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Nothing is held back."""
@@ -224,18 +267,37 @@ class GuardedLogs(LogRecordExporter):
 
     def shutdown(self) -> None:
         """Close the connection."""
-        self._inner().shutdown()
+        with own_lines_only():
+            self._inner().shutdown()
 
 
-_GUARDS: dict[str, Callable[[Callable[[], Any]], Any]] = {"traces": GuardedSpans, "metrics": GuardedMetrics, "logs": GuardedLogs}
+def guarded_exporter(signal: str, make: Callable[[], Any], delivery: Delivery, *, limit: int = REQUEST_LIMIT) -> Any:
+    """The guard of a signal around an exporter.
+
+    Args:
+        signal: ``traces``, ``metrics`` or ``logs``.
+        make: makes the exporter; called again in a forked child.
+        delivery: told what becomes of each request.
+        limit: bytes of one request of spans or log records.
+    """
+    if signal == "metrics":
+        return GuardedMetrics(make, delivery=delivery)
+    return (GuardedSpans if signal == "traces" else GuardedLogs)(make, limit=limit, delivery=delivery)
 
 
-def open_exporter(name: str, signal: str, environ: Mapping[str, str]) -> Any:
-    """Make the exporter of an entry-point name, with the guard around it if it speaks OTLP.
+def open_exporter(name: str, signal: str, environ: Mapping[str, str]) -> tuple[Any, Delivery]:
+    """Make the exporter of an entry-point name, with the guard around it; some of other packages are metric readers, which get none.
+
+    Returns:
+        The exporter and what becomes of its requests.
 
     Raises:
         ImportError: the package of the exporter is not installed.
     """
-    if name not in _PACKAGES:
-        return build_exporter(name, signal, environ)
-    return _GUARDS[signal](lambda: build_exporter(name, signal, environ))
+    delivery = Delivery(signal, destination_of(name, signal, environ))
+    if name in _PACKAGES:
+        return guarded_exporter(signal, lambda: build_exporter(name, signal, environ), delivery), delivery
+    made = build_exporter(name, signal, environ)
+    if isinstance(made, MetricReader):
+        return made, delivery
+    return guarded_exporter(signal, lambda: made, delivery, limit=sys.maxsize), delivery

@@ -1,21 +1,23 @@
 """Providers, exporters and ids: where telemetry leaves the process.
 
 In come settings and the standard ``OTEL_*`` variables, out come global providers for those signals that the host has set up none for;
-a provider of the host is used and never replaced or shut down. The SDK is loaded by the first call that needs it. Unknown exporters
-or protocols and session files that cannot be written raise ``SettingsError`` from ``configure``; everything later is contained.
+a provider of the host is used and never replaced or shut down. The SDK is loaded by the first call that needs it. A wrong argument
+raises ``SettingsError``, a session file that an argument names and that cannot be written as well; whatever is wrong with the
+environment is a warning that names the variable.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from inferspan.export import variables
-from inferspan.export.providers import INSTALL, SETUP, extend, file_exporter, host_has_none, take_over
+from inferspan.export.providers import INSTALL, SETUP, Built, current_provider, extend, file_exporter, host_has_none, take_over
 from inferspan.export.sdk import SpanParts, queue_room, span_parts
+from inferspan.export.sdk_variables import hidden
+from inferspan.setting_checks import shown, warn_once
 from inferspan.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ __all__ = [
     "adopt_ids",
     "automatic_setup",
     "configure",
+    "current_provider",
     "destination_named",
     "detected_resource",
     "flush_first",
@@ -86,21 +89,16 @@ def automatic_setup(
         Whether a destination is named.
 
     Raises:
-        SettingsError: as ``configure``.
+        SettingsError: the session file was given as an argument and cannot be written.
     """
     environ = os.environ if environ is None else environ
     given = given or {}
     if _disabled(environ):
         return False
     if not destination_named(settings, environ):
-        # Logs carry captured content only, so a program without a logger provider lacks nothing.
-        if not SETUP.told and any(host_has_none(signal) for signal in ("traces", "metrics") if signal not in given):
-            SETUP.told = True
-            _log.warning(
-                "inferspan sends nothing anywhere: set OTEL_EXPORTER_OTLP_ENDPOINT to the address of a collector, or"
-                " session_file=... (INFERSPAN_SESSION_FILE) to the path of a file"
-            )
+        _tell_how_to_send(environ, given)
         return False
+    settings = _with_writable_file(settings)
     # A caller that brings both its own leaves the global ones to whoever comes next.
     _write_given(settings, given)
     if not ("traces" in given and "metrics" in given):
@@ -121,17 +119,42 @@ def configure(settings: Settings | None = None, *, environ: Mapping[str, str] | 
         overrides: single settings, stronger than ``settings``.
 
     Raises:
-        SettingsError: a setting is wrong, an exporter or a protocol unknown, or the session file cannot be written.
-        ImportError: the package of an exporter that was asked for is not installed.
+        SettingsError: a setting that was given as an argument is wrong, or the session file cannot be written.
     """
     environ = os.environ if environ is None else environ
-    checked = Settings.resolve(overrides, environ=environ)
-    if settings is None:
-        settings = checked
-    elif overrides:
-        settings = dataclasses.replace(settings, **overrides)
+    settings = Settings.resolve(overrides, environ=environ) if settings is None else settings.override(overrides)
     if not _disabled(environ):
-        _set_up(settings, environ, automatic=False)
+        _set_up(_with_writable_file(settings), environ, automatic=False)
+
+
+def _tell_how_to_send(environ: Mapping[str, str], given: Mapping[str, Any]) -> None:
+    """Say once how to name a destination, unless a provider of the program's may have one, or sending is switched off."""
+    # Logs carry captured content only, so a program without a logger provider lacks nothing.
+    signals = ("traces", "metrics")
+    if SETUP.told or not all(signal not in given and host_has_none(signal) for signal in signals):
+        return
+    if all(variables.switched_off(environ, signal) for signal in signals):
+        return
+    SETUP.told = True
+    _log.warning(
+        "inferspan sends nothing anywhere: set OTEL_EXPORTER_OTLP_ENDPOINT to the address of a collector, or"
+        " session_file=... (INFERSPAN_SESSION_FILE) to the path of a file"
+    )
+
+
+def _with_writable_file(settings: Settings) -> Settings:
+    """The settings without a session file that a variable names and that cannot be written."""
+    variable = settings.source("session_file")
+    if settings.session_file is None:
+        return settings
+    try:
+        _probe(settings.session_file)
+    except SettingsError as error:
+        if variable is None:
+            raise
+        warn_once("%s is ignored, no session file is written: %s", variable, error)
+        return settings.override({"session_file": None})
+    return settings
 
 
 def _disabled(environ: Mapping[str, str]) -> bool:
@@ -139,14 +162,11 @@ def _disabled(environ: Mapping[str, str]) -> bool:
 
 
 def _set_up(settings: Settings, environ: Mapping[str, str], *, automatic: bool, signals: Sequence[str] = variables.SIGNALS) -> None:
-    with SETUP.lock:
+    with SETUP.lock, hidden():
         new_file = settings.session_file if os.path.abspath(settings.session_file or "") not in SETUP.session_files else None
         if SETUP.done and new_file is None:
             _log.info("OpenTelemetry is set up already; nothing is changed")
-        elif SETUP.done:
-            extend(new_file, signals)
-        elif variables.read(environ, "OTEL_CONFIG_FILE"):
-            _from_config_file(environ["OTEL_CONFIG_FILE"].strip())
+        elif SETUP.done or (variables.read(environ, "OTEL_CONFIG_FILE") and _from_config_file(environ["OTEL_CONFIG_FILE"].strip())):
             extend(new_file, signals)
         else:
             _from_variables(environ, new_file, automatic, signals)
@@ -161,11 +181,10 @@ def _write_given(settings: Settings, given: Mapping[str, Any]) -> None:
     if settings.session_file is None or not given:
         return
     path = os.path.abspath(settings.session_file)
-    with SETUP.lock:
+    with SETUP.lock, hidden():
         new = {signal: provider for signal, provider in given.items() if f"{path} {signal} {id(provider)}" not in SETUP.session_files}
         if not new:
             return
-        _probe(settings.session_file)
         extend(settings.session_file, tuple(new), new)
         SETUP.session_files.update(f"{path} {signal} {id(provider)}" for signal, provider in new.items())
         _end_well(settings)
@@ -184,10 +203,9 @@ def _from_variables(environ: Mapping[str, str], session_file: str | None, automa
         _log.info("The program has set up a provider for %s: it is used as it is", signal)
     # Everything that can go wrong is tried before anything global is touched.
     names = {signal: variables.choose_exporters(environ, signal) for signal in ours}
-    variables.check_endpoints(environ, ours)
-    _probe(session_file)
+    never = variables.unreachable(environ, [signal for signal in ours if not only_named or variables.destination(environ, signal)])
     made = {
-        signal: _make_exporters(names[signal], signal, environ, automatic)
+        signal: _make_exporters([name for name in names[signal] if name not in never.get(signal, ())], signal, environ)
         for signal in ours
         if not only_named or variables.destination(environ, signal)
     }
@@ -200,23 +218,27 @@ def _from_variables(environ: Mapping[str, str], session_file: str | None, automa
             from inferspan.export.resource import detected_resource
 
             resource = detected_resource(environ)
-        INSTALL[signal](built, environ, resource)
+        try:
+            INSTALL[signal](built, environ, resource)
+        except Exception as error:  # of the SDK, about what it reads from the environment itself
+            _log.warning("inferspan sends no %s: the SDK cannot be set up (%s)", signal, type(error).__name__)
+            _log.debug("The SDK cannot be set up for %s", signal, exc_info=True)
     extend(session_file, [signal for signal in signals if signal not in ours])
 
 
-def _make_exporters(names: tuple[str, ...], signal: str, environ: Mapping[str, str], automatic: bool) -> list[tuple[str, Any]]:
+def _make_exporters(names: Sequence[str], signal: str, environ: Mapping[str, str]) -> list[Built]:
     from inferspan.export.exporters import open_exporter
 
     built = []
     for name in names:
         try:
-            built.append((name, open_exporter(name, signal, environ)))
+            built.append(Built(name, *open_exporter(name, signal, environ)))
         except ImportError as error:
-            if not automatic:
-                raise
-            _log.warning("inferspan sends no %s to %s: %s", signal, name, error)
+            warn_once("inferspan sends no %s to %s: %s", signal, name, error)
         except Exception as error:  # of the exporter, about what it read from the environment itself
-            _log.warning("inferspan sends no %s to %s: %s", signal, name, error)
+            read = [each for each in sorted(environ) if each.startswith(("OTEL_EXPORTER_", "OTEL_PYTHON_EXPORTER_"))]
+            told = shown(variables.without_secrets(str(error)))
+            warn_once("inferspan sends no %s to %s: %s; it has read %s", signal, name, told, ", ".join(read) or "no variable")
     return built
 
 
@@ -227,16 +249,19 @@ def _probe(session_file: str | None) -> None:
         SessionFile(session_file).close()
 
 
-def _from_config_file(path: str) -> None:
+def _from_config_file(path: str) -> bool:
+    """Set up what a configuration file says; if it cannot be used, that is a warning and the other variables count."""
     try:
         from opentelemetry.configuration import configure_sdk, load_config_file
     except ImportError:
-        raise SettingsError(
-            f"OTEL_CONFIG_FILE is {path!r}, but reading it needs another package: pip install opentelemetry-configuration"
-        ) from None
+        warn_once("OTEL_CONFIG_FILE=%s is ignored: reading it takes pip install opentelemetry-configuration", shown(path))
+        return False
     sections = {"traces": "tracer_provider", "metrics": "meter_provider", "logs": "logger_provider"}
     ours = [signal for signal in variables.SIGNALS if host_has_none(signal)]
+    reason = None
     try:
+        if not os.path.isfile(path):
+            raise FileNotFoundError("there is no such file")
         config = load_config_file(path)
         for signal in variables.SIGNALS:
             if signal not in ours:
@@ -246,8 +271,11 @@ def _from_config_file(path: str) -> None:
         configure_sdk(config)
     except Exception as error:
         SETUP.done = False
-        raise SettingsError(f"OTEL_CONFIG_FILE cannot be {path!r}: {error}") from error
-    take_over(ours)
+        reason = shown(variables.without_secrets(" ".join(str(error).split()))) or type(error).__name__
+    take_over([signal for signal in ours if not host_has_none(signal)])
+    if reason is not None:
+        warn_once("OTEL_CONFIG_FILE=%s is ignored: %s", shown(path), reason)
+    return reason is None
 
 
 # --------------------------------------------------------------------------------------------------------------- the end

@@ -8,23 +8,28 @@ for by name is added to them through their public methods.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import inspect
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inferspan.export import variables
+from inferspan.export.delivery import Delivery
+from inferspan.export.sdk_variables import PROVIDERS, hidden
 from inferspan.export.shutdown import Pipeline, Pipelines
+from inferspan.setting_checks import shown, warn_once
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace.id_generator import IdGenerator
 
-__all__ = ["INSTALL", "SETUP", "Setup", "current_provider", "extend", "file_exporter", "host_has_none", "take_over"]
+__all__ = ["INSTALL", "SETUP", "Built", "Setup", "current_provider", "extend", "file_exporter", "host_has_none", "take_over"]
 
 _log = logging.getLogger("inferspan")
 
@@ -32,6 +37,14 @@ QUEUE_SIZE = 16384
 BATCH_SIZE = 2048
 METRIC_INTERVAL = 15_000.0
 """Milliseconds; what the bundled dashboards and Prometheus are set to."""
+
+
+class Built(NamedTuple):
+    """An exporter or metric reader, its name, and what becomes of its requests."""
+
+    name: str
+    exporter: Any
+    delivery: Delivery
 
 
 @dataclasses.dataclass
@@ -53,7 +66,28 @@ SETUP = Setup()
 
 
 def current_provider(signal: str) -> Any:
-    """The global provider of a signal, a placeholder of the API if none has been set."""
+    """The global provider of a signal, a placeholder of the API if none has been set; never raises.
+
+    Where a variable names a provider that cannot be had, the API raises at each question, until a provider is set.
+    """
+    variable, group = PROVIDERS[signal]
+    named = os.environ.get(variable)
+    if named is None:
+        return _global_provider(signal)
+    if variables.is_provided(group, named):
+        with contextlib.suppress(Exception), hidden():  # of the provider; the API logs it
+            return _global_provider(signal)
+        reason = "it cannot be made"
+    else:
+        reason = "no package provides it"
+    provider = _set_provider(signal)
+    if provider is not None:
+        return provider
+    warn_once("%s=%s is ignored: %s", variable, shown(named), reason)
+    return _placeholder(signal)
+
+
+def _global_provider(signal: str) -> Any:
     if signal == "traces":
         from opentelemetry import trace
 
@@ -67,53 +101,74 @@ def current_provider(signal: str) -> Any:
     return _logs.get_logger_provider()
 
 
+def _set_provider(signal: str) -> Any:
+    """The provider that somebody has set, if the API can be asked without its reading the environment."""
+    if signal == "traces":
+        from opentelemetry import trace
+
+        return getattr(trace, "_TRACER_PROVIDER", None)
+    if signal == "metrics":
+        from opentelemetry.metrics import _internal as metrics
+
+        return getattr(metrics, "_METER_PROVIDER", None)
+    from opentelemetry._logs import _internal as logs
+
+    return getattr(logs, "_LOGGER_PROVIDER", None)
+
+
+def _placeholder(signal: str) -> Any:
+    """What the API gives while nothing is set; what is taken from it comes to life once a provider is."""
+    if signal == "traces":
+        from opentelemetry import trace
+
+        return trace.ProxyTracerProvider()
+    if signal == "metrics":
+        from opentelemetry.metrics import NoOpMeterProvider
+        from opentelemetry.metrics import _internal as metrics
+
+        return getattr(metrics, "_PROXY_METER_PROVIDER", None) or NoOpMeterProvider()
+    from opentelemetry import _logs
+    from opentelemetry._logs import _internal as logs
+
+    return getattr(logs, "_PROXY_LOGGER_PROVIDER", None) or _logs.NoOpLoggerProvider()
+
+
 def host_has_none(signal: str) -> bool:
     """Whether the API still has its placeholder for a signal, so that a provider can be set."""
     return type(current_provider(signal)).__name__ in ("ProxyTracerProvider", "_ProxyMeterProvider", "ProxyLoggerProvider")
 
 
-def _install_traces(built: list[tuple[str, Any]], environ: Mapping[str, str], resource: Resource) -> None:
+def _install_traces(built: list[Built], environ: Mapping[str, str], resource: Resource) -> None:
     from opentelemetry import trace
-    from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+    from opentelemetry.sdk.trace import TracerProvider
 
-    arguments: dict[str, Any] = {"resource": resource, "id_generator": _id_generator(environ), "shutdown_on_exit": False}
-    try:
-        provider = TracerProvider(**arguments)
-    except ValueError as error:  # of the limits
-        _log.warning("The limits of spans in the environment are ignored: %s", error)
-        unset = SpanLimits.UNSET
-        provider = TracerProvider(span_limits=SpanLimits(128, 128, 128, 128, 128, 128, unset, unset), **arguments)
-    for name, exporter in built:
-        _add_spans(provider, exporter, name, environ)
+    provider = TracerProvider(resource=resource, id_generator=_id_generator(environ), shutdown_on_exit=False)
+    for item in built:
+        _add_spans(provider, item, environ)
     trace.set_tracer_provider(provider)
     SETUP.tracer_provider, SETUP.environ = provider, environ
 
 
-def _install_metrics(built: list[tuple[str, Any]], environ: Mapping[str, str], resource: Resource) -> None:
+def _install_metrics(built: list[Built], environ: Mapping[str, str], resource: Resource) -> None:
     from opentelemetry import metrics
-    from opentelemetry.sdk.metrics import MeterProvider, TraceBasedExemplarFilter
+    from opentelemetry.sdk.metrics import MeterProvider
 
-    readers = [_reader(exporter, name, environ) for name, exporter in built]
-    arguments: dict[str, Any] = {"metric_readers": readers, "resource": resource, "shutdown_on_exit": False}
-    try:
-        provider = MeterProvider(**arguments)
-    except Exception as error:  # the SDK raises no more exact type for an unknown OTEL_METRICS_EXEMPLAR_FILTER
-        _log.warning("OTEL_METRICS_EXEMPLAR_FILTER is ignored: %s", error)
-        provider = MeterProvider(exemplar_filter=TraceBasedExemplarFilter(), **arguments)
+    readers = [_reader(item, environ) for item in built]
+    provider = MeterProvider(metric_readers=readers, resource=resource, shutdown_on_exit=False)
     metrics.set_meter_provider(provider)
 
 
-def _install_logs(built: list[tuple[str, Any]], environ: Mapping[str, str], resource: Resource) -> None:
+def _install_logs(built: list[Built], environ: Mapping[str, str], resource: Resource) -> None:
     from opentelemetry import _logs
     from opentelemetry.sdk._logs import LoggerProvider
 
     provider = LoggerProvider(resource=resource, shutdown_on_exit=False)
-    for name, exporter in built:
-        _add_logs(provider, exporter, name)
+    for item in built:
+        _add_logs(provider, item, environ)
     _logs.set_logger_provider(provider)
 
 
-INSTALL: dict[str, Callable[[list[tuple[str, Any]], Mapping[str, str], Any], None]] = {
+INSTALL: dict[str, Callable[[list[Built], Mapping[str, str], Any], None]] = {
     "traces": _install_traces,
     "metrics": _install_metrics,
     "logs": _install_logs,
@@ -128,15 +183,19 @@ def _id_generator(environ: Mapping[str, str]) -> IdGenerator:
     if found is None or found[1] in ("random", "inferspan"):
         return ids()
     chosen = next(iter(entry_points(group="opentelemetry_id_generator", name=found[1])), None)
-    if chosen is None:
-        _log.warning("%s=%s is ignored: no package provides such an id generator", *found)
-        return ids()
-    generator: IdGenerator = chosen.load()()
-    return generator
+    reason = "no package provides such an id generator"
+    if chosen is not None:
+        try:
+            generator: IdGenerator = chosen.load()()
+            return generator
+        except Exception as error:
+            reason = f"it cannot be made ({type(error).__name__})"
+    warn_once("%s=%s is ignored: %s", found[0], shown(found[1]), reason)
+    return ids()
 
 
 # -------------------------------------------------------------------------------------------------------------- pipelines
-def _own(name: str, part: Any) -> None:
+def _own(name: str, part: Any, delivery: Delivery | None = None) -> None:
     """Take over flushing and closing of a processor, reader or provider; those of metrics alone take a time limit to close."""
     takes_limit = "timeout_millis" in inspect.signature(part.shutdown).parameters
 
@@ -149,73 +208,88 @@ def _own(name: str, part: Any) -> None:
         else:
             part.shutdown()
 
-    SETUP.pipelines.add(Pipeline(name, flush, close))
+    SETUP.pipelines.add(Pipeline(name, delivery.all_sent(flush) if delivery is not None else flush, close))
 
 
-def _add_spans(provider: Any, exporter: Any, name: str, environ: Mapping[str, str]) -> None:
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-    queue = int(variables.positive_number(environ, QUEUE_SIZE, "OTEL_BSP_MAX_QUEUE_SIZE")) or 1
-    batch = int(variables.positive_number(environ, min(BATCH_SIZE, queue), "OTEL_BSP_MAX_EXPORT_BATCH_SIZE")) or 1
+def _batches(environ: Mapping[str, str], prefix: str, queue_size: int, delay: float) -> dict[str, Any]:
+    """Arguments of a batch processor from its variables, all of them, so that the SDK reads none."""
+    most = sys.maxsize
+    queue = int(variables.positive_number(environ, queue_size, f"{prefix}_MAX_QUEUE_SIZE", most=most)) or 1
+    default = min(BATCH_SIZE, queue)
+    batch = int(variables.positive_number(environ, default, f"{prefix}_MAX_EXPORT_BATCH_SIZE", most=most)) or 1
     if batch > queue:
-        _log.warning("OTEL_BSP_MAX_EXPORT_BATCH_SIZE=%d is ignored, %d is used: no batch is larger than the queue", batch, queue)
-    delay = variables.positive_number(environ, 5000, "OTEL_BSP_SCHEDULE_DELAY")
-    processor = BatchSpanProcessor(
-        exporter, max_queue_size=queue, max_export_batch_size=min(batch, queue), schedule_delay_millis=delay, export_timeout_millis=30_000
-    )
+        text = "%s_MAX_EXPORT_BATCH_SIZE=%d is ignored, %d is used: no batch is larger than the queue"
+        warn_once(text, prefix, batch, queue)
+    wait = variables.positive_number(environ, delay, f"{prefix}_SCHEDULE_DELAY", most=variables.LONGEST_WAIT)
+    variables.positive_number(environ, 30_000, f"{prefix}_EXPORT_TIMEOUT", most=variables.LONGEST_WAIT)  # the SDK does not use it
+    return {
+        "max_queue_size": queue,
+        "max_export_batch_size": min(batch, queue),
+        "schedule_delay_millis": wait,
+        "export_timeout_millis": 30_000,
+    }
+
+
+def _add_spans(provider: Any, item: Built, environ: Mapping[str, str]) -> None:
+    from inferspan.export.processors import BoundedSpans
+
+    processor = BoundedSpans(item.exporter, item.delivery, **_batches(environ, "OTEL_BSP", QUEUE_SIZE, 5000))
     provider.add_span_processor(processor)
-    SETUP.span_exporters += (name,)
+    SETUP.span_exporters += (item.name,)
     SETUP.span_processors += (processor,)
-    _own(f"traces-{name}", processor)
+    _own(f"traces-{item.name}", processor, item.delivery)
 
 
-def _reader(exporter: Any, name: str, environ: Mapping[str, str]) -> Any:
+def _reader(item: Built, environ: Mapping[str, str]) -> Any:
     from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 
-    if isinstance(exporter, MetricReader):  # the pull exporters of other packages
-        reader = exporter
+    if isinstance(item.exporter, MetricReader):  # the pull exporters of other packages
+        reader = item.exporter
     else:
-        interval = variables.positive_number(environ, METRIC_INTERVAL, "OTEL_METRIC_EXPORT_INTERVAL")
-        timeout = variables.positive_number(environ, 30_000, "OTEL_METRIC_EXPORT_TIMEOUT")
-        reader = PeriodicExportingMetricReader(exporter, export_interval_millis=interval, export_timeout_millis=timeout)
-    _own(f"metrics-{name}", reader)
+        most = variables.LONGEST_WAIT
+        interval = variables.positive_number(environ, METRIC_INTERVAL, "OTEL_METRIC_EXPORT_INTERVAL", most=most)
+        timeout = variables.positive_number(environ, 30_000, "OTEL_METRIC_EXPORT_TIMEOUT", most=most)
+        reader = PeriodicExportingMetricReader(item.exporter, export_interval_millis=interval, export_timeout_millis=timeout)
+    _own(f"metrics-{item.name}", reader, item.delivery)
     return reader
 
 
-def _add_logs(provider: Any, exporter: Any, name: str) -> None:
-    from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
+def _add_logs(provider: Any, item: Built, environ: Mapping[str, str]) -> None:
+    from inferspan.export.processors import BoundedLogs
 
-    processor = BatchLogRecordProcessor(exporter)
+    processor = BoundedLogs(item.exporter, item.delivery, **_batches(environ, "OTEL_BLRP", 2048, 1000))
     provider.add_log_record_processor(processor)
-    _own(f"logs-{name}", processor)
+    _own(f"logs-{item.name}", processor, item.delivery)
 
 
 def extend(
     session_file: str | None, signals: Sequence[str] = variables.SIGNALS, given: Mapping[str, Any] | None = None
 ) -> None:
     """Write a session file from SDK providers that exist already, the host's included: the file was asked for by name."""
-    for signal in signals:
-        for name, exporter in file_exporter(signal, session_file):
+    for signal in signals if session_file is not None else ():
+        for item in file_exporter(signal, session_file):
             provider: Any = (given or {}).get(signal) or current_provider(signal)
             if signal == "traces" and hasattr(provider, "add_span_processor"):
-                _add_spans(provider, exporter, name, os.environ)
+                _add_spans(provider, item, os.environ)
             elif signal == "metrics" and hasattr(provider, "add_metric_reader"):
-                provider.add_metric_reader(_reader(exporter, name, os.environ))
+                provider.add_metric_reader(_reader(item, os.environ))
             elif signal == "logs" and hasattr(provider, "add_log_record_processor"):
-                _add_logs(provider, exporter, name)
+                _add_logs(provider, item, os.environ)
             else:
                 _log.warning("The provider for %s cannot be extended: %s will have no %s", signal, session_file, signal)
-                exporter.shutdown()
+                item.exporter.shutdown()
 
 
-def file_exporter(signal: str, session_file: str | None) -> list[tuple[str, Any]]:
-    """The exporter of a signal to the session file, with its name, or nothing if there is no such file."""
+def file_exporter(signal: str, session_file: str | None) -> list[Built]:
+    """The exporter of a signal to the session file, or nothing if there is no such file."""
     if session_file is None:
         return []
+    from inferspan.export.exporters import guarded_exporter
     from inferspan.export.session_file import LogFileExporter, MetricFileExporter, SpanFileExporter
 
     kinds: dict[str, Callable[[str], Any]] = {"traces": SpanFileExporter, "metrics": MetricFileExporter, "logs": LogFileExporter}
-    return [("file", kinds[signal](session_file))]
+    made, delivery = kinds[signal](session_file), Delivery(signal)  # the file itself logs what it cannot take
+    return [Built("file", guarded_exporter(signal, lambda: made, delivery, limit=sys.maxsize), delivery)]
 
 
 def take_over(signals: list[str]) -> None:

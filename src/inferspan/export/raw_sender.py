@@ -20,6 +20,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from inferspan import guard, semconv
 from inferspan.export import protobuf, variables
+from inferspan.export.delivery import Delivery, destination_of
 from inferspan.export.exporters import REQUEST_LIMIT, build_exporter
 from inferspan.export.providers import SETUP
 from inferspan.export.shutdown import Pipeline
@@ -39,6 +40,7 @@ class OtlpSpanSender:
         room: bytes that the queue may hold.
         limit: bytes of one request.
         delay: seconds after which spans are sent at the latest.
+        delivery: told what becomes of each request.
     """
 
     def __init__(
@@ -49,7 +51,9 @@ class OtlpSpanSender:
         room: int = QUEUE_BYTES,
         limit: int = REQUEST_LIMIT,
         delay: float = 5.0,
+        delivery: Delivery | None = None,
     ) -> None:
+        self._delivery = delivery or Delivery("traces")
         self._connect, self._head = connect, head
         self._room, self._limit, self._delay = room, limit, delay
         self._closed = False
@@ -91,6 +95,8 @@ class OtlpSpanSender:
                 self._queued += len(spans)
             self._dropped += count - taken
             wake = self._queued >= WAKE_BYTES
+        if taken < count:
+            self._delivery.overflowed(count - taken)
         if wake and not self._wake.is_set():
             self._wake.set()
         return taken
@@ -148,18 +154,21 @@ class OtlpSpanSender:
         return slabs, number
 
     def _export(self, slabs: list[bytes], count: int) -> bool:
-        sent = False
         token = attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
         try:
-            with guard.contain("raw span export"):
-                resource, scope, schema, resource_schema = self._head()
-                sent = self._send(protobuf.request(resource, scope, schema, slabs, resource_schema_url=resource_schema))
+            sent = self._delivery.attempt(lambda: self._send_now(slabs), count)
         finally:
             detach(token)
         if not sent:
             with self._lock:
                 self._dropped += count
         return sent
+
+    def _send_now(self, slabs: list[bytes]) -> bool:
+        with guard.contain("raw span export"):
+            resource, scope, schema, resource_schema = self._head()
+            return self._send(protobuf.request(resource, scope, schema, slabs, resource_schema_url=resource_schema))
+        return False
 
     def _run(self) -> None:
         wake = self._wake
@@ -190,11 +199,15 @@ def raw_sink(tracer_provider: Any, *, scope: InstrumentationScope | None = None)
     if scope not in _sinks:
         connect = _CONNECT[name]
         with guard.contain("raw span sink"):  # it stands on private parts of the exporters
-            delay = variables.positive_number(SETUP.environ, 5000, "OTEL_BSP_SCHEDULE_DELAY") / 1000
+            delay = variables.positive_number(SETUP.environ, 5000, "OTEL_BSP_SCHEDULE_DELAY", most=variables.LONGEST_WAIT) / 1000
+            delivery = Delivery("traces", destination_of(name, "traces", SETUP.environ))
             sink = OtlpSpanSender(
-                lambda: connect(build_exporter(name, "traces", SETUP.environ)), lambda: _head(provider, scope), delay=delay
+                lambda: connect(build_exporter(name, "traces", SETUP.environ)),
+                lambda: _head(provider, scope),
+                delay=delay,
+                delivery=delivery,
             )
-            SETUP.pipelines.add(Pipeline("raw-spans", sink.flush, sink.close))
+            SETUP.pipelines.add(Pipeline("raw-spans", delivery.all_sent(sink.flush), sink.close))
             _sinks[scope] = sink
     return _sinks.get(scope)
 

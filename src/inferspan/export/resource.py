@@ -1,8 +1,8 @@
-"""The resource that our providers carry: host, rank of a distributed job, framework versions.
+"""The resource that our providers carry: service, host, rank of a distributed job, framework versions.
 
-In come the environment and the metadata of installed packages, out goes an SDK ``Resource``; no framework is imported and no device
-touched. A fact that is not known is left out. What the user sets with ``OTEL_RESOURCE_ATTRIBUTES`` or ``OTEL_SERVICE_NAME`` wins.
-``Detector`` is the ``inferspan`` entry of the ``opentelemetry_resource_detector`` entry points.
+In come the environment, the metadata of installed packages and how the program was started, out goes an SDK ``Resource``; no framework is
+imported and no device touched. A fact that is not known is left out. What the user sets with ``OTEL_RESOURCE_ATTRIBUTES`` or
+``OTEL_SERVICE_NAME`` wins; without a name the service is called like the script or module that runs. ``Detector`` is the ``inferspan`` entry of the ``opentelemetry_resource_detector`` entry points.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ import importlib.metadata
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from opentelemetry.sdk.resources import Resource, ResourceDetector
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource, ResourceDetector
 
 from inferspan import semconv
 from inferspan.ranks import ranks
 
-__all__ = ["Detector", "detected_resource"]
+__all__ = ["Detector", "detected_resource", "program_name"]
+
+_UNNAMED = "unknown_service"
+_INTERACTIVE = ("ipykernel", "marimo", "google.colab")
+"""Modules of notebooks: what runs there is the notebook's server."""
 
 _CUDNN_PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu11")
 
@@ -37,7 +42,33 @@ def detected_resource(environ: Mapping[str, str] | None = None) -> Resource:
     Args:
         environ: where ranks are read from, default ``os.environ``. The SDK itself reads its variables from ``os.environ``.
     """
-    return Resource(_facts(os.environ if environ is None else environ)).merge(Resource.create())
+    found = Resource(_facts(os.environ if environ is None else environ)).merge(Resource.create())
+    if str(found.attributes.get(SERVICE_NAME, _UNNAMED)).startswith(_UNNAMED):
+        name = program_name(sys.argv, sys.modules)
+        if name is not None:
+            return found.merge(Resource({SERVICE_NAME: name}))
+    return found
+
+
+def program_name(argv: Sequence[str], modules: Mapping[str, Any]) -> str | None:
+    """The name of the running script or module; ``None`` in a notebook, at a prompt and for ``python -c``.
+
+    Args:
+        argv: ``sys.argv``.
+        modules: ``sys.modules``.
+    """
+    path = argv[0] if argv else ""
+    if path in ("", "-", "-c") or any(name in modules for name in _INTERACTIVE):
+        return None
+    # `python -m pkg` runs pkg.__main__; a script has no module that could be imported.
+    spec = getattr(modules.get("__main__"), "__spec__", None)
+    name = str(getattr(spec, "name", None) or "").removesuffix(".__main__")
+    if name and not name.startswith("__"):
+        return name
+    stem = os.path.splitext(os.path.basename(path))[0]
+    if stem == "__main__":
+        stem = os.path.basename(os.path.dirname(os.path.abspath(path)))
+    return stem or None
 
 
 def _facts(environ: Mapping[str, str]) -> dict[str, str | int]:

@@ -1,35 +1,45 @@
 """The standard ``OTEL_*`` variables that decide what is set up, one signal at a time; nothing of the SDK is loaded here.
 
-In comes an environment, out come names of exporters and checked numbers. An empty variable counts as not set. An unknown exporter
-or protocol raises ``SettingsError``; any other wrong value is a warning and the default, as everywhere in OpenTelemetry.
+In comes an environment, out come names of exporters and checked numbers. An empty variable counts as not set. A value that cannot be
+used is a warning, and the default or the nearest thing that works, as everywhere in OpenTelemetry; nothing raises.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
+import functools
+import re
+import threading
+from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from inferspan.settings import SettingsError
+from inferspan.setting_checks import shown, warn_once
 
 __all__ = [
+    "LONGEST_WAIT",
     "SIGNALS",
-    "check_endpoints",
     "choose_exporters",
     "destination",
+    "is_provided",
     "names_destination",
     "per_signal",
     "positive_number",
     "read",
     "stays_here",
+    "switched_off",
+    "unreachable",
+    "without_secrets",
 ]
 
-_log = logging.getLogger("inferspan")
-
 SIGNALS = ("traces", "metrics", "logs")
+LONGEST_WAIT = threading.TIMEOUT_MAX * 1000 / 2
+"""Milliseconds that a thread can be asked to wait."""
 _PROTOCOLS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
+_NEAREST = {"http/json": "http/protobuf", "http": "http/protobuf", "protobuf": "http/protobuf", "grpc/protobuf": "grpc"}
+"""Protocols of OpenTelemetry that no Python exporter speaks, and other names, with the protocol that comes nearest."""
+_SECRETS = re.compile(r"""(?:(?<=//)[^\s'"<>]*|[^\s'"<>/]+:(?!//)[^\s'"<>]*)@|(?<=\?)[^\s'"<>)]+""")
+"""User and password of an address, and its query: services take keys in both."""
 
 
 def read(environ: Mapping[str, str], *names: str) -> tuple[str, str] | None:
@@ -37,8 +47,8 @@ def read(environ: Mapping[str, str], *names: str) -> tuple[str, str] | None:
     return next(((name, value) for name in names if (value := environ.get(name, "").strip())), None)
 
 
-def positive_number(environ: Mapping[str, str], default: float, *names: str) -> float:
-    """A variable that must be a number above zero; a wrong one is a warning and the default."""
+def positive_number(environ: Mapping[str, str], default: float, *names: str, most: float = float("inf")) -> float:
+    """A variable that must be a number above zero and at most ``most``; a wrong one is a warning and the default."""
     found = read(environ, *names)
     if found is None:
         return default
@@ -47,10 +57,11 @@ def positive_number(environ: Mapping[str, str], default: float, *names: str) -> 
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < float("inf"):
-        _log.warning("%s=%s is ignored, %g is used: it must be a number above zero", name, text, default)
-        return default
-    return value
+    if 0 < value < float("inf") and value <= most:
+        return value
+    too_large = f", at most {most:g}" if most < value < float("inf") else ""
+    warn_once("%s=%s is ignored, %g is used: it must be a number above zero%s", name, shown(text), default, too_large)
+    return default
 
 
 def per_signal(signal: str, name: str) -> tuple[str, str]:
@@ -65,6 +76,12 @@ def destination(environ: Mapping[str, str], signal: str) -> str | None:
         return found[0] if any(name != "none" for name in _split(found[1])) else None
     found = read(environ, *per_signal(signal, "ENDPOINT"))
     return found[0] if found else None
+
+
+def switched_off(environ: Mapping[str, str], signal: str) -> bool:
+    """Whether somebody has asked for no exporter of a signal."""
+    found = read(environ, f"OTEL_{signal.upper()}_EXPORTER")
+    return found is not None and all(name == "none" for name in _split(found[1]))
 
 
 def stays_here(environ: Mapping[str, str], signal: str) -> bool:
@@ -85,20 +102,52 @@ def names_destination(environ: Mapping[str, str]) -> bool:
     return read(environ, "OTEL_CONFIG_FILE") is not None or any(destination(environ, signal) for signal in SIGNALS)
 
 
-def check_endpoints(environ: Mapping[str, str], signals: Sequence[str]) -> None:
-    """Warn of endpoints that no exporter can use: over HTTP they need a scheme, and the base one gets its path from the exporter."""
-    told = set()
+def without_secrets(text: str) -> str:
+    """A text in which no address has a user, a password or a query."""
+    return _SECRETS.sub("", text)
+
+
+def unreachable(environ: Mapping[str, str], signals: Iterable[str]) -> dict[str, list[str]]:
+    """OTLP exporters of each signal that can never send, because of their endpoint; a warning says what to write instead.
+
+    Over HTTP an endpoint needs a scheme, and the one for all signals gets its path from the exporter, of which a warning tells, too.
+    """
+    never: dict[str, list[str]] = {}
+    told_of_path = set()
     for signal in signals:
         own, base = per_signal(signal, "ENDPOINT")
         found = read(environ, own, base)
-        if found is None or found in told or "otlp_proto_http" not in choose_exporters(environ, signal):
-            continue
-        told.add(found)
-        name, text = found
-        if not text.lower().startswith(("http://", "https://")):
-            _log.warning("%s=%s cannot be reached: it needs http:// or https:// in front", name, text)
-        elif name == base and text.rstrip("/").endswith(("/v1/traces", "/v1/metrics", "/v1/logs")):
-            _log.warning("%s=%s: /v1/%s is added to this variable, so leave the path away or set %s", name, text, signal, own)
+        for exporter in choose_exporters(environ, signal) if found else ():
+            if found is None or exporter not in _PROTOCOLS.values():
+                continue
+            name, text = found
+            told = shown(without_secrets(text))
+            reason = _malformed(text, http=exporter == "otlp_proto_http")
+            if reason is not None:
+                warn_once("%s=%s cannot be reached: %s", name, told, reason)
+                never.setdefault(signal, []).append(exporter)
+            elif exporter == "otlp_proto_http" and name == base and text not in told_of_path and _has_path_of_a_signal(text):
+                told_of_path.add(text)
+                warn_once("%s=%s: /v1/%s is added to this variable, so leave the path away or set %s", name, told, signal, own)
+    return never
+
+
+def _has_path_of_a_signal(endpoint: str) -> bool:
+    return endpoint.rstrip("/").endswith(tuple(f"/v1/{signal}" for signal in SIGNALS))
+
+
+def _malformed(endpoint: str, *, http: bool) -> str | None:
+    """Why no exporter can send to an endpoint, if so."""
+    try:
+        parts = urlsplit(endpoint if "://" in endpoint else f"//{endpoint}")
+        port, host = parts.port, parts.hostname
+    except ValueError:
+        return "it is no address"
+    if http and (not endpoint.lower().startswith(("http://", "https://"))):
+        return "it needs http:// or https:// in front"
+    if port == 0 or (not host and (http or parts.scheme in ("http", "https"))):
+        return "it names no host and port"
+    return None
 
 
 def _split(text: str) -> list[str]:
@@ -106,11 +155,7 @@ def _split(text: str) -> list[str]:
 
 
 def choose_exporters(environ: Mapping[str, str], signal: str) -> tuple[str, ...]:
-    """Entry-point names of the exporters of a signal, without ``none``.
-
-    Raises:
-        SettingsError: the exporter or the protocol is unknown.
-    """
+    """Entry-point names of the exporters of a signal, without ``none`` and those that no installed package provides."""
     variable, text = read(environ, f"OTEL_{signal.upper()}_EXPORTER") or ("", "otlp")
     chosen: list[str] = []
     for name in _split(text):
@@ -118,15 +163,26 @@ def choose_exporters(environ: Mapping[str, str], signal: str) -> tuple[str, ...]
             continue
         if name == "otlp":
             name = _protocol(environ, signal)
-        elif name not in _PROTOCOLS.values() and not entry_points(group=f"opentelemetry_{signal}_exporter", name=name):
-            raise SettingsError(f"{variable} cannot be {text!r}: use otlp, console, none, or a list of them")
+        elif name == "logging":  # what the specification called it once
+            name = "console"
+        elif name not in _PROTOCOLS.values() and not is_provided(f"opentelemetry_{signal}_exporter", name):
+            warn_once("%s=%s: %s is not used: use otlp, console, none, or a list of them", variable, shown(text), shown(name))
+            continue
         if name not in chosen:
             chosen.append(name)
     return tuple(chosen)
 
 
+@functools.cache
+def is_provided(group: str, name: str) -> bool:
+    """Whether an installed package has an entry point of this name."""
+    return bool(tuple(entry_points(group=group, name=name)))
+
+
 def _protocol(environ: Mapping[str, str], signal: str) -> str:
     variable, text = read(environ, *per_signal(signal, "PROTOCOL")) or ("", "http/protobuf")
-    if text.lower() not in _PROTOCOLS:
-        raise SettingsError(f"{variable} cannot be {text!r}: use {' or '.join(_PROTOCOLS)}")
-    return _PROTOCOLS[text.lower()]
+    word = text.lower()
+    if word not in _PROTOCOLS:
+        word = _NEAREST.get(word, "http/protobuf")
+        warn_once("%s=%s is ignored, %s is used: use %s", variable, shown(text), word, " or ".join(_PROTOCOLS))
+    return _PROTOCOLS[word]

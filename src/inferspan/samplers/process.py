@@ -14,10 +14,10 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from inferspan import semconv
+from inferspan.export.providers import current_provider
 from inferspan.guard import contain, error_counts
 from inferspan.metrics.devices import DeviceMetrics
 from inferspan.ranks import ranks
@@ -45,14 +45,14 @@ class Meters:
         """The meter for request metrics; raises what the provider raises."""
         if self._meter is None:
             # A proxy resolves itself once the host sets its provider, so it may be kept.
-            self._meter = (self._provider or metrics.get_meter_provider()).get_meter(semconv.SCOPE, version())
+            self._meter = (self._provider or current_provider("metrics")).get_meter(semconv.SCOPE, version())
             with contain("own metrics"):
                 self._observe(self._meter)
         return self._meter
 
     def provider(self) -> Any:
         """The provider, global ones as they are now."""
-        return self._provider or metrics.get_meter_provider()
+        return self._provider or current_provider("metrics")
 
     def _observe(self, meter: Any) -> None:
         if self.observed:
@@ -83,7 +83,7 @@ _global_meters: dict[Any, Meters] = {}
 
 def meters_of(provider: Any) -> Meters:
     """One ``Meters`` for each provider; the global one is one of them, whatever stands behind it later."""
-    present = metrics.get_meter_provider()
+    present = current_provider("metrics")
     if provider is None and present in _by_provider:
         provider = present
     if provider is None or (_global_meters and provider is present):

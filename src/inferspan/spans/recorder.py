@@ -18,7 +18,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from inferspan import semconv
 from inferspan.attribute_values import AttributeLimits, exportable_attributes
 from inferspan.caller import caller_attributes
-from inferspan.export.otlp import span_parts
+from inferspan.export.otlp import current_provider, span_parts
 from inferspan.export.sdk import SpanParts, SpanStarter, attribute_limits, wants_start
 from inferspan.guard import contain
 from inferspan.metrics.requests import RequestMetrics
@@ -41,7 +41,7 @@ _KINDS = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT, "server": Sp
 
 def is_ours(parts: SpanParts) -> bool:
     """Whether a tracer belongs to the global provider, which ``export`` may have set up."""
-    return getattr(trace.get_tracer_provider(), "_active_span_processor", None) is parts.processor
+    return getattr(current_provider("traces"), "_active_span_processor", None) is parts.processor
 
 
 def direct_sender(provider: Any, *, scope: Any) -> Any:
@@ -67,7 +67,7 @@ class _Destination(NamedTuple):
         tracer = parts.tracer
         if wants_start(tracer):  # then the SDK applies the limits
             return cls(tracer, processors, True, None, None)
-        sender = direct_sender(trace.get_tracer_provider(), scope=parts.scope) if is_ours(parts) else None
+        sender = direct_sender(current_provider("traces"), scope=parts.scope) if is_ours(parts) else None
         return cls(tracer, processors, False, attribute_limits(tracer), sender)
 
 

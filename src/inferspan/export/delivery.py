@@ -1,0 +1,280 @@
+"""What becomes of the requests of our own exporters: counted, told by ``flush()``, and logged in our words instead of the SDK's.
+
+In come attempts to send, out come whether they succeeded and, in the log, one sentence when an address stops taking telemetry, at most
+one a minute while that lasts, and one when it is over. Lines of the SDK, of urllib3 and of gRPC about these attempts are kept from the
+log: they are recognised by the thread that runs the attempt, so those about a host's exporters stay. A sentence has the address and
+the likely reason, and neither user, password, query nor header. Nothing raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from inferspan import guard
+from inferspan.export.reasons import likely_reason
+from inferspan.export.variables import per_signal, read
+
+__all__ = ["Delivery", "Destination", "destination_of", "own_lines_only", "tell_attempt"]
+
+_log = logging.getLogger("inferspan")
+EVERY = 60.0
+"""Seconds between two sentences about one address."""
+KEPT_LINES = 20
+_LIBRARIES = ("opentelemetry", "urllib3", "requests", "grpc")
+_UNITS = {"traces": "spans", "metrics": "metrics", "logs": "log records"}
+
+
+# ------------------------------------------------------------------------------------------------- lines about our exporters
+class _Attempts(threading.local):
+    def __init__(self) -> None:
+        self.lines: list[str] | None = None
+
+
+_attempts = _Attempts()
+
+
+class _NotOurs(logging.Filter):
+    """Keeps lines back that are logged by an attempt of ours on the same thread."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        lines = _attempts.lines
+        if lines is None:
+            return True
+        with contextlib.suppress(Exception):
+            message = record.getMessage()
+            if record.levelno < logging.WARNING and "?" not in message:  # a query may hold a key
+                return True
+            if len(lines) < KEPT_LINES:
+                lines.append(message)
+        return False
+
+
+_FILTER = _NotOurs()
+_filtered = 0
+
+
+def _filter_new_loggers() -> None:
+    """Put the filter on the loggers of the libraries that an exporter uses; a filter sees the lines of its own logger only."""
+    global _filtered
+    known = logging.Logger.manager.loggerDict
+    if len(known) == _filtered:
+        return
+    _filtered = len(known)
+    for name, logger in list(known.items()):
+        if name.partition(".")[0] in _LIBRARIES and isinstance(logger, logging.Logger) and _FILTER not in logger.filters:
+            # The first one, so that the SDK's filter of repetitions does not count what nobody sees.
+            logger.filters.insert(0, _FILTER)
+
+
+@contextlib.contextmanager
+def own_lines_only() -> Iterator[list[str]]:
+    """Keep warnings and errors of the libraries below an exporter out of the log, on this thread; gives their texts."""
+    _filter_new_loggers()
+    before, _attempts.lines = _attempts.lines, []
+    lines = _attempts.lines
+    try:
+        yield lines
+    finally:
+        _attempts.lines = before
+
+
+def tell_attempt(text: str) -> None:
+    """Add what is known of a failure to the lines of the attempt on this thread, if there is one."""
+    if _attempts.lines is not None:
+        _attempts.lines.append(text)
+
+
+# ------------------------------------------------------------------------------------------------------------ one address
+class _Lost(NamedTuple):
+    requests: int
+    items: dict[str, int]
+
+
+class Destination:
+    """One address that telemetry of ours goes to, and what is logged about it.
+
+    Args:
+        address: scheme, host and port, or any other name; without secrets.
+        clock: seconds, never going back.
+    """
+
+    def __init__(self, address: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.address = address
+        self._clock = clock
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._failing: set[str] = set()
+        self._announced = False
+        self._next_line = float("-inf")
+        self._reason = ""
+        self._lost = _Lost(0, {})
+        self._lost_in_all: dict[str, int] = {}
+
+    def sent(self, signal: str) -> None:
+        """Note a request that arrived."""
+        if not self._failing:
+            return
+        with self._lock:
+            self._failing.discard(signal)
+            if self._failing or not self._announced:
+                return
+            self._announced = False
+            lost, self._lost_in_all, self._lost = self._lost_in_all, {}, _Lost(0, {})
+        _say(logging.WARNING, "inferspan sends to %s again; not sent were %s", self.address, _counted(lost))
+
+    def lost(self, signal: str, count: int, reason: str) -> None:
+        """Note what could not be sent, and say so when it is time."""
+        with self._lock:
+            first = not self._failing and not self._announced
+            self._failing.add(signal)
+            self._count(signal, count)
+            now = self._clock()
+            if now < self._next_line:
+                return
+            self._next_line, self._announced = now + EVERY, True
+            lost, self._lost = self._lost, _Lost(0, {})
+            self._reason = reason
+        if first:
+            text = "inferspan cannot send %s to %s: %s; your program is not affected, and this is said at most once a minute"
+            _say(logging.WARNING, text, signal, self.address, reason)
+        else:
+            text = "inferspan still cannot send to %s: %s; %d requests with %s since the last such line"
+            _say(logging.WARNING, text, self.address, reason, lost.requests, _counted(lost.items))
+
+    def overflowed(self, signal: str, count: int) -> None:
+        """Note what found no place in the queue."""
+        with self._lock:
+            self._count(signal, count, requests=0)
+            now = self._clock()
+            if self._failing or now < self._next_line:
+                return  # the queue is full because nothing can be sent, of which another line tells
+            self._next_line = now + EVERY
+            lost, self._lost = self._lost, _Lost(0, {})
+        text = "inferspan drops telemetry for %s, more comes than can be sent: the queue was full for %s"
+        _say(logging.WARNING, text, self.address, _counted(lost.items))
+
+    def _count(self, signal: str, count: int, *, requests: int = 1) -> None:
+        items = {**self._lost.items, signal: self._lost.items.get(signal, 0) + count}
+        self._lost = _Lost(self._lost.requests + requests, items)
+        self._lost_in_all[signal] = self._lost_in_all.get(signal, 0) + count
+
+    def after_fork(self) -> None:
+        """Begin anew in a forked child, which has sent nothing yet."""
+        self._start()
+
+
+def _counted(items: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {_UNITS.get(signal, signal)}" for signal, count in items.items()) or "none"
+
+
+def _say(level: int, text: str, *args: object) -> None:
+    with contextlib.suppress(Exception):  # of a handler or filter of the program's
+        _log.log(level, text, *args)
+
+
+_destinations: dict[str, Destination] = {}
+
+
+def destination_of(exporter: str, signal: str, environ: Mapping[str, str]) -> Destination:
+    """The one object for the address that an exporter sends to; signals with the same address share it."""
+    address = _address(exporter, signal, environ)
+    return _destinations.setdefault(address, Destination(address))
+
+
+def _address(exporter: str, signal: str, environ: Mapping[str, str]) -> str:
+    if not exporter.startswith("otlp_proto_"):
+        return exporter
+    default = "http://localhost:4317" if exporter.endswith("grpc") else "http://localhost:4318"
+    found = read(environ, *per_signal(signal, "ENDPOINT"))
+    text = found[1] if found else default
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(text if "://" in text else f"//{text}")
+        if parts.hostname:
+            host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+            return f"{parts.scheme + '://' if parts.scheme else ''}{host}{f':{parts.port}' if parts.port else ''}"
+    return f"the address of {found[0]}" if found else default
+
+
+# -------------------------------------------------------------------------------------------------------- one signal to it
+class Delivery:
+    """What becomes of one signal on its way to one destination.
+
+    Args:
+        signal: ``traces``, ``metrics`` or ``logs``.
+        destination: what is logged about the address; ``None`` where others log it.
+    """
+
+    def __init__(self, signal: str, destination: Destination | None = None) -> None:
+        self._signal, self._destination = signal, destination
+        self._lock = threading.Lock()
+        self._refused = self._told = 0
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
+
+    @property
+    def refused(self) -> int:
+        """Items that were not delivered, since the process began."""
+        return self._refused
+
+    def attempt(self, send: Callable[[], bool], count: int) -> bool:
+        """Send one request and note what became of it.
+
+        Args:
+            send: sends it, and says whether it arrived.
+            count: spans, metrics or log records in it.
+        """
+        error: Exception | None = None
+        sent = False
+        with own_lines_only() as lines:
+            try:
+                sent = send()
+            except Exception as caught:
+                error = caught
+        if sent:
+            if self._destination is not None:
+                self._destination.sent(self._signal)
+            return True
+        with self._lock:
+            self._refused += count
+        guard.count(f"export of {self._signal}")
+        if self._destination is not None:
+            self._destination.lost(self._signal, count, likely_reason(self._destination.address, lines, error))
+        return False
+
+    def overflowed(self, count: int) -> None:
+        """Note items for which the queue had no place."""
+        with self._lock:
+            self._refused += count
+        if self._destination is not None:
+            self._destination.overflowed(self._signal, count)
+
+    def all_sent(self, flush: Callable[[float], bool]) -> Callable[[float], bool]:
+        """A flush that says whether everything since the last one was delivered, also what was sent without being asked for.
+
+        Args:
+            flush: is given seconds, and says whether it was done.
+        """
+
+        def truthful(seconds: float) -> bool:
+            done = flush(seconds)
+            with self._lock:
+                told, self._told = self._told, self._refused
+                return done and told == self._refused
+
+        return truthful
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self._refused = self._told = 0
+        if self._destination is not None:
+            self._destination.after_fork()

@@ -21,7 +21,22 @@ from .modules.hooks import ModuleObservers
 from .modules.output_stats import OutputStats
 from .profiler.window import Windows
 
-__all__ = ["Owner"]
+__all__ = ["OpenPass", "Owner"]
+
+
+class OpenPass:
+    """A running forward pass whose end only hooks on the root see, as its owner registers it.
+
+    Attributes:
+        thread: identity of the thread that runs it.
+        call: its request; ``None`` until that has begun.
+    """
+
+    __slots__ = ("call", "thread")
+
+    def __init__(self, thread: int) -> None:
+        self.thread = thread
+        self.call: Call | None = None
 
 
 class Owner(Protocol):
@@ -121,11 +136,18 @@ class Owner(Protocol):
         """Text of one token id."""
 
     # ------------------------------------------------------------------------------------------------------- running calls
-    def opened(self, call: Call) -> None:
-        """Register a call that is running now."""
+    def open_pass(self) -> OpenPass | None:
+        """Register a forward pass of this thread: hooks on the root stay on the model until it is closed.
 
-    def closed(self, call: Call) -> None:
-        """Remove a call that has ended; hooks that waited for its end may go or come back now."""
+        Returns:
+            Its entry, or ``None`` if the model is not instrumented any more.
+        """
+
+    def close_pass(self, opened: OpenPass) -> bool:
+        """Remove the entry of a forward pass; false if somebody else has done so, who then ends the call."""
 
     def pause_root_hooks(self, call: Call) -> None:
-        """Keep hooks of ours off the model until ``call`` ends, because a region of it is about to be compiled."""
+        """Keep hooks on the root off the model until ``call`` ends, because a region of it is about to be compiled."""
+
+    def closed(self, call: Call) -> None:
+        """Note that ``call`` has ended."""

@@ -11,7 +11,7 @@ from opentelemetry import trace
 from torch import nn
 
 from inferspan import guard
-from inferspan.capture import budget, call, forward, target
+from inferspan.capture import budget, call, forward, root_hooks, target
 from inferspan.capture.device import energy, memory
 from inferspan.capture.generate import call as generate_call
 from inferspan.capture.generate import criteria as stopping
@@ -33,7 +33,7 @@ PLACES: list[tuple[Any, str]] = [
     (device_rows.DeviceRows, "read"),
     (energy, "RequestEnergy"),
     (forward, "Budget"),
-    (forward, "close_stale"),
+    (root_hooks, "close_stale"),
     (forward, "describe"),
     (forward, "shape_attributes"),
     (forward.ForwardCall, "_describe_end"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from torch._dynamo.utils import counters
 
 from inferspan import semconv
 from tests.cases import models
+from tests.cases.nets import HIDDEN, Net, hooks_on
 from tests.cases.telemetry import Telemetry
 
 pytestmark = [
@@ -153,6 +155,30 @@ def test_compiled_between_calls(telemetry: Telemetry) -> None:
     assert unobserved == [None] * 3 + ["modules: compiled"] * 3
     warm = [(span.attributes or {}).get(semconv.MODEL_COMPILE_MODE) for span in telemetry.forwards()]
     assert warm == ["none"] * 3 + ["default"] * 3
+
+
+def test_detached_by_another_thread_while_a_pass_compiles(telemetry: Telemetry) -> None:
+    """The pass, whose hooks are off at that moment, ends on its own thread without an error, and leaves no hook."""
+    detached: list[bool] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        thread = threading.Thread(target=handle.uninstrument)
+        thread.start()
+        thread.join()
+        detached.append(True)
+        return graph.forward
+
+    model = Net()
+    handle = telemetry.instrument(model)
+    model.layers[0].before = lambda: torch.compile(lambda hidden: hidden + 1, backend=backend)(HIDDEN)
+    model(hidden=HIDDEN)
+    assert detached == [True]
+    assert hooks_on(model) == 0
+    telemetry.check()
+    assert [span.status.is_ok for span in telemetry.forwards()] == [True]
+    model.layers[0].before = None
+    model(hidden=HIDDEN)
+    assert len(telemetry.forwards()) == 1
 
 
 def test_layers_compiled_between_requests(telemetry: Telemetry) -> None:

@@ -174,6 +174,22 @@ def test_close_and_reopen(reader: InMemoryMetricReader, provider: MeterProvider)
     assert collected(reader)["process.uptime"][3] == [({}, 2.0)]
 
 
+@pytest.mark.parametrize("closing", [True, False], ids=["closed", "new source"])
+def test_source_that_goes_while_it_is_read(reader: InMemoryMetricReader, provider: MeterProvider, closing: bool) -> None:
+    """Readings that come back after another thread has taken their source away harm nothing, and the new source is asked afresh."""
+    later = Source(Sample("process.uptime", 2, {}))
+
+    def read() -> Sequence[Sample]:
+        if closing:
+            metrics.close()
+        metrics.reopen(later)
+        return [Sample("process.uptime", 1, {}), Sample("process.thread.count", 7, {})]
+
+    metrics = DeviceMetrics(provider, read, version="1.2")
+    collected(reader)
+    assert [(name, points) for name, (*_, points) in collected(reader).items()] == [("process.uptime", [({}, 2)])]
+
+
 def test_failing_source(reader: InMemoryMetricReader, provider: MeterProvider, contained: list[guard.Swallowed]) -> None:
     """A source that raises costs one contained error per collection and the readings, never the collection."""
 

@@ -122,6 +122,33 @@ class TestAllocator:
         sampler = AllocatorSampler(devices=CudaDevices(library=torch, environ={}), library=torch)
         assert sampler.collect() == [Sample(semconv.M_TORCH_OOMS, 0, {"inferspan.device.id": "cuda:1"})]
 
+    @pytest.mark.parametrize("error", [RuntimeError("invalid device ordinal"), ValueError("no"), KeyError("stats")], ids=repr)
+    @pytest.mark.parametrize("name", ["memory_stats", "get_device_properties", "has_context"])
+    def test_one_device_fails(self, name: str, error: Exception) -> None:
+        """A device that cannot be read takes no other with it; one that has no UUID only lacks its id."""
+        torch = fake_torch(contexts=(0, 1))
+        owner, attribute = (torch._C, "_cuda_hasPrimaryContext") if name == "has_context" else (torch.cuda, name)
+        usual = getattr(owner, attribute)
+
+        def failing(index: int) -> Any:
+            if index == 0:
+                raise error
+            return usual(index)
+
+        setattr(owner, attribute, failing)
+        samples = AllocatorSampler(devices=CudaDevices(library=torch, environ={}), library=torch).collect()
+        devices = {sample.attributes["inferspan.device"]: sample.attributes.get("hw.id") for sample in samples}
+        assert devices["cuda:1"] == f"GPU-{UUIDS[1]}"
+        assert devices.get("cuda:0", "absent") == (None if name == "get_device_properties" else "absent")
+
+    def test_one_statistic_is_no_number(self) -> None:
+        """A statistic that is no number is absent by itself."""
+        torch = fake_torch()
+        torch.cuda.memory_stats = lambda number: {**STATISTICS, "num_ooms": None}
+        samples = AllocatorSampler(devices=CudaDevices(library=torch, environ={}), library=torch).collect()
+        assert semconv.M_TORCH_OOMS not in {sample.metric for sample in samples}
+        assert len(samples) == 7
+
     def test_before_cuda(self) -> None:
         """Before the application has initialised CUDA there is no reading."""
         torch = fake_torch(initialized=False)

@@ -29,13 +29,13 @@ class FakeProcess:
     def __init__(self, host: FakePsutil, pid: int) -> None:
         self.host, self.pid = host, pid
 
-    def oneshot(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    def oneshot(self) -> Any:
+        return self.host.answer("Process.oneshot", contextlib.nullcontext())
 
     def __getattr__(self, name: str) -> Any:
         if name in self.host.refuse:
             raise Refused
-        return lambda: self.host.process[name]
+        return lambda: self.host.answer(f"Process.{name}", self.host.process[name])
 
 
 class FakePsutil:
@@ -45,6 +45,7 @@ class FakePsutil:
 
     def __init__(self) -> None:
         self.refuse: set[str] = set()
+        self.answers: dict[str, Any] = {}
         self.pids: list[int] = []
         self.process: dict[str, Any] = {
             "cpu_times": SimpleNamespace(user=12.0, system=3.0),
@@ -58,18 +59,26 @@ class FakePsutil:
         self.times = SimpleNamespace(user=100.0, nice=1.0, system=50.0, idle=800.0, iowait=5.0, irq=1.0, softirq=2.0, steal=0.5, guest=9.0)
         self.memory = SimpleNamespace(total=1000, available=700, used=300, free=400, cached=200, buffers=100)
 
+    def answer(self, name: str, usual: Any) -> Any:
+        """What a test wants ``name`` to return or raise, else the usual."""
+        answer = self.answers.get(name, usual)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
     def Process(self, pid: int) -> FakeProcess:
+        self.answer("Process", None)
         self.pids.append(pid)
         return FakeProcess(self, pid)
 
     def cpu_times(self) -> Any:
-        return self.times
+        return self.answer("cpu_times", self.times)
 
-    def cpu_count(self) -> int:
-        return 8
+    def cpu_count(self) -> Any:
+        return self.answer("cpu_count", 8)
 
     def virtual_memory(self) -> Any:
-        return self.memory
+        return self.answer("virtual_memory", self.memory)
 
 
 class Clock:
@@ -220,6 +229,85 @@ def test_refused_readings(tmp_path: Path) -> None:
     library.refuse = {"io_counters", "num_fds", "create_time"}
     refused = {"process.disk.io", "process.disk.operations", "process.unix.file_descriptor.count", "process.uptime"}
     assert told(sampler(library, tmp_path, local_rank=1).collect()) == [row for row in PROCESS if row[0] not in refused]
+
+
+NUMBERLESS = "no number"
+"""What a counter returns that psutil has misread."""
+READINGS: dict[str, set[str]] = {
+    "Process.oneshot": set(),
+    "Process.cpu_times": {"process.cpu.time"},
+    "Process.memory_info": {"process.memory.usage", "process.memory.virtual"},
+    "Process.num_threads": {"process.thread.count"},
+    "Process.num_fds": {"process.unix.file_descriptor.count"},
+    "Process.num_ctx_switches": {"process.context_switches"},
+    "Process.io_counters": {"process.disk.io"},
+    "Process.create_time": {"process.uptime"},
+    "cpu_times": {"system.cpu.time"},
+    "cpu_count": set(),
+    "virtual_memory": {"system.memory.usage", "system.memory.limit", "system.memory.utilization"},
+}
+"""Metrics that each function of psutil gives in the first round."""
+
+
+@pytest.mark.parametrize("name", READINGS)
+@pytest.mark.parametrize(
+    "answer",
+    [ValueError("need more than 1 value"), IndexError("list"), KeyError(b"MemTotal:"), RuntimeError("/proc/stat"), NUMBERLESS],
+    ids=["ValueError", "IndexError", "KeyError", "RuntimeError", "no number"],
+)
+def test_unreadable_counter(tmp_path: Path, name: str, answer: Any) -> None:
+    """Whatever psutil raises or returns for one reading, that one is absent and all the others are there."""
+    library = FakePsutil()
+    library.answers[name] = answer
+    expected = [row for row in PROCESS + HOST + UNLIMITED if row[0] not in READINGS[name]]
+    assert told(sampler(library, tmp_path).collect()) == expected
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyError("x")], ids=repr)
+def test_unreadable_process(tmp_path: Path, error: Exception) -> None:
+    """Where the process itself cannot be looked up, the host is still there."""
+    library = FakePsutil()
+    library.answers["Process"] = error
+    assert told(sampler(library, tmp_path).collect()) == HOST + UNLIMITED
+
+
+def test_part_of_a_reading_is_unreadable(tmp_path: Path) -> None:
+    """A state of memory or a mode of CPU time that is no number is absent by itself."""
+    library = FakePsutil()
+    library.memory.cached = None
+    library.times.idle = "?"
+    found = told(sampler(library, tmp_path, local_rank=0).collect())
+    assert [row for row in found if row[:2] == ("system.cpu.time", "idle")] == []
+    assert ("system.cpu.time", "user", 0) in found
+    assert [row for row in found if row[0] == "system.memory.usage"] == [
+        ("system.memory.usage", "used", 500),
+        ("system.memory.usage", "free", 400),
+        ("system.memory.usage", "buffers", 100),
+    ]
+
+
+def test_psutil_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A psutil that fails in whatever way while it is imported is no psutil."""
+
+    class Broken:
+        def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+            if name == "psutil":
+                raise OSError("undefined symbol")
+
+    monkeypatch.delitem(sys.modules, "psutil", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    assert told(HostSampler(root=tmp_path).collect()) == []
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "-1", "²", "max", ""], ids=["long", "negative", "superscript", "max", "empty"])
+def test_odd_limits_of_a_container(tmp_path: Path, text: str) -> None:
+    """A limit that is no number is none, and costs no other reading."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/memory.max").write_text(text)
+    (tmp_path / "sys/fs/cgroup/cpu.max").write_text(f"{text} 100000")
+    assert told(sampler(FakePsutil(), tmp_path).collect()) == PROCESS + HOST + UNLIMITED
 
 
 def test_fork(tmp_path: Path) -> None:

@@ -302,6 +302,23 @@ class TestLife:
         loop = start()
         assert (loop.running, loop.read()) == (False, ())
 
+    @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError(), OSError(11, "busy")], ids=repr)
+    def test_no_thread_to_be_had(self, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+        """A system that refuses a thread costs the readings until it grants one: the next reader starts it."""
+
+        def refuse(thread: threading.Thread) -> None:
+            raise error
+
+        loop = SamplerLoop([Counting()], interval=5.0, clock=Clock(), wait=LONG)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            loop.start()
+            assert (loop.running, loop.read(), loop.energy(LONG)) == (False, (), {})
+        assert len(loop.read()) == 1
+        loop.stop(LONG)
+        assert loop.read() == ()
+        assert not loop.running
+
     def test_not_kept_alive(self, start: Start) -> None:
         """A stopped loop goes with its last reference: the handler of forks does not hold it."""
         loop = SamplerLoop([Counting()], interval=5.0)

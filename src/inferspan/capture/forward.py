@@ -1,15 +1,14 @@
 """Plain forward passes: one request for each outermost call of the instrumented model that is not part of a ``generate()``.
 
-A pre-hook and an ``always_call`` hook on the root open and close the request; torch calls the latter for ``Exception`` only, so a call
-that Ctrl-C left open is closed by the thread's next one or by ``uninstrument()``. A model compiled with ``model.compile()`` never
-runs root hooks; its compiled call is wrapped from outside instead. The span of a forward is not made current: hooks cannot do that safely.
+A pre-hook and an ``always_call`` hook on the root open and end the request (see ``root_hooks``); torch calls the latter for ``Exception``
+only, so a call that Ctrl-C left open is ended by the thread's next one or by ``uninstrument()``. Every other call is ended by its own
+thread, also after ``uninstrument()``. The span of a forward is not made current: hooks cannot do that safely.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from time import perf_counter_ns
@@ -18,31 +17,27 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_dynamo_compiling
 
 from inferspan import semconv
 from inferspan.attribute_values import shape_attributes
-from inferspan.capture.compile.state import compiled_graphs, is_compiling, leave_frame, set_eval_frame
+from inferspan.capture.compile.state import compiled_graphs
 from inferspan.capture.compile.transforms import is_transforming
 from inferspan.capture.compile.watch import compiling
 from inferspan.capture.logits.ring import LogitRing
 from inferspan.capture.logits.statistics import attributes as logit_attributes
 from inferspan.capture.logits.statistics import whole_logits
-from inferspan.capture.modules.hooks import CopiedAway
 from inferspan.capture.modules.shapes import Described, describe
-from inferspan.guard import contain, report
+from inferspan.guard import contain
 from inferspan.records import AttributeValue, Failure, ModuleInfo, RequestEnd, RequestStart
 
 from .budget import Budget
 from .call import Call, current
-from .failures import error_type, failure_of
+from .owner import OpenPass, Owner
 
 if TYPE_CHECKING:
     from inferspan.capture.device.clock import CallClock
 
-    from .target import Target
-
-__all__ = ["CompiledCall", "ForwardCall", "RootEnter", "RootExit", "close_stale"]
+__all__ = ["INTERRUPTED", "ForwardCall", "close_stale", "invocations", "start_forward"]
 
 _PACKED = frozenset({"cu_seq_lens_q", "read_index"})
 """Arguments by which transformers' continuous batching packs the requests of several callers into one row: nobody's own request."""
@@ -50,34 +45,44 @@ INTERRUPTED = Failure("_OTHER", "the forward pass was interrupted", "")
 
 
 class ForwardCall(Call):
-    """One plain forward pass of an instrumented model."""
+    """One plain forward pass of an instrumented model.
 
-    def __init__(self, target: Target, inputs: Described, *, compiled: bool = False, **options: Any) -> None:
+    Args:
+        owner: the instrumentation of the model.
+        inputs: shapes and dtypes of the arguments.
+        opened: its entry in the owner's registry, if only hooks on the root see its end; ``None`` if its caller ends it in any case.
+        compiled: whether Dynamo evaluates its frames.
+        **options: see :class:`Call`.
+    """
+
+    def __init__(self, owner: Owner, inputs: Described, opened: OpenPass | None, *, compiled: bool = False, **options: Any) -> None:
         super().__init__(**options)
         self.compiled = compiled
-        self.target = target
-        self.engine = target.engine
+        self.owner = owner
+        self.engine = owner.engine
         self.inputs = inputs
         self.depth = 0
-        self._once = threading.Lock()
+        """Calls of the model by itself that are running inside this one."""
+        self.finished = False
         self.thread = threading.get_ident()
-        self.warmup = target.first_call
+        self.opened_pass = opened
+        self.warmup = owner.first_call
         self.graphs = compiled_graphs()
         self.modules = False
         self.input_tokens: int | None = None
         if self.recording:
             try:
-                self._open(target)
+                self._open(owner)
             except BaseException:
                 # An interrupt: nothing else would take the modules' observers off again.
                 if self.modules:
-                    target.engine.release()
+                    owner.engine.release()
                 raise
 
-    def _open(self, target: Target) -> None:
+    def _open(self, owner: Owner) -> None:
         """Attach and begin what detail needs."""
-        self.output_stats = target.new_output_stats()
-        engine = target.engine
+        self.output_stats = owner.new_output_stats()
+        engine = owner.engine
         engine.prepare()
         expected = 0 if self.compiled else engine.expected
         if expected and self.budget.module_room(expected, whole=False):
@@ -86,11 +91,11 @@ class ForwardCall(Call):
             self.modules = True
         else:
             self.budget.leave_out(expected)
-        self.clock = target.new_device_clock()
+        self.clock = owner.new_device_clock()
         if self.clock is not None:
             self.clock.begin()
-        if target.windows.active:
-            self.part = target.windows.claim(first_call=self.warmup)
+        if owner.windows.active:
+            self.part = owner.windows.claim(first_call=self.warmup)
 
     def enter_again(self, info: ModuleInfo, arguments: tuple[Any, ...]) -> None:
         """The model calls itself: one more module call inside this request."""
@@ -112,68 +117,73 @@ class ForwardCall(Call):
             self.leave(now, describe(output), failure)
 
     def finish(self, output: Any, failure: Failure | None, now: int) -> None:
-        """End the request; ``output`` is what the model returned. Once only: a second call does nothing."""
-        seen, end = self, RequestEnd(self.epoch(now), failure, {})
-        # Claimed first: uninstrument() on another thread may end this call in the very moment that it ends itself.
-        if not self._once.acquire(blocking=False):
-            self.pop(now)
-            self._release_part()
-            return
+        """End the request; ``output`` is what the model returned. Once only: a second call does nothing.
+
+        Called on the call's own thread; on another one only if that thread has left the pass without ending it.
+        """
+        claimed = False
+        try:
+            claimed = self._claim()
+        finally:
+            # Asked again where an interrupt has prevented the answer.
+            if claimed or self._claim():
+                self._end(output, failure, now)
+            else:
+                self.pop(now)
+                self._release_part()
+
+    def _end(self, output: Any, failure: Failure | None, now: int) -> None:
+        end = RequestEnd(self.epoch(now), failure, {})
         # An interrupt that arrives in here must not leave the span open or hooks attached.
         try:
             if threading.get_ident() != self.thread:
-                seen = self._so_far()
-                # What was seen so far must not stick out of the request.
-                now = perf_counter_ns()
-                end = RequestEnd(self.epoch(now), failure, {})
-            if seen.clock is not None:
-                seen.clock.end()
-            if seen.part is not None:
+                self._leave_device()
+            if self.clock is not None:
+                self.clock.end()
+            if self.part is not None:
                 with contain("profiler window"):
-                    seen.part.end(now)
+                    self.part.end(now)
             self.pop(now)
             with contain("end of a forward pass"):
-                seen.close_modules(None, semconv.PHASE_FORWARD, now, failure.type if failure else None)
+                self.close_modules(None, semconv.PHASE_FORWARD, now, failure.type if failure else None)
             with contain("end of a forward pass"):
-                end = seen._describe_end(output, failure, now)
-            if seen.clock is not None:
+                end = self._describe_end(output, failure, now)
+            if self.clock is not None:
                 with contain("device clock"):
-                    end = seen._with_device_time(seen.clock, end)
+                    end = self._with_device_time(self.clock, end)
             with contain("hand-over of a forward pass"):
-                seen.hand_over()
+                self.hand_over()
         finally:
             try:
                 if self.modules:
                     with contain("end of a forward pass"):
-                        self.target.engine.release()
+                        self.owner.engine.release()
                 self.output_stats = None
-                if seen.clock is not None:
+                if self.clock is not None:
                     with contain("device clock"):
-                        seen.clock.close()
+                        self.clock.close()
                 self._release_part()
-                self.target.closed(self)
             finally:
                 self.scope.end(end)
 
-    def _so_far(self) -> ForwardCall:
-        """A copy for a thread that ends this call from outside, while hooks on the call's own thread still write into the original."""
-        seen = type(self).__new__(type(self))
-        seen.__dict__.update(self.__dict__)
-        self.room = 0
-        seen.adopt(self)
-        seen.pending, seen.output_stats, seen.clock, seen.part = [], None, None, None
-        return seen
+    def _claim(self) -> bool:
+        """Whether the request is still to be ended, by the one who asks; true once."""
+        first = not self.finished if self.opened_pass is None else self.owner.close_pass(self.opened_pass)
+        self.finished = True
+        return first
+
+    def _leave_device(self) -> None:
+        """Ask the device nothing: only the call's own thread may."""
+        self.output_stats = None
+        if self.clock is not None:
+            self.clock.abandon()
+            self.clock = None
 
     def _release_part(self) -> None:
         """Let go of the profiler window, on the call's own thread: only there can it be closed."""
         if self.part is not None and threading.get_ident() == self.thread:
             with contain("profiler window"):
                 self.part.release()
-
-    @property
-    def finished(self) -> bool:
-        """Whether the request has been ended."""
-        return self._once.locked()
 
     def abandon(self, now: int) -> None:
         """The call around this one ends, so an interrupt has passed through both."""
@@ -199,12 +209,12 @@ class ForwardCall(Call):
                 attributes[semconv.WARMUP] = True
             if self.compiled:
                 attributes[semconv.MODEL_COMPILE_MODE] = "default"
-            reason = "modules: compiled" if self.compiled and self.target.engine.expected else self.target.unobserved
+            reason = "modules: compiled" if self.compiled and self.owner.engine.expected else self.owner.unobserved
             unobserved = [reason] if reason else []
-            logits = dict.get(output, "logits") if self.target.settings.logits and failure is None and isinstance(output, dict) else None
+            logits = dict.get(output, "logits") if self.owner.settings.logits and failure is None and isinstance(output, dict) else None
             if logits is not None:
                 with contain("logit statistics"):
-                    whole = whole_logits(logits, vocabulary=self.target.sharded_vocabulary())
+                    whole = whole_logits(logits, vocabulary=self.owner.sharded_vocabulary())
                     attributes |= _logits(whole)
                     if whole is None:
                         unobserved.append("logits: sharded")
@@ -219,7 +229,7 @@ class ForwardCall(Call):
         rows = next((int(shape[0]) for shape, _ in self.inputs if len(shape) > 1), None)
         if rows is not None:
             attributes[semconv.BATCH_SIZE] = rows
-        if self.target.settings.operation == semconv.OPERATION_EMBEDDINGS and outputs and outputs[0][0]:
+        if self.owner.settings.operation == semconv.OPERATION_EMBEDDINGS and outputs and outputs[0][0]:
             attributes[semconv.EMBEDDINGS_DIMENSION] = int(outputs[0][0][-1])
         return RequestEnd(
             end_ns=self.epoch(now),
@@ -229,7 +239,7 @@ class ForwardCall(Call):
             batch_size=rows,
             spans_dropped=self.budget.dropped,
             nonfinite=nonfinite,
-            overhead_ns=self.overhead + self.target.hook_cost * self.count + (self.part.closing_ns if self.part is not None else 0),
+            overhead_ns=self.overhead + self.owner.hook_cost * self.count + (self.part.closing_ns if self.part is not None else 0),
         )
 
 
@@ -256,50 +266,75 @@ def _logits(logits: object) -> dict[str, AttributeValue]:
     return logit_attributes(steps[0], content=False, decode=None) if steps else {}
 
 
-def _runs(root: nn.Module, *, within: int) -> bool:
-    """Whether more than ``within`` invocations of ``root`` are on this thread's Python stack."""
+def invocations(root: nn.Module, frame: FrameType | None) -> int:
+    """How many calls of ``root`` are running on the Python stack below ``frame``."""
     implementation = nn.Module._call_impl.__code__
-    frame: FrameType | None = sys._getframe(1)
     found = 0
     while frame is not None:
         if frame.f_code is implementation and frame.f_locals.get("self") is root:
             found += 1
-            if found > within:
-                return True
         frame = frame.f_back
-    return False
+    return found
 
 
 def close_stale(root: nn.Module | None) -> None:
-    """Close forward calls that an interrupt left open on this thread; ``root`` is the model that is being entered."""
+    """End forward calls that an interrupt left open on this thread; ``root`` is the model that is being entered."""
     call = current.call
     while isinstance(call, ForwardCall):
-        # One that uninstrument() has ended may still run, but nothing belongs to it any more.
         if not call.finished:
-            owner = call.target.model
-            if call.target.compiled_call is not None or (owner is not None and _runs(owner, within=1 if owner is root else 0)):
+            model = call.owner.model
+            if call.opened_pass is None or (model is not None and invocations(model, sys._getframe(1)) > (1 if model is root else 0)):
                 return
         call.finish(None, INTERRUPTED, perf_counter_ns())
         call = current.call
 
 
-def start_forward(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], *, compiled: bool = False) -> ForwardCall | None:
-    """Open the request of a plain forward pass, or ``None`` where telemetry stays out; ``compiled``: Dynamo evaluates its frames."""
+def start_forward(
+    owner: Owner, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, compiled: bool = False, by_hooks: bool = True
+) -> ForwardCall | None:
+    """Open the request of a plain forward pass, or ``None`` where telemetry stays out.
+
+    Args:
+        owner: the instrumentation of the model.
+        args: positional arguments of the pass.
+        kwargs: its keyword arguments.
+        compiled: whether Dynamo evaluates its frames.
+        by_hooks: whether only hooks on the root see its end.
+    """
     compiling.listen()
-    if is_transforming() or _PACKED <= kwargs.keys():
+    if is_transforming() or _PACKED <= kwargs.keys() or not owner.is_open:
         return None
+    if not by_hooks:
+        return _start(owner, args, kwargs, None, compiled=compiled)
+    # First of all: from now on uninstrument() leaves the hook that ends the pass.
+    opened = owner.open_pass()
+    if opened is None:
+        return None
+    try:
+        opened.call = call = _start(owner, args, kwargs, opened, compiled=compiled)
+    except BaseException:
+        owner.close_pass(opened)
+        raise
+    if call is None:
+        owner.close_pass(opened)
+    return call
+
+
+def _start(
+    owner: Owner, args: tuple[Any, ...], kwargs: Mapping[str, Any], opened: OpenPass | None, *, compiled: bool
+) -> ForwardCall | None:
     outer = current.call
     start, offset = Call.host_clock(outer)
-    operation = semconv.OPERATION_EMBEDDINGS if target.settings.operation == semconv.OPERATION_EMBEDDINGS else None
-    scope = target.recorder.start(
-        RequestStart("forward", operation, target.info, start + offset, outer is not None, {}), outer.scope if outer is not None else None
+    operation = semconv.OPERATION_EMBEDDINGS if owner.settings.operation == semconv.OPERATION_EMBEDDINGS else None
+    scope = owner.recorder.start(
+        RequestStart("forward", operation, owner.info, start + offset, outer is not None, {}), outer.scope if outer is not None else None
     )
     if scope is None:
         return None
     try:
         inputs = describe((*args[:8], *kwargs.values())) if kwargs else describe(args)
-        budget = Budget(target.settings.span_budget, steps=False)
-        call = ForwardCall(target, inputs, compiled=compiled, scope=scope, start=start, offset=offset, budget=budget, outer=outer)
+        budget = Budget(owner.settings.span_budget, steps=False)
+        call = ForwardCall(owner, inputs, opened, compiled=compiled, scope=scope, start=start, offset=offset, budget=budget, outer=outer)
     except BaseException:
         # Nothing else would end the request.
         scope.end(RequestEnd(start + offset, None, {}))
@@ -309,155 +344,13 @@ def start_forward(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any],
             with contain("counting input tokens"):
                 call.input_tokens = _attended(args, kwargs)
         call.push()
-        target.opened(call)
         if call.part is not None:
             with contain("profiler window"):
-                call.part.begin(by_hooks=target.compiled_call is None)
+                call.part.begin()
             if call.clock is not None:
                 call.clock.begin()
         call.overhead = perf_counter_ns() - start
     except BaseException:
         call.finish(None, INTERRUPTED, perf_counter_ns())
         raise
-    if not target.is_open:
-        # uninstrument() on another thread came in between: it has not ended this call, and took off what would.
-        call.finish(None, INTERRUPTED, perf_counter_ns())
-        return None
     return call
-
-
-class RootEnter(CopiedAway):
-    """Forward pre-hook of the root."""
-
-    __slots__ = ("target",)
-
-    def __init__(self, target: Target) -> None:
-        self.target = target
-
-    @leave_frame
-    def __call__(self, module: nn.Module, *arguments: Any) -> None:
-        """Called by torch around the root's forward pass."""
-        if is_dynamo_compiling():
-            return
-        call = current.call
-        if call is not None and call.root_id == id(module) and self.target.is_open:
-            return
-        evaluator = set_eval_frame(None)
-        try:
-            self._enter(module, arguments, compiled=evaluator is not None)
-        finally:
-            set_eval_frame(evaluator)
-
-    def _enter(self, module: nn.Module, arguments: tuple[Any, ...], *, compiled: bool) -> None:
-        target = self.target
-        try:
-            if not target.is_open:
-                target.detach()
-                return
-            call = current.call
-            if target.model is not module or (call is not None and call.follows(module)):
-                return
-            if call is not None:
-                close_stale(module)
-                call = current.call
-                if call is not None and call.follows(module):
-                    return
-                if isinstance(call, ForwardCall) and call.target is target:
-                    call.enter_again(target.root_info, arguments)
-                    return
-            start_forward(target, arguments[0], arguments[1] if len(arguments) > 1 else {}, compiled=compiled)
-        except Exception as error:
-            report("start of a forward pass", error)
-
-
-class RootExit(CopiedAway):
-    """Forward hook of the root, called after an ``Exception`` as well."""
-
-    __slots__ = ("target",)
-
-    def __init__(self, target: Target) -> None:
-        self.target = target
-
-    @leave_frame
-    def __call__(self, module: nn.Module, *arguments: Any) -> None:
-        """Called by torch around the root's forward pass."""
-        if is_dynamo_compiling():
-            return
-        call = current.call
-        if call is not None and call.root_id == id(module):
-            return
-        evaluator = set_eval_frame(None)
-        try:
-            self._leave(module, arguments)
-        finally:
-            set_eval_frame(evaluator)
-
-    def _leave(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        target = self.target
-        try:
-            call = current.call
-            if target.model is not module or (call is not None and call.follows(module)):
-                return
-            while call is not None and not (isinstance(call, ForwardCall) and call.target is target):
-                call = call.outer
-            if not isinstance(call, ForwardCall):
-                return
-            now = perf_counter_ns()
-            output = arguments[-1]
-            # After an exception torch calls this hook inside its except block; with an output if it was a hook that raised.
-            error = sys.exc_info()[1]
-            failed = error is not None and _passes_through(error)
-            if call.depth:
-                call.leave_again(target.root_info, output, now, error_type(error) if failed and error else None)
-                return
-            content = target.settings.content_on_spans
-            call.finish(output, failure_of(error, content=content) if failed and error is not None else None, now)
-            if not target.is_open:
-                # uninstrument() on another thread has left the hooks for this call, which had a profiler to close.
-                target.detach()
-        except Exception as error:
-            report("end of a forward pass", error)
-
-
-def _passes_through(error: BaseException) -> bool:
-    """Whether ``error`` came out of the running ``_call_impl``: a caller's own except block around the model also has one."""
-    implementation = nn.Module._call_impl.__code__
-    frame = sys._getframe(3)
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame is frame and frame.f_code is implementation:
-            return True
-        trace = trace.tb_next
-    return False
-
-
-class CompiledCall:
-    """Wraps ``_compiled_call_impl`` of a model that was compiled with ``model.compile()``."""
-
-    def __init__(self, target: Target, original: Any) -> None:
-        self._target = weakref.ref(target)
-        self.original = original
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the original, seen from outside."""
-        target = self._target()
-        if target is None or is_compiling():
-            return self.original(*args, **kwargs)
-        call: ForwardCall | None = None
-        with contain("start of a forward pass"):
-            outer = current.call
-            model = target.model
-            if model is not None and not (outer is not None and outer.follows(model)):
-                close_stale(None)
-                call = start_forward(target, args, kwargs)
-        if call is None:
-            return self.original(*args, **kwargs)
-        try:
-            result = self.original(*args, **kwargs)
-        except BaseException as error:
-            with contain("end of a forward pass"):
-                call.finish(None, failure_of(error, content=target.settings.content_on_spans), perf_counter_ns())
-            raise
-        with contain("end of a forward pass"):
-            call.finish(result, None, perf_counter_ns())
-        return result

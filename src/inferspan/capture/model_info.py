@@ -6,7 +6,9 @@ never reported whole: it may hold a user's name. What is not known is left out.
 
 from __future__ import annotations
 
+import inspect
 import re
+import sys
 from pathlib import PurePath
 from typing import Any
 
@@ -18,7 +20,7 @@ from inferspan.guard import contain
 from inferspan.records import AttributeValue, ModelInfo
 from inferspan.settings import Settings
 
-__all__ = ["model_device", "model_info"]
+__all__ = ["has_plain_generate", "is_text_only", "model_device", "model_info", "sharded_vocabulary"]
 
 _CACHED = re.compile(r"models--(?P<org>[^/\\]+?)--(?P<name>[^/\\]+)(?:[/\\]snapshots[/\\](?P<sha>[0-9a-f]{7,40}))?")
 _HUB_ID = re.compile(r"^[\w.-]+(?:/[\w.-]+)?$")
@@ -90,6 +92,33 @@ def model_device(model: nn.Module) -> Any:
         for tensor in (*model.parameters(), *model.buffers()):
             return tensor.device
     return None
+
+
+def is_text_only(model: nn.Module) -> bool:
+    """Whether the configuration names neither a vision nor an audio part."""
+    config = getattr(model, "config", None)
+    return not any(hasattr(config, name) for name in ("vision_config", "audio_config"))
+
+
+def has_plain_generate(model: nn.Module) -> bool:
+    """Whether ``model.generate()`` is that of transformers, wrapped or not, so that its results mean what is documented."""
+    inner = getattr(model, "_orig_mod", model)
+    method = getattr(type(inner), "generate", None)
+    mixin = getattr(sys.modules.get("transformers.generation.utils"), "GenerationMixin", None)
+    if mixin is None or method is None or "generate" in inner.__dict__:
+        return False
+    return inspect.unwrap(method) is inspect.unwrap(mixin.generate)
+
+
+def sharded_vocabulary(model: nn.Module) -> int:
+    """Number of entries of whole logits, if the model is tensor-parallel, so that its logits may be parts; else 0."""
+    parallel = getattr(model, "_tp_size", None) or 0
+    config = getattr(model, "config", None)
+    if not isinstance(parallel, int) or parallel < 2 or config is None:
+        return 0
+    text = getattr(config, "get_text_config", None)
+    size = getattr(text(decoder=True) if callable(text) else config, "vocab_size", None)
+    return size if type(size) is int else 0
 
 
 def model_info(model: nn.Module, settings: Settings) -> ModelInfo:

@@ -1,7 +1,8 @@
 """One instrumented model: what is attached to it, and how it comes off.
 
-Root hooks see plain forward passes, wrapped class methods see ``generate()``, the hook engine sees submodules of recorded passes.
-The model is held weakly and dies as without us; everything attached is undone by ``close``, also while calls are running.
+Hooks on the root see plain forward passes (``root_hooks``), wrapped class methods see ``generate()``, the module observers see submodules
+of recorded passes. The model is held weakly and dies as without us. ``close`` undoes everything that is attached, also while calls are
+running: a ``generate()`` goes on without detail, and a plain forward pass keeps the hooks that end it until it returns.
 """
 
 from __future__ import annotations
@@ -17,13 +18,12 @@ import torch
 from torch import nn
 
 from inferspan import semconv
-from inferspan.capture.compile.state import SLOT
 from inferspan.capture.compile.watch import compiling
 from inferspan.capture.device.clock import CallClock, DeviceClock
 from inferspan.capture.device.energy import RequestEnergy
 from inferspan.capture.generate.call import GenerateCall
 from inferspan.capture.generate.wrappers import METHODS, around_generate
-from inferspan.capture.modules.hooks import ModuleObservers, iterates_hooks
+from inferspan.capture.modules.hooks import ModuleObservers
 from inferspan.capture.modules.output_stats import OutputStats
 from inferspan.capture.modules.recorder import IN_C
 from inferspan.capture.profiler.switch import install_switches
@@ -35,9 +35,11 @@ from inferspan.settings import Settings
 from .budget import Budget
 from .call import Call, current
 from .device import energy
-from .forward import INTERRUPTED, CompiledCall, ForwardCall, RootEnter, RootExit, close_stale
-from .model_info import model_device, model_info
+from .forward import close_stale
+from .model_info import has_plain_generate, is_text_only, model_device, model_info, sharded_vocabulary
+from .owner import OpenPass
 from .patching import ClassMethods, InstanceMethod, Undo
+from .root_hooks import RootHooks
 
 __all__ = ["Target", "target_of"]
 
@@ -92,22 +94,16 @@ class Target:
         self.info = model_info(model, settings)
         self.device = model_device(model)
         self.root_info = ModuleInfo("", type(model).__name__, None, type(model).__name__)
-        self.text_only = not any(hasattr(getattr(model, "config", None), name) for name in ("vision_config", "audio_config"))
+        self.text_only = is_text_only(model)
         self.engine = ModuleObservers(model, "none" if settings.steps == "none" else settings.modules, settings.module_span_name)
         self.scripted = isinstance(model, torch.jit.ScriptModule)
-        self.has_plain_generate = self._is_plain(model)
-        self.compiled_call: CompiledCall | None = None
+        self.has_plain_generate = has_plain_generate(model)
         self.members: dict[int, weakref.ref[nn.Module]] = {}
         self._called = False
         self.machine: Any = None
         self.cuda_devices: Callable[[], Any] = dict
         self.windows = Windows(getattr(self.device, "type", None))
-        self._root_lock = threading.Lock()
-        self._root_handles: list[Any] = []
-        self._root_paused: set[int] = set()
-        self._aside = False
-        self._forwards = 0
-        self._open_calls: dict[int, Call] = {}
+        self._root: RootHooks | None = None
         try:
             self._undo.push(install_switches(self.windows, settings))
             self._attach(model)
@@ -126,12 +122,6 @@ class Target:
         return self._model() is module or (reference is not None and reference() is module)
 
     # -------------------------------------------------------------------------------------------------------- attach
-    @staticmethod
-    def _is_plain(model: nn.Module) -> bool:
-        inner = getattr(model, "_orig_mod", model)
-        method = getattr(type(inner), "generate", None)
-        return getattr(method, "__qualname__", "") == "GenerationMixin.generate" and "generate" not in inner.__dict__
-
     @property
     def unobserved(self) -> str | None:
         """What cannot be seen of this model, and why."""
@@ -140,13 +130,7 @@ class Target:
     def sharded_vocabulary(self) -> int:
         """Size of whole logits, if the model is tensor-parallel, so that its logits may be parts; else 0."""
         model = self._model()
-        parallel = getattr(model, "_tp_size", None) or 0
-        config = getattr(model, "config", None)
-        if not isinstance(parallel, int) or parallel < 2 or config is None:
-            return 0
-        text = getattr(config, "get_text_config", None)
-        size = getattr(text(decoder=True) if callable(text) else config, "vocab_size", None)
-        return size if type(size) is int else 0
+        return sharded_vocabulary(model) if model is not None else 0
 
     def _attach(self, model: nn.Module) -> None:
         with _lock:
@@ -154,7 +138,10 @@ class Target:
             self._undo.push(lambda: self._unregister(self._model_id))
         compiling.watch(self)
         self._attach_generate(model)
-        self._attach_root(model)
+        # Scripted modules take no hooks.
+        if not self.scripted:
+            self._root = RootHooks(self)
+            self._root.attach(model)
         if callable(getattr(type(model), "compile", None)):
             self._undo.push(_methods.acquire(type(model), "compile", _around_compile))
 
@@ -181,83 +168,44 @@ class Target:
                     _targets.setdefault(key, []).insert(0, self)
                     self._undo.push(lambda: self._unregister(key))
 
-    def _attach_root(self, model: nn.Module) -> None:
-        if self.scripted:
-            return
-        implementation = model.__dict__.get(SLOT)
-        if implementation is not None:
-            self.compiled_call = CompiledCall(self, implementation)
-            model.__dict__[SLOT] = self.compiled_call
-        else:
-            self._put_root_hooks(model)
-
-    def _put_root_hooks(self, model: nn.Module) -> None:
-        self._root_handles = [
-            model.register_forward_pre_hook(RootEnter(self), with_kwargs=True),
-            model.register_forward_hook(RootExit(self), with_kwargs=True, always_call=True),
-        ]
-
-    def _take_root_hooks(self) -> None:
-        while self._root_handles:
-            self._root_handles[-1].remove()
-            self._root_handles.pop()
-
-    def pause_root_hooks(self, call: Call) -> None:
-        """Keep root hooks out of a region that is about to be compiled, until ``call`` ends."""
-        with self._root_lock:
-            if not self._forwards:
-                self._root_paused.add(id(call))
-                self._take_root_hooks()
-
-    def _restore_root_hooks(self) -> None:
-        """Put root hooks back unless something still keeps them off; the caller holds the lock, if others run."""
-        model = self._model()
-        off = self._root_handles or self._root_paused or self._aside or self.compiled_call is not None or self.scripted
-        if self.is_open and model is not None and not off:
-            self._put_root_hooks(model)
-
-    def compilation_begins(self) -> None:
-        """Take hooks off while Dynamo compiles on this thread."""
-        call = current.call
-        if isinstance(call, ForwardCall | GenerateCall) and call.target is self and not call.compiled:
-            self.engine.compiled_inside = True
-        model, mine = self._model(), threading.get_ident()
-        with self._root_lock:
-            # Where somebody else has hooks, their number is guarded: ours are among them at each call. And who is inside must get out.
-            third_party = model is None or len(model._forward_hooks) + len(model._forward_pre_hooks) > len(self._root_handles)
-            others = any(isinstance(call, ForwardCall) and call.thread != mine for call in self._open_calls.values())
-            if self._root_handles and not third_party and not others and not iterates_hooks():
-                self._aside = True
-                self._take_root_hooks()
-
-    def compilation_ends(self) -> None:
-        """Put them back."""
-        with self._root_lock:
-            self._aside = False
-            self._restore_root_hooks()
-
     def refresh(self) -> None:
         """Look at the model again, after it was compiled or its structure has changed."""
         model = self._model()
         if model is None or not self.is_open:
             return
-        if model.__dict__.get(SLOT) is not None and self.compiled_call is None:
-            with self._root_lock:
-                self._take_root_hooks()
-            self._attach_root(model)
+        if self._root is not None and self._root.refresh(model):
             self.info = model_info(model, self.settings)
         self.engine.prepare()
 
+    # ---------------------------------------------------------------------------------------------------------- compiling
+    def compilation_begins(self) -> None:
+        """Take hooks off while Dynamo compiles on this thread."""
+        call = current.call
+        if call is not None and call.engine is self.engine and not call.compiled:
+            self.engine.compiled_inside = True
+        if self._root is not None:
+            self._root.compilation_begins()
+
+    def compilation_ends(self) -> None:
+        """Put them back."""
+        if self._root is not None:
+            self._root.after_compile()
+
     def before_compile(self) -> None:
         """Take root hooks off, because ``model.compile()`` will compile what they would run in."""
-        with self._root_lock:
-            self._take_root_hooks()
+        if self._root is not None:
+            self._root.before_compile()
 
     def after_compile(self) -> None:
         """Watch the compiled call instead, or put the hooks back if nothing was compiled."""
         self.refresh()
-        with self._root_lock:
-            self._restore_root_hooks()
+        if self._root is not None:
+            self._root.after_compile()
+
+    def pause_root_hooks(self, call: Call) -> None:
+        """Keep root hooks out of a region that is about to be compiled, until ``call`` ends."""
+        if self._root is not None:
+            self._root.pause(call)
 
     # --------------------------------------------------------------------------------------------------------- calls
     def start_generate(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GenerateCall | None:
@@ -285,7 +233,6 @@ class Target:
         try:
             call.push()
             call.overhead = perf_counter_ns() - began
-            self.opened(call)
         except BaseException as error:
             call.fail(error)
             raise
@@ -298,24 +245,24 @@ class Target:
             semconv.OPERATION_GENERATE_CONTENT if any(kwargs.get(name) is not None for name in media) else semconv.OPERATION_TEXT_COMPLETION
         )
 
-    def opened(self, call: Call) -> None:
-        """Note a running call, so that ``close`` can end it."""
-        with self._root_lock:
-            self._open_calls[id(call)] = call
-            self._forwards += isinstance(call, ForwardCall)
+    def open_pass(self) -> OpenPass | None:
+        """Register a forward pass of this thread; ``None`` if the model is not instrumented any more."""
+        return self._root.open_pass() if self._root is not None else None
+
+    def close_pass(self, opened: OpenPass) -> bool:
+        """Remove the entry of a forward pass; false if somebody else has done so."""
+        closed = self._root is not None and self._root.close_pass(opened)
+        if closed and not self.is_open:
+            self._close_rest()
+        return closed
 
     def closed(self, call: Call) -> None:
-        """Forget a call that has ended."""
-        with self._root_lock:
-            if self._open_calls.pop(id(call), None) is not None:
-                self._forwards -= isinstance(call, ForwardCall)
-            if id(call) in self._root_paused:
-                self._root_paused.discard(id(call))
-                self._restore_root_hooks()
+        """Put hooks back that were kept off until ``call`` ends."""
+        if self._root is not None:
+            self._root.resume(call)
 
     def forked(self) -> None:
         """Called in a forked child: calls of the parent's other threads do not run in it, and nobody is left to release a lock."""
-        self._root_lock = threading.Lock()
         self.engine.forked()
         self.device_clock.forked()
         call = current.call
@@ -324,13 +271,10 @@ class Target:
                 call.clock.abandon()
             call.clock, call = None, call.outer
         self.windows.forked()
+        if self._root is not None:
+            self._root.forked(inside=current.call is not None)
         if current.call is None:
-            self._open_calls.clear()
-            self._root_paused.clear()
-            self._forwards = 0
-            self._aside = False
             self.engine.close_in_child()
-            self._restore_root_hooks()
 
     @property
     def first_call(self) -> bool:
@@ -372,39 +316,21 @@ class Target:
 
     # --------------------------------------------------------------------------------------------------------- close
     def close(self) -> None:
-        """Take everything off the model and end what is still running; may be called twice."""
+        """Take everything off the model, except what ends the forward passes that run now; may be called twice."""
         self.is_open = False
         self.windows.shut()
-        compiling.leave(self)
-        with contain("detaching"):
-            self._end_interrupted()
-        with contain("detaching"):
-            self.detach()
+        if self._root is not None:
+            self._root.close()
+        self._close_rest()
         self.device_clock.close()
-        model = self._model()
-        wrapper = self.compiled_call
-        self.compiled_call = None
-        if wrapper is not None and model is not None:
-            restored = wrapper.original
-            if model.__dict__.get(SLOT) is wrapper:
-                model.__dict__[SLOT] = restored
         self._undo.close()
 
-    def detach(self) -> None:
-        """Take the hooks off."""
-        with self._root_lock, contain("detaching"):
-            # Root hooks that stay for the moment do nothing, and go when the model is called next.
-            if not iterates_hooks() and not self.windows.open_elsewhere():
-                self._take_root_hooks()
-        with contain("detaching"):
-            self.engine.close()
-
-    def _end_interrupted(self) -> None:
-        """End open forward calls: with the root hooks gone nothing else would; a generate() ends in its own wrapper."""
-        with self._root_lock:
-            left = [call for call in self._open_calls.values() if isinstance(call, ForwardCall)]
-        for call in reversed(left):
-            call.finish(None, INTERRUPTED, perf_counter_ns())
+    def _close_rest(self) -> None:
+        """Take off what forward passes still needed, once none runs any more."""
+        if self._root is None or self._root.idle:
+            with contain("detaching"):
+                self.engine.close()
+            compiling.leave(self)
 
     def _unregister(self, key: int) -> None:
         with _lock:

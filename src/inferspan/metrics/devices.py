@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
@@ -24,6 +24,18 @@ _Read = Callable[[], Sequence[Sample]]
 _LONGEST_COLLECTION = 1.0
 _LARGEST = 2**63
 """Integers are signed 64-bit on the wire, and one that does not fit fails the whole export request."""
+
+
+class _Collection:
+    """The readings of one collection. A new source means a new object, so another thread may bring one at any moment."""
+
+    __slots__ = ("read", "samples", "served", "taken")
+
+    def __init__(self, read: _Read, taken: float) -> None:
+        self.read = read
+        self.taken = taken
+        self.served: set[str] = set()
+        self.samples: dict[str, list[Sample]] = {}
 
 
 class DeviceMetrics:
@@ -46,7 +58,7 @@ class DeviceMetrics:
     ) -> None:
         self._read: _Read | None = read
         self._clock = clock
-        self._forget()
+        self._collection: _Collection | None = None
         with guard.contain("device_metrics.meter"):
             meter: Any = source
             if not hasattr(meter, "create_observable_gauge"):
@@ -57,13 +69,11 @@ class DeviceMetrics:
 
     def close(self) -> None:
         """Let go of the source; the instruments stay and report nothing."""
-        self._read = None
-        self._forget()
+        self._read = self._collection = None
 
     def reopen(self, read: _Read) -> None:
         """Report from a new source."""
         self._read = read
-        self._forget()
 
     def _create(self, meter: Meter, metric: semconv.Metric) -> None:
         create = {
@@ -88,22 +98,21 @@ class DeviceMetrics:
 
         return observe
 
-    def _forget(self) -> None:
-        self._served: set[str] | None = None
-        self._taken = float("-inf")
-        self._current: Mapping[str, Sequence[Sample]] = {}
-
     def _samples(self, metric: str) -> Sequence[Sample]:
         """Samples of a metric; a metric that is asked for again is the sign of the next collection, which reads anew."""
-        read = self._read
+        read, collection = self._read, self._collection
         if read is None:
             return ()
-        if self._served is None or metric in self._served or self._clock() - self._taken > _LONGEST_COLLECTION:
-            samples: dict[str, list[Sample]] = {}
-            # First of all, so that a source that raises is asked once per collection as well.
-            self._served, self._current, self._taken = set(), {}, self._clock()
+        if (
+            collection is None
+            or collection.read is not read
+            or metric in collection.served
+            or self._clock() - collection.taken > _LONGEST_COLLECTION
+        ):
+            # Kept before it is filled, so that a source that raises is asked once per collection as well.
+            collection = self._collection = _Collection(read, self._clock())
             for sample in read():
-                samples.setdefault(sample.metric, []).append(sample)
-            self._current, self._taken = samples, self._clock()
-        self._served.add(metric)
-        return self._current.get(metric, ())
+                collection.samples.setdefault(sample.metric, []).append(sample)
+            collection.taken = self._clock()
+        collection.served.add(metric)
+        return collection.samples.get(metric, ())

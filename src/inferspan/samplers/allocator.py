@@ -1,8 +1,7 @@
 """torch's CUDA allocator, and which GPUs the application's CUDA uses.
 
 torch is only looked up, never imported, and CUDA is never initialised: without either there is no reading. Numbers are those
-of ``torch.cuda.memory_stats``; its peaks belong to the application and are not reset. May fail with whatever torch raises,
-which the sampler loop contains.
+of ``torch.cuda.memory_stats``; its peaks belong to the application and are not reset. A device that fails is absent and costs no other.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from typing import Any
 
 from inferspan import semconv as s
 from inferspan.records import AttributeValue, Sample
+
+from .attempt import attempt, number
 
 __all__ = ["AllocatorSampler", "CudaDevices", "cuda_devices", "device_memory"]
 
@@ -41,9 +42,9 @@ def _initialized(library: Any) -> Any:
 def _used(torch: Any) -> Iterator[int]:
     """Numbers of the devices on which this process holds a context; under a launcher every rank sees all of them."""
     has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
-    for number in range(torch.cuda.device_count()):
-        if has_context is None or has_context(number):
-            yield number
+    for index in range(attempt(torch.cuda.device_count) or 0):
+        if has_context is None or attempt(has_context, index):
+            yield index
 
 
 class CudaDevices:
@@ -60,13 +61,16 @@ class CudaDevices:
         if torch is None or torch.version.cuda is None:  # ROCm's UUIDs are not NVML's
             return None
         devices: dict[str, str] = {}
-        for number in _used(torch):
-            if number not in self._uuids:
-                uuid = getattr(torch.cuda.get_device_properties(number), "uuid", None)
+        for index in _used(torch):
+            if index not in self._uuids:
+                properties = attempt(torch.cuda.get_device_properties, index)
+                if properties is None:
+                    continue
+                uuid = getattr(properties, "uuid", None)
                 if uuid is None:
                     return None
-                self._uuids[number] = self._whole(str(uuid))
-            devices[self._uuids[number]] = f"cuda:{number}"
+                self._uuids[index] = self._whole(str(uuid))
+            devices[self._uuids[index]] = f"cuda:{index}"
         return devices
 
     def _whole(self, uuid: str) -> str:
@@ -107,15 +111,18 @@ class AllocatorSampler:
         torch = _initialized(self._library)
         if torch is None:
             return ()
-        uuids = {device: uuid for uuid, device in (self._devices() or {}).items()}
+        uuids = {device: uuid for uuid, device in (attempt(self._devices) or {}).items()}
         samples = []
-        for number in _used(torch):
-            device = f"cuda:{number}"
+        for index in _used(torch):
+            device = f"cuda:{index}"
             attributes: dict[str, AttributeValue] = {s.DEVICE: device}
             if device in uuids:
                 attributes[s.HW_ID] = uuids[device]
-            statistics = torch.cuda.memory_stats(number)
-            samples += [Sample(metric, statistics[key], attributes) for metric, key in _STATISTICS.items() if key in statistics]
+            statistics = attempt(torch.cuda.memory_stats, index) or {}
+            for metric, key in _STATISTICS.items():
+                value = number(statistics.get, key)
+                if value is not None:
+                    samples.append(Sample(metric, value, attributes))
         return samples
 
     def close(self) -> None:

@@ -30,10 +30,11 @@ def _read(path: Path) -> str | None:
 
 
 def _number(text: str | None) -> int | None:
-    if text is None or not text.lstrip("-").isdigit():
+    # int() refuses texts of thousands of digits, and reads some that are no number to a kernel.
+    if text is None or len(text) > 20 or not text.isdecimal():
         return None
     value = int(text)
-    return value if 0 <= value < _UNLIMITED else None
+    return value if value < _UNLIMITED else None
 
 
 def _folders(root: Path, controller: str) -> Iterator[tuple[bool, Path]]:

@@ -2,21 +2,24 @@
 
 Most readings come from psutil, which is optional: without it only those that Python and the files of the cgroup have are there. The
 host's memory is the whole host's; a limit on the container has metrics of its own. The process is looked up by its id at every round,
-so a forked child reports itself. A reading that the system refuses is absent.
+so a forked child reports itself. A reading that fails, for whatever reason, is absent and costs no other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from inferspan import guard
 from inferspan import semconv as s
 from inferspan.records import Sample
 
+from .attempt import attempt, number
 from .cgroup import cpu_quota, memory_limit
 from .rise import Rises
 
@@ -125,12 +128,19 @@ class HostSampler:
 
     def collect(self) -> Sequence[Sample]:
         """Readings of one round; utilisations from the second round on."""
-        if self._off():
+        if attempt(self._off):
             return ()
         if self._pid() != self._counted_pid:
             # A fork inherits the garbage collector's counts and none of the system's.
             self._counted_pid, self._rises = self._pid(), Rises()
-        readings = [*_collector(), *_faults(), *self._own(), *self._cgroup(), *(self._host() if self._local_rank == 0 else ())]
+        sources: list[Callable[[], Iterable[Sample]]] = [_collector, _faults, self._own, self._cgroup]
+        if self._local_rank == 0:
+            sources += [self._host_cpu, self._host_memory]
+        readings: list[Sample] = []
+        for source in sources:
+            # What a source has read before it fails counts.
+            with guard.contain("samplers.HostSampler"):
+                readings.extend(source())
         return [self._counted(sample) if sample.metric in _COUNTERS else sample for sample in readings]
 
     def _counted(self, sample: Sample) -> Sample:
@@ -145,7 +155,7 @@ class HostSampler:
             self._looked_up = True
             try:
                 import psutil
-            except ImportError:
+            except Exception:  # ImportError where it is not installed, anything where it does not fit the system
                 return None
             self._library = psutil
         return self._library
@@ -154,16 +164,18 @@ class HostSampler:
         process = self._current()
         if process is None:
             return
-        with process.oneshot():
-            times: dict[str, float] = {}
+        times: dict[str, float] = {}
+        with contextlib.ExitStack() as stack:
+            # Saves psutil from reading a file for each of its lines.
+            attempt(lambda: stack.enter_context(process.oneshot()))
             for metric, read, attributes in _PROCESS:
-                value = self._asked(read, process)
+                value = number(read, process)
                 if value is None:
                     continue
                 if metric == s.M_PROCESS_CPU_TIME:
                     times[attributes[s.CPU_MODE]] = value
                 yield Sample(metric, value, attributes)
-            created = self._asked(lambda process: process.create_time(), process)
+            created = number(lambda: process.create_time())
         if created is not None:
             yield Sample(s.M_PROCESS_UPTIME, max(0.0, self._now() - created), {})
         quota = cpu_quota(self._root)
@@ -178,40 +190,37 @@ class HostSampler:
         if self._process is None or self._process_pid != pid:
             self._process_pid = pid
             self._process_shares = _Shares()
-            self._process = self._asked(library.Process, pid)
+            self._process = attempt(lambda: library.Process(pid))
         return self._process
 
-    def _host(self) -> Iterator[Sample]:
+    def _host_cpu(self) -> Iterator[Sample]:
         library = self._psutil()
         if library is None:
             return
-        times = self._host_times()
+        times = _host_times(attempt(lambda: library.cpu_times()))
         for mode, value in times.items():
             yield Sample(s.M_SYSTEM_CPU_TIME, value, {s.CPU_MODE: mode})
-        cpus = self._asked(lambda _: library.cpu_count(), None)
+        cpus = number(lambda: library.cpu_count())
         if cpus:
             for mode, share in self._host_shares.update(self._clock(), times, cpus).items():
                 yield Sample(s.M_SYSTEM_CPU_UTILIZATION, share, {s.CPU_MODE: mode})
-        yield from self._host_memory()
-
-    def _host_times(self) -> dict[str, float]:
-        times = self._asked(lambda _: self._library.cpu_times(), None)
-        found = {mode: [getattr(times, part) for part in parts if hasattr(times, part)] for mode, parts in _HOST_CPU.items()}
-        return {mode: sum(values) for mode, values in found.items() if values}
 
     def _host_memory(self) -> Iterator[Sample]:
-        memory = self._asked(lambda _: self._library.virtual_memory(), None)
-        if memory is None:
+        library = self._psutil()
+        memory = None if library is None else attempt(lambda: library.virtual_memory())
+        found = {name: number(getattr, memory, name) for name in ("total", "free", "cached", "buffers")}
+        total = found.pop("total")
+        if total is None:
             return
-        states = {name: getattr(memory, name) for name in ("free", "cached", "buffers") if hasattr(memory, name)}
+        states = {name: value for name, value in found.items() if value is not None}
         # psutil's own "used" overlaps with the others from version 7 on; the states of the conventions add up.
-        states = {"used": max(0, memory.total - sum(states.values())), **states}
+        states = {"used": max(0, total - sum(states.values())), **states}
         for state, value in states.items():
             yield Sample(s.M_SYSTEM_MEMORY_USAGE, value, {s.MEMORY_STATE: state})
-        yield Sample(s.M_SYSTEM_MEMORY_LIMIT, memory.total, {})
-        if memory.total:
+        yield Sample(s.M_SYSTEM_MEMORY_LIMIT, total, {})
+        if total:
             for state, value in states.items():
-                yield Sample(s.M_SYSTEM_MEMORY_UTILIZATION, value / memory.total, {s.MEMORY_STATE: state})
+                yield Sample(s.M_SYSTEM_MEMORY_UTILIZATION, value / total, {s.MEMORY_STATE: state})
 
     def _cgroup(self) -> Iterator[Sample]:
         """The memory limit of the container or service, and what is used of it; each rank may have one of its own."""
@@ -222,12 +231,16 @@ class HostSampler:
         if ours.usage is not None:
             yield Sample(s.M_CGROUP_MEMORY_USAGE, ours.usage, {})
 
-    def _asked(self, ask: Callable[[Any], Any], of: Any) -> Any:
-        """What ``ask`` returns; ``None`` if the system does not have it, or refuses."""
-        try:
-            return ask(of)
-        except (self._library.Error, OSError, AttributeError, NotImplementedError):
-            return None
+
+def _host_times(times: Any) -> dict[str, float]:
+    """CPU time by mode, of the modes that this system has."""
+    found: dict[str, float] = {}
+    for mode, names in _HOST_CPU.items():
+        values = [number(getattr, times, name) for name in names]
+        known = [value for value in values if value is not None]
+        if known:
+            found[mode] = sum(known)
+    return found
 
 
 def _affinity() -> int:

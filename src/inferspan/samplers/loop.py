@@ -7,6 +7,7 @@ forked child has no thread until it calls ``start``.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -19,6 +20,7 @@ from inferspan.records import Sample, Sampler
 
 __all__ = ["EnergyMeter", "SamplerLoop"]
 
+_log = logging.getLogger("inferspan")
 _loops: weakref.WeakSet[SamplerLoop] = weakref.WeakSet()
 _fork_handled = False
 
@@ -35,7 +37,7 @@ class EnergyMeter(Protocol):
 
 
 class _Ticket:
-    """Something the thread does on request: asked for by number, so that nobody gets an answer from before the question."""
+    """Work of the thread on request. Requests have numbers, so that nobody gets an answer from before the question."""
 
     def __init__(self) -> None:
         self.wanted = self.begun = self.done = 0
@@ -74,6 +76,8 @@ class SamplerLoop:
         """Begin anew: at first, and in a forked child, where the thread is gone and its lock may be held for ever."""
         self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
+        self._wanted = False
+        """Whether the thread should run: one that the system has refused is started by the next ``read``."""
         self._stopping = False
         self._round = _Ticket()
         self._meter = _Ticket()
@@ -87,20 +91,29 @@ class SamplerLoop:
         return self._thread is not None and self._thread.is_alive() and not self._stopping
 
     def start(self) -> None:
-        """Start the thread, unless it runs already; the first round begins at once."""
+        """Start the thread, unless it runs already; the first round begins at once.
+
+        Where the system refuses a thread there are no readings until it grants one, at a later ``read`` or ``start``.
+        """
         with self._condition:
+            self._wanted = True
             # A thread that is still stuck in a sampler after ``stop`` must not be joined by a second one.
             if not self._samplers or (self._thread is not None and self._thread.is_alive()):
                 return
             self._stopping = False
             self._round.ask()
-            self._thread = threading.Thread(target=self._run, name="inferspan-samplers", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="inferspan-samplers", daemon=True)
+            try:
+                thread.start()
+            except (RuntimeError, MemoryError, OSError) as error:
+                _log.debug("no thread for the samplers: %r", error)
+                return
+            self._thread = thread
 
     def stop(self, timeout: float = 1.0) -> None:
         """Stop the thread, which closes the samplers when the query in progress is over; waits ``timeout`` seconds at most."""
         with self._condition:
-            thread, self._stopping = self._thread, True
+            thread, self._stopping, self._wanted = self._thread, True, False
             self._readings, self._energy = {}, {}
             self._condition.notify_all()
         if thread is not None and thread is not threading.current_thread():
@@ -114,6 +127,8 @@ class SamplerLoop:
 
     def read(self) -> Sequence[Sample]:
         """Readings of a round that began after the call, or, after the longest wait, the newest ones that are not too old."""
+        if self._wanted and not self.running:
+            self.start()
         with self._condition:
             if not self.running:
                 return ()
@@ -153,11 +168,11 @@ class SamplerLoop:
         meters = [sampler for sampler in self._samplers if isinstance(sampler, EnergyMeter)]
         return all(meter.shared(hw_id) for meter in meters)
 
-    def _await(self, errand: _Ticket, timeout: float) -> bool:
-        number = errand.ask()
+    def _await(self, ticket: _Ticket, timeout: float) -> bool:
+        number = ticket.ask()
         self._condition.notify_all()
-        self._condition.wait_for(lambda: errand.done >= number or self._stopping, timeout)
-        return errand.done >= number and not self._stopping
+        self._condition.wait_for(lambda: ticket.done >= number or self._stopping, timeout)
+        return ticket.done >= number and not self._stopping
 
     def _recent(self) -> list[tuple[float, Sequence[Sample]]]:
         oldest = self._clock() - 2 * self._interval
@@ -175,16 +190,16 @@ class SamplerLoop:
                 if self._stopping:
                     break
                 if self._meter.due:
-                    errand, act = self._meter, self._read_energy
+                    ticket, act = self._meter, self._read_energy
                 elif self._round.due or self._clock() >= next_round:
-                    errand, act = self._round, self._read_all
+                    ticket, act = self._round, self._read_all
                     next_round = self._clock() + self._interval
                 else:
                     continue
-                errand.begun += 1
+                ticket.begun += 1
             act()
             with self._condition:
-                errand.done = errand.begun
+                ticket.done = ticket.begun
                 self._condition.notify_all()
         for sampler in self._samplers:
             with guard.contain(f"samplers.{type(sampler).__name__}.close"):

@@ -99,7 +99,13 @@ class NvmlSampler:
     def _round(self, read: Callable[[Device], Any]) -> list[Any]:
         found, silent, sharing = [], False, {}
         for device in self._ours():
-            reading = read(device)
+            reading = None
+            try:
+                reading = read(device)
+            except _Uninitialized:
+                raise
+            except Exception as error:
+                guard.report("samplers.nvml.device", error)
             if reading is None:
                 silent = True
                 continue
@@ -250,12 +256,13 @@ class NvmlSampler:
 
     def _unified_memory(self, device: Device) -> list[Sample]:
         """What CUDA says of memory that the card shares with its host; NVML does not count it."""
-        counted = None
+        free = total = 0
         with guard.contain("samplers.nvml.cuda_memory"):
             counted = self._cuda_memory(device.cuda) if device.cuda is not None else None
-        if counted is None or counted[1] <= 0:
+            if counted is not None:
+                free, total = map(int, counted)
+        if total <= 0:
             return []
-        free, total = counted
         found = {
             semconv.M_GPU_MEMORY_USAGE: total - free,
             semconv.M_GPU_MEMORY_LIMIT: total,

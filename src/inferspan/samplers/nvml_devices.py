@@ -38,10 +38,14 @@ def visible_devices(environ: Mapping[str, str]) -> tuple[bool, list[str]] | None
         return None
     names: list[str] = []
     for name in (part.strip() for part in raw.split(",")):
-        if not (name.isdigit() or name.startswith(("GPU-", "MIG-"))):
+        if not (_is_index(name) or name.startswith(("GPU-", "MIG-"))):
             break
         names.append(name)
     return environ.get("CUDA_DEVICE_ORDER", "").upper() == "PCI_BUS_ID", names
+
+
+def _is_index(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and len(name) < 10
 
 
 def _text(value: Any) -> str:
@@ -91,7 +95,7 @@ class Inventory:
         by_bus, names = visible
         found: list[str] = []
         for name in names:
-            if not name.isdigit():
+            if not _is_index(name):
                 found.append(name)
                 continue
             cards = self._list()
@@ -137,7 +141,7 @@ class Inventory:
             count = _ask(self._library, "nvmlDeviceGetCount")
             if count is None:
                 return []
-            for place in range(count):
+            for place in range(count if isinstance(count, int) else 0):
                 card = self._card(place)
                 cards.append(card)
                 if card is not None and card.split:

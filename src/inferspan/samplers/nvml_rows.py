@@ -292,8 +292,7 @@ def state(query: Query) -> str:
         except Exception:
             return default
 
-    remapped = asked(lambda: query.call("nvmlDeviceGetRemappedRows"), (0, 0, 0, 0))
-    if any(remapped[2:4]):
+    if asked(lambda: any(map(clean, query.call("nvmlDeviceGetRemappedRows")[2:4])), False):
         return "predicted_failure"
     held_by_hardware = _REASONS["hw_thermal"] | _REASONS["hw_power_brake"]
     return "degraded" if (asked(query.reasons, 0) or 0) & held_by_hardware else "ok"

@@ -122,7 +122,6 @@ class Windows:
         """Whether the model is not instrumented any more."""
         self._lock = threading.Lock()
         self._window: Window | None = None
-        self._kept: set[WindowClaim] = set()
         self._asked: Callable[[], Window] | None = None
 
     def open(self, window: Window) -> None:
@@ -162,11 +161,7 @@ class Windows:
             self.active = window is not None or self._asked is not None
         if window is None or (window.skip_first and first_call) or not window.holder.acquire(blocking=False):
             return None
-        return WindowClaim(window, self.device, self._kept)
-
-    def open_elsewhere(self) -> bool:
-        """Whether hooks on the root have to stay, because on another thread nothing else would close the profiler."""
-        return any(part.open_elsewhere for part in [*self._kept])
+        return WindowClaim(window, self.device)
 
     def shut(self) -> None:
         """No pass is profiled any more; one that is running is closed by its own thread."""
@@ -180,15 +175,13 @@ class Windows:
         """Called in a forked child, where nobody is left to release the locks; a window stays with the parent."""
         self._lock = threading.Lock()
         self._window, self.active = None, self._asked is not None
-        self._kept = set()
 
 
 class WindowClaim:
     """A window in the hands of one call."""
 
-    def __init__(self, window: Window, device: str | None, kept: set[WindowClaim]) -> None:
+    def __init__(self, window: Window, device: str | None) -> None:
         self.window = window
-        self._kept = kept
         self.steps = 0
         self.attributes: dict[str, AttributeValue] = {}
         """What the span of the last profiled pass says of it."""
@@ -212,22 +205,12 @@ class WindowClaim:
         return self._device != "cuda" if self.window.cpu_ops is None else self.window.cpu_ops
 
     @property
-    def open_elsewhere(self) -> bool:
-        """Whether the profiler is at work on another thread, which alone can close it."""
-        session = self._session
-        return session is not None and not session.on_this_thread
-
-    @property
     def holds_events(self) -> bool:
         """Whether a pass has been profiled that ``take`` has not been called for."""
         return self._events is not None
 
-    def begin(self, *, by_hooks: bool = False) -> None:
-        """Open the profiler: the pass is about to start on this thread.
-
-        Args:
-            by_hooks: whether hooks on the root of the model are all that will tell its end.
-        """
+    def begin(self) -> None:
+        """Open the profiler: the pass is about to start on this thread."""
         if self._session is not None or not self.due:
             return
         if self._device == "cuda" and is_capturing():
@@ -238,8 +221,6 @@ class WindowClaim:
             self.window.tell(opened)
             return
         self._session = opened
-        if by_hooks:
-            self._kept.add(self)
         self._since = perf_counter_ns()
 
     def end(self, now: int) -> None:
@@ -248,7 +229,6 @@ class WindowClaim:
         if session is None or not session.on_this_thread:
             return
         self._session = None
-        self._kept.discard(self)
         self._until = now
         began = perf_counter_ns()
         session.stop()
@@ -301,7 +281,6 @@ class WindowClaim:
         if self._released:
             return
         session, self._session = self._session, None
-        self._kept.discard(self)
         try:
             if session is not None and session.on_this_thread:
                 session.stop()

@@ -28,7 +28,8 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
-from inferspan.export.session_file import LogFileExporter, MetricFileExporter, SessionFile, SpanFileExporter, spans_line
+from inferspan.export.json_lines import spans_line
+from inferspan.export.session_file import LogFileExporter, MetricFileExporter, SessionFile, SpanFileExporter
 from inferspan.settings import SettingsError
 
 RESOURCE = Resource({"service.name": "model", "list": ["a", "b"]}, "https://example.org/resource")

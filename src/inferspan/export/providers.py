@@ -136,12 +136,20 @@ def _id_generator(environ: Mapping[str, str]) -> IdGenerator:
 
 
 # -------------------------------------------------------------------------------------------------------------- pipelines
-def _own(name: str, part: Any) -> None:
-    """Take over flushing and closing of a processor, reader or provider; those of metrics alone take a time limit to close."""
+def _own(name: str, part: Any, exporter: Any = None) -> None:
+    """Take over flushing and closing of a processor, reader or provider; those of metrics alone take a time limit to close.
+
+    The SDK's parts drop the results of their exporter, so an ``exporter`` that counts what it could not deliver, as ``refused``, is asked:
+    a flush is true only if that count has not grown since the last one.
+    """
     takes_limit = "timeout_millis" in inspect.signature(part.shutdown).parameters
+    reported = 0
 
     def flush(seconds: float) -> bool:
-        return part.force_flush(max(1, int(seconds * 1000))) is not False
+        nonlocal reported
+        done = part.force_flush(max(1, int(seconds * 1000))) is not False
+        before, reported = reported, getattr(exporter, "refused", 0)
+        return done and reported == before
 
     def close(seconds: float) -> None:
         if takes_limit:
@@ -166,7 +174,7 @@ def _add_spans(provider: Any, exporter: Any, name: str, environ: Mapping[str, st
     provider.add_span_processor(processor)
     SETUP.span_exporters += (name,)
     SETUP.span_processors += (processor,)
-    _own(f"traces-{name}", processor)
+    _own(f"traces-{name}", processor, exporter)
 
 
 def _reader(exporter: Any, name: str, environ: Mapping[str, str]) -> Any:
@@ -178,7 +186,7 @@ def _reader(exporter: Any, name: str, environ: Mapping[str, str]) -> Any:
         interval = variables.positive_number(environ, METRIC_INTERVAL, "OTEL_METRIC_EXPORT_INTERVAL")
         timeout = variables.positive_number(environ, 30_000, "OTEL_METRIC_EXPORT_TIMEOUT")
         reader = PeriodicExportingMetricReader(exporter, export_interval_millis=interval, export_timeout_millis=timeout)
-    _own(f"metrics-{name}", reader)
+    _own(f"metrics-{name}", reader, exporter)
     return reader
 
 
@@ -187,7 +195,7 @@ def _add_logs(provider: Any, exporter: Any, name: str) -> None:
 
     processor = BatchLogRecordProcessor(exporter)
     provider.add_log_record_processor(processor)
-    _own(f"logs-{name}", processor)
+    _own(f"logs-{name}", processor, exporter)
 
 
 def extend(

@@ -1,74 +1,57 @@
-"""Exporters that write OTLP JSON lines to a file, in the format of the collector's file exporter.
+"""Exporters that append OTLP JSON lines to a session file.
 
-In come finished spans, metrics and log records, out goes one compact JSON object a line: ``{"resourceSpans":[...]}``,
-``{"resourceMetrics":[...]}`` or ``{"resourceLogs":[...]}``, with hex ids, 64-bit integers as strings and enums as integers. A line is
-appended by one write, so several processes can share a file. A path that cannot be written raises ``SettingsError`` at once; a
-disk that fills up later is an export that failed.
+In come finished spans, metrics and log records; out goes one line for each batch, as ``json_lines`` encodes it. A path that cannot be
+used raises ``SettingsError`` at once. A write that fails later, for example on a full disk, is an export that failed: it is counted in
+``refused``, logged once, and the next batch is tried again.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from opentelemetry import metrics
 from opentelemetry.sdk._logs import ReadableLogRecord
 from opentelemetry.sdk._logs.export import LogRecordExporter, LogRecordExportResult
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from inferspan import guard, semconv
+from inferspan.export.appending import SessionFile
 from inferspan.export.json_lines import message_line, spans_line
-from inferspan.settings import SettingsError
+from inferspan.version import version
 
 __all__ = ["LogFileExporter", "MetricFileExporter", "SessionFile", "SpanFileExporter"]
 
-
-class SessionFile:
-    """A file that lines are appended to, each by one write.
-
-    Raises:
-        SettingsError: the path cannot be opened for writing.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file: int | None = None
-        try:
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
-        except OSError as error:
-            raise SettingsError(
-                f"inferspan setting 'session_file' cannot be {os.fspath(path)!r}: {error.strerror or error}; use the path of a file"
-                " that can be written, in a directory that exists"
-            ) from None
-
-    def append(self, line: str) -> bool:
-        """Write one line; says whether all of it was written."""
-        if self._file is None:
-            return False
-        data = line.encode("utf-8") + b"\n"
-        try:
-            while data:  # a short write happens when the disk is full, and then the next one fails
-                data = data[os.write(self._file, data) :]
-        except OSError:
-            return False
-        return True
-
-    def close(self) -> None:
-        """Close the file; may be called twice."""
-        file, self._file = self._file, None
-        if file is not None:
-            os.close(file)
+LONGEST_LINE = 8 * 1024 * 1024
+"""Characters; a longer batch is divided, because readers limit the length of a line. One record is never divided."""
 
 
 class SpanFileExporter(SpanExporter):
-    """Writes spans to a session file."""
+    """Writes spans to a session file.
+
+    Raises:
+        SettingsError: the path cannot be written.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file = SessionFile(path)
 
+    @property
+    def refused(self) -> int:
+        """Spans that could not be written."""
+        return self._file.refused
+
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Append one line with all ``spans``."""
-        return SpanExportResult.SUCCESS if self._file.append(spans_line(spans)) else SpanExportResult.FAILURE
+        """Append ``spans``, usually as one line."""
+        before = self._file.refused
+        written = _append_batch(self._file, spans, spans_line)
+        if lost := self._file.refused - before:
+            with guard.contain("session file"):
+                _count_lost_spans(lost)
+        return SpanExportResult.SUCCESS if written else SpanExportResult.FAILURE
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Nothing is held back."""
@@ -80,17 +63,24 @@ class SpanFileExporter(SpanExporter):
 
 
 class MetricFileExporter(MetricExporter):
-    """Writes metrics to a session file; sums and histograms are cumulative."""
+    """Writes metrics to a session file; sums and histograms are cumulative.
+
+    Raises:
+        SettingsError: the path cannot be written.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()
         self._file = SessionFile(path)
 
+    @property
+    def refused(self) -> int:
+        """Collections of metrics that could not be written."""
+        return self._file.refused
+
     def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> MetricExportResult:
         """Append one line with all of ``metrics_data``."""
-        from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
-
-        written = self._file.append(message_line(encode_metrics(metrics_data)))
+        written = _append(self._file, 1, lambda: _metrics_line(metrics_data))
         return MetricExportResult.SUCCESS if written else MetricExportResult.FAILURE
 
     def force_flush(self, timeout_millis: float = 10_000) -> bool:
@@ -103,16 +93,23 @@ class MetricFileExporter(MetricExporter):
 
 
 class LogFileExporter(LogRecordExporter):
-    """Writes log records to a session file."""
+    """Writes log records to a session file.
+
+    Raises:
+        SettingsError: the path cannot be written.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file = SessionFile(path)
 
-    def export(self, batch: Sequence[ReadableLogRecord]) -> LogRecordExportResult:
-        """Append one line with all of ``batch``."""
-        from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
+    @property
+    def refused(self) -> int:
+        """Log records that could not be written."""
+        return self._file.refused
 
-        written = self._file.append(message_line(encode_logs(batch)))
+    def export(self, batch: Sequence[ReadableLogRecord]) -> LogRecordExportResult:
+        """Append ``batch``, usually as one line."""
+        written = _append_batch(self._file, batch, _logs_line)
         return LogRecordExportResult.SUCCESS if written else LogRecordExportResult.FAILURE
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
@@ -122,3 +119,51 @@ class LogFileExporter(LogRecordExporter):
     def shutdown(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _metrics_line(data: MetricsData) -> str:
+    from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+
+    return message_line(encode_metrics(data))
+
+
+def _logs_line(batch: Sequence[ReadableLogRecord]) -> str:
+    from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
+
+    return message_line(encode_logs(batch))
+
+
+def _append(file: SessionFile, records: int, encode: Callable[[], str]) -> bool:
+    """Append one line; a batch that cannot be encoded counts as refused."""
+    with guard.contain("session file"):
+        return file.append(encode(), records)
+    file.count_refused(records)
+    return False
+
+
+def _append_batch(file: SessionFile, batch: Sequence[Any], encode: Callable[[Sequence[Any]], str]) -> bool:
+    written = True
+    for part, line in _lines(batch, encode):
+        if line is None:
+            file.count_refused(len(part))
+        written = line is not None and file.append(line, len(part)) and written
+    return written
+
+
+def _lines(batch: Sequence[Any], encode: Callable[[Sequence[Any]], str]) -> Iterator[tuple[Sequence[Any], str | None]]:
+    """The parts of a batch with their lines; ``None`` where a part cannot be encoded."""
+    line = None
+    with guard.contain("session file"):
+        line = encode(batch)
+    if line is None or len(line) <= LONGEST_LINE or len(batch) == 1:
+        yield batch, line
+        return
+    middle = len(batch) // 2
+    yield from _lines(batch[:middle], encode)
+    yield from _lines(batch[middle:], encode)
+
+
+def _count_lost_spans(number: int) -> None:
+    metric = semconv.METRICS[semconv.M_SPANS_DROPPED]
+    counter = metrics.get_meter(semconv.SCOPE, version()).create_counter(metric.name, metric.unit, metric.brief)
+    counter.add(number, {semconv.DROP_REASON: "session_file"})

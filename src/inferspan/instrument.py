@@ -244,7 +244,7 @@ def flush(timeout: float | None = 30.0) -> bool:
         timeout: longest time in seconds; ``None`` for no limit on the hand-over.
 
     Returns:
-        Whether all of it was done in that time.
+        Whether all of it was done in that time, and nothing recorded since the last flush was refused by one of our destinations.
     """
     done = _writer.flush(timeout)
     return otlp.force_flush(30.0 if timeout is None else timeout) and done

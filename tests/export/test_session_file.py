@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from pathlib import Path
@@ -28,7 +30,9 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
-from inferspan.export.session_file import LogFileExporter, MetricFileExporter, SessionFile, SpanFileExporter, spans_line
+from inferspan import guard, semconv
+from inferspan.export.json_lines import spans_line
+from inferspan.export.session_file import LONGEST_LINE, LogFileExporter, MetricFileExporter, SessionFile, SpanFileExporter
 from inferspan.settings import SettingsError
 
 RESOURCE = Resource({"service.name": "model", "list": ["a", "b"]}, "https://example.org/resource")
@@ -265,4 +269,83 @@ def test_full_disk_is_a_failed_export() -> None:
     exporter = SpanFileExporter("/dev/full")
     assert exporter.export(rich_spans()) is SpanExportResult.FAILURE
     exporter.shutdown()
+
+
+def test_export_after_shutdown_is_a_failed_export(tmp_path: Path) -> None:
+    """What comes after the end is refused."""
+    exporter = SpanFileExporter(tmp_path / "s.jsonl")
+    exporter.shutdown()
     assert exporter.export(rich_spans()) is SpanExportResult.FAILURE
+
+
+def test_refused_spans_are_counted() -> None:
+    """The exporter knows how many spans the disk did not take."""
+    exporter = SpanFileExporter("/dev/full")
+    exporter.export(rich_spans())
+    exporter.export(rich_spans())
+    exporter.shutdown()
+    assert exporter.refused == 2 * len(rich_spans())
+
+
+def test_a_batch_that_cannot_be_encoded_is_refused(tmp_path: Path, contained: list[guard.Swallowed]) -> None:
+    """An error of the encoder is contained and counted, and the next batch is written."""
+    odd: Any = {7: "a key that is no text"}
+    span = ReadableSpan("s", SpanContext(1, 2, False), None, Resource({}), odd, instrumentation_scope=SCOPE)
+    exporter = SpanFileExporter(tmp_path / "s.jsonl")
+    results = [exporter.export([span]), exporter.export(rich_spans())]
+    exporter.shutdown()
+    assert results == [SpanExportResult.FAILURE, SpanExportResult.SUCCESS]
+    assert exporter.refused == 1
+    assert [error.place for error in contained] == ["session file"]
+    contained.clear()
+
+
+def test_a_long_batch_is_divided(tmp_path: Path) -> None:
+    """Readers limit the length of a line, so a batch of many large spans is written as several."""
+    large = {"text": "x" * (LONGEST_LINE // 3)}
+    spans = [
+        ReadableSpan(f"s{number}", SpanContext(1, number + 1, False), None, RESOURCE, large, instrumentation_scope=SCOPE) for number in range(5)
+    ]
+    exporter = SpanFileExporter(tmp_path / "s.jsonl")
+    exporter.export(spans)
+    exporter.shutdown()
+    lines = [json.loads(line)["resourceSpans"][0]["scopeSpans"][0]["spans"] for line in (tmp_path / "s.jsonl").read_text().splitlines()]
+    assert [[span["name"] for span in line] for line in lines] == [["s0", "s1"], ["s2"], ["s3", "s4"]]
+
+
+FLUSHES = """
+import os, resource, signal, sys
+import inferspan
+from opentelemetry import trace
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+inferspan.configure(session_file=sys.argv[1])
+for room in (True, False, False, True, True):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard if room else 100, hard))
+    trace.get_tracer("t").start_span("s").end()
+    print(inferspan.flush())
+"""
+
+
+def test_flush_is_false_while_the_disk_is_full(tmp_path: Path) -> None:
+    """flush() is true only if nothing was refused since the last one, and again once there is room."""
+    pytest.importorskip("resource", reason="limits of POSIX")
+    command = [sys.executable, "-c", FLUSHES, str(tmp_path / "s.jsonl")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout.split() == ["True", "False", "False", "True", "True"]
+
+
+def test_spans_that_the_disk_refuses_are_in_the_metric(tmp_path: Path) -> None:
+    """The counter of dropped spans has them, with the file as the reason."""
+    pytest.importorskip("resource", reason="limits of POSIX")
+    command = [sys.executable, "-c", FLUSHES, str(tmp_path / "s.jsonl")]
+    subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    counters = [
+        (point["attributes"], point["asInt"])
+        for line in (tmp_path / "s.jsonl").read_bytes().splitlines()
+        if b'{"resourceMetrics"' in line
+        for metric in json.loads(line)["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
+        if metric["name"] == semconv.M_SPANS_DROPPED
+        for point in metric["sum"]["dataPoints"]
+    ]
+    assert counters[-1] == ([{"key": "reason", "value": {"stringValue": "session_file"}}], "2")

@@ -168,12 +168,19 @@ def _say(question: str, answers: list[str]) -> None:
 
 
 def _replace(session_file: Path) -> None:
-    """Start with an empty file: the exporters append."""
+    """Start with an empty file, readable by its owner only: the exporters append."""
+    from inferspan.export.session_file import SessionFile
+    from inferspan.settings import SettingsError
+
     try:
         session_file.parent.mkdir(parents=True, exist_ok=True)
-        session_file.write_bytes(b"")
+        if session_file.is_symlink() or session_file.is_file():
+            session_file.unlink()
+        SessionFile(session_file).close()
     except OSError as error:
         raise DemoError(f"cannot write session file {session_file}: {error.strerror or error}; give another path with --session") from None
+    except SettingsError as error:
+        raise DemoError(str(error)) from None
 
 
 def _command() -> str:

@@ -1,80 +1,57 @@
-"""Exporters that write OTLP JSON lines to a file, in the format of the collector's file exporter.
+"""Exporters that append OTLP JSON lines to a session file.
 
-In come finished spans, metrics and log records, out goes one compact JSON object a line: ``{"resourceSpans":[...]}``,
-``{"resourceMetrics":[...]}`` or ``{"resourceLogs":[...]}``, with hex ids, 64-bit integers as strings and enums as integers. A line is
-appended by one write, so several processes can share a file. A path that cannot be written raises ``SettingsError`` at once; a
-disk that fills up later is an export that failed.
+In come finished spans, metrics and log records; out goes one line for each batch, as ``json_lines`` encodes it. A path that cannot be
+used raises ``SettingsError`` at once. A write that fails later, for example on a full disk, is an export that failed: it is counted in
+``refused``, logged once, and the next batch is tried again.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from json.encoder import encode_basestring_ascii
-from math import isfinite
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from opentelemetry import metrics
 from opentelemetry.sdk._logs import ReadableLogRecord
 from opentelemetry.sdk._logs.export import LogRecordExporter, LogRecordExportResult
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from inferspan.settings import SettingsError
+from inferspan import guard, semconv
+from inferspan.export.appending import SessionFile
+from inferspan.export.json_lines import message_line, spans_line
+from inferspan.version import version
 
-__all__ = ["LogFileExporter", "MetricFileExporter", "SessionFile", "SpanFileExporter", "spans_line"]
+__all__ = ["LogFileExporter", "MetricFileExporter", "SessionFile", "SpanFileExporter"]
 
-_ID_FIELDS = ("traceId", "spanId", "parentSpanId")
-_LINE = json.JSONEncoder(separators=(",", ":")).encode
-
-
-class SessionFile:
-    """A file that lines are appended to, each by one write.
-
-    Raises:
-        SettingsError: the path cannot be opened for writing.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file: int | None = None
-        try:
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
-        except OSError as error:
-            raise SettingsError(
-                f"inferspan setting 'session_file' cannot be {os.fspath(path)!r}: {error.strerror or error}; use the path of a file"
-                " that can be written, in a directory that exists"
-            ) from None
-
-    def append(self, line: str) -> bool:
-        """Write one line; says whether all of it was written."""
-        if self._file is None:
-            return False
-        data = line.encode("utf-8") + b"\n"
-        try:
-            while data:  # a short write happens when the disk is full, and then the next one fails
-                data = data[os.write(self._file, data) :]
-        except OSError:
-            return False
-        return True
-
-    def close(self) -> None:
-        """Close the file; may be called twice."""
-        file, self._file = self._file, None
-        if file is not None:
-            os.close(file)
+LONGEST_LINE = 8 * 1024 * 1024
+"""Characters; a longer batch is divided, because readers limit the length of a line. One record is never divided."""
 
 
 class SpanFileExporter(SpanExporter):
-    """Writes spans to a session file."""
+    """Writes spans to a session file.
+
+    Raises:
+        SettingsError: the path cannot be written.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file = SessionFile(path)
 
+    @property
+    def refused(self) -> int:
+        """Spans that could not be written."""
+        return self._file.refused
+
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Append one line with all ``spans``."""
-        return SpanExportResult.SUCCESS if self._file.append(spans_line(spans)) else SpanExportResult.FAILURE
+        """Append ``spans``, usually as one line."""
+        before = self._file.refused
+        written = _append_batch(self._file, spans, spans_line)
+        if lost := self._file.refused - before:
+            with guard.contain("session file"):
+                _count_lost_spans(lost)
+        return SpanExportResult.SUCCESS if written else SpanExportResult.FAILURE
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Nothing is held back."""
@@ -86,17 +63,24 @@ class SpanFileExporter(SpanExporter):
 
 
 class MetricFileExporter(MetricExporter):
-    """Writes metrics to a session file; sums and histograms are cumulative."""
+    """Writes metrics to a session file; sums and histograms are cumulative.
+
+    Raises:
+        SettingsError: the path cannot be written.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()
         self._file = SessionFile(path)
 
+    @property
+    def refused(self) -> int:
+        """Collections of metrics that could not be written."""
+        return self._file.refused
+
     def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> MetricExportResult:
         """Append one line with all of ``metrics_data``."""
-        from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
-
-        written = self._file.append(_message_line(encode_metrics(metrics_data)))
+        written = _append(self._file, 1, lambda: _metrics_line(metrics_data))
         return MetricExportResult.SUCCESS if written else MetricExportResult.FAILURE
 
     def force_flush(self, timeout_millis: float = 10_000) -> bool:
@@ -109,16 +93,23 @@ class MetricFileExporter(MetricExporter):
 
 
 class LogFileExporter(LogRecordExporter):
-    """Writes log records to a session file."""
+    """Writes log records to a session file.
+
+    Raises:
+        SettingsError: the path cannot be written.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file = SessionFile(path)
 
-    def export(self, batch: Sequence[ReadableLogRecord]) -> LogRecordExportResult:
-        """Append one line with all of ``batch``."""
-        from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
+    @property
+    def refused(self) -> int:
+        """Log records that could not be written."""
+        return self._file.refused
 
-        written = self._file.append(_message_line(encode_logs(batch)))
+    def export(self, batch: Sequence[ReadableLogRecord]) -> LogRecordExportResult:
+        """Append ``batch``, usually as one line."""
+        written = _append_batch(self._file, batch, _logs_line)
         return LogRecordExportResult.SUCCESS if written else LogRecordExportResult.FAILURE
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
@@ -130,149 +121,49 @@ class LogFileExporter(LogRecordExporter):
         self._file.close()
 
 
-def spans_line(spans: Sequence[ReadableSpan]) -> str:
-    """Encode spans as one OTLP JSON object, without going through protobuf (which takes several times as long)."""
-    # Objects are compared by identity: hashing a Resource costs more than encoding a span.
-    resources: dict[int, tuple[Any, dict[int, tuple[Any, list[str]]]]] = {}
-    for span in spans:
-        _, scopes = resources.setdefault(id(span.resource), (span.resource, {}))
-        scopes.setdefault(id(span.instrumentation_scope), (span.instrumentation_scope, []))[1].append(_span(span))
-    return '{"resourceSpans":[%s]}' % ",".join(
-        '{"resource":{%s},"scopeSpans":[%s]%s}' % (_attributes(resource.attributes)[1:], _scopes(scopes.values()), _schema(resource))
-        for resource, scopes in resources.values()
-    )
+def _metrics_line(data: MetricsData) -> str:
+    from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+
+    return message_line(encode_metrics(data))
 
 
-def _scopes(scopes: Iterable[tuple[Any, list[str]]]) -> str:
-    return ",".join('{"scope":{%s},"spans":[%s]%s}' % (_scope(scope), ",".join(spans), _schema(scope)) for scope, spans in scopes)
+def _logs_line(batch: Sequence[ReadableLogRecord]) -> str:
+    from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
+
+    return message_line(encode_logs(batch))
 
 
-def _span(span: ReadableSpan) -> str:
-    context, parent = span.context, span.parent
-    status = span.status
-    parts = [
-        f'"traceId":"{context.trace_id:032x}","spanId":"{context.span_id:016x}"',
-        f',"traceState":{_text(_trace_state(context.trace_state))}' if context.trace_state else "",
-        f',"parentSpanId":"{parent.span_id:016x}"' if parent else "",
-        f',"flags":{_flags(parent)},"name":{_text(span.name)},"kind":{span.kind.value + 1}',
-        f',"startTimeUnixNano":"{span.start_time}"' if span.start_time else "",
-        f',"endTimeUnixNano":"{span.end_time}"' if span.end_time else "",
-        _attributes(span.attributes),
-        f',"droppedAttributesCount":{span.dropped_attributes}' if span.dropped_attributes else "",
-        ',"events":[%s]' % ",".join(_event(event) for event in span.events) if span.events else "",
-        f',"droppedEventsCount":{span.dropped_events}' if span.dropped_events else "",
-        ',"links":[%s]' % ",".join(_link(link) for link in span.links) if span.links else "",
-        f',"droppedLinksCount":{span.dropped_links}' if span.dropped_links else "",
-        f',"status":{{"message":{_text(status.description)},"code":{status.status_code.value}}}'
-        if status.description
-        else f',"status":{{"code":{status.status_code.value}}}'
-        if status.status_code.value
-        else ',"status":{}',
-    ]
-    return "{%s}" % "".join(parts)
+def _append(file: SessionFile, records: int, encode: Callable[[], str]) -> bool:
+    """Append one line; a batch that cannot be encoded counts as refused."""
+    with guard.contain("session file"):
+        return file.append(encode(), records)
+    file.count_refused(records)
+    return False
 
 
-def _event(event: Any) -> str:
-    dropped = f',"droppedAttributesCount":{event.dropped_attributes}' if event.dropped_attributes else ""
-    return f'{{"timeUnixNano":"{event.timestamp}","name":{_text(event.name)}{_attributes(event.attributes)}{dropped}}}'
+def _append_batch(file: SessionFile, batch: Sequence[Any], encode: Callable[[Sequence[Any]], str]) -> bool:
+    written = True
+    for part, line in _lines(batch, encode):
+        if line is None:
+            file.count_refused(len(part))
+        written = line is not None and file.append(line, len(part)) and written
+    return written
 
 
-def _link(link: Any) -> str:
-    # The protobuf encoder leaves the trace state of links out as well.
-    context = link.context
-    dropped = f',"droppedAttributesCount":{link.dropped_attributes}' if link.dropped_attributes else ""
-    ids = f'"traceId":"{context.trace_id:032x}","spanId":"{context.span_id:016x}"'
-    return f'{{{ids}{_attributes(link.attributes)}{dropped},"flags":{_flags(context)}}}'
+def _lines(batch: Sequence[Any], encode: Callable[[Sequence[Any]], str]) -> Iterator[tuple[Sequence[Any], str | None]]:
+    """The parts of a batch with their lines; ``None`` where a part cannot be encoded."""
+    line = None
+    with guard.contain("session file"):
+        line = encode(batch)
+    if line is None or len(line) <= LONGEST_LINE or len(batch) == 1:
+        yield batch, line
+        return
+    middle = len(batch) // 2
+    yield from _lines(batch[:middle], encode)
+    yield from _lines(batch[middle:], encode)
 
 
-def _flags(parent: Any) -> int:
-    # SpanFlags: whether the parent is remote is known (0x100), and it is (0x200).
-    return 0x300 if parent and parent.is_remote else 0x100
-
-
-def _trace_state(state: Mapping[str, str]) -> str:
-    return ",".join(f"{key}={value}" for key, value in state.items())
-
-
-def _scope(scope: Any) -> str:
-    if scope is None:
-        return ""
-    version = f',"version":{_text(scope.version)}' if scope.version else ""
-    return f'"name":{_text(scope.name)}{version}{_attributes(scope.attributes)}'
-
-
-def _schema(owner: Any) -> str:
-    url = owner.schema_url if owner is not None else None
-    return f',"schemaUrl":{_text(url)}' if url else ""
-
-
-def _attributes(attributes: Mapping[str, Any] | None) -> str:
-    """All attributes with their field name and a leading comma, or nothing."""
-    if not attributes:
-        return ""
-    return ',"attributes":[%s]' % ",".join(
-        [f'{{"key":{_text(key)},"value":{encoded}}}' for key, value in attributes.items() if (encoded := _value(value)) is not None]
-    )
-
-
-def _value(value: Any) -> str | None:
-    """An ``AnyValue``, or ``None`` for what OTLP cannot hold; the protobuf encoder drops those attributes too."""
-    kind = type(value)
-    if kind is str:
-        return f'{{"stringValue":{_text(value)}}}'
-    if kind is bool:
-        return '{"boolValue":true}' if value else '{"boolValue":false}'
-    if kind is int:
-        return f'{{"intValue":"{value}"}}' if -(2**63) <= value < 2**63 else None
-    if kind is float:
-        return f'{{"doubleValue":{value!r}}}' if isfinite(value) else f'{{"doubleValue":{_nonfinite(value)}}}'
-    if value is None:
-        return "{}"
-    return _other_value(value)
-
-
-def _other_value(value: Any) -> str | None:
-    for base in (bool, str, int, float):  # subclasses, such as the members of an IntEnum
-        if isinstance(value, base):
-            return _value(base.__str__(value) if base is str else base(value))
-    if isinstance(value, bytes):
-        return f'{{"bytesValue":"{base64.b64encode(value).decode("ascii")}"}}'
-    if isinstance(value, Sequence):
-        items = [_value(item) for item in value]
-        return None if None in items else '{"arrayValue":{"values":[%s]}}' % ",".join(item for item in items if item)
-    if isinstance(value, Mapping):
-        pairs = [(str(key), _value(item)) for key, item in value.items()]
-        if any(item is None for _, item in pairs):
-            return None
-        return '{"kvlistValue":{"values":[%s]}}' % ",".join(f'{{"key":{_text(key)},"value":{item}}}' for key, item in pairs)
-    return None
-
-
-def _nonfinite(value: float) -> str:
-    # JSON has no such numbers; this is how protobuf's JSON form writes them.
-    return '"NaN"' if value != value else '"Infinity"' if value > 0 else '"-Infinity"'
-
-
-def _text(value: str | None) -> str:
-    value = value or ""
-    if not value.isascii():
-        value = value.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate would make the line unreadable
-    return encode_basestring_ascii(value)
-
-
-def _message_line(message: Any) -> str:
-    from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped, unused-ignore]  # its types are a package apart
-
-    return _LINE(_hex_ids(MessageToDict(message, use_integers_for_enums=True)))
-
-
-def _hex_ids(tree: Any) -> Any:
-    # Attribute keys are values in this format, never field names, so an attribute called "traceId" is not touched.
-    if isinstance(tree, list):
-        return [_hex_ids(item) for item in tree]
-    if isinstance(tree, dict):
-        return {
-            key: base64.b64decode(value).hex() if key in _ID_FIELDS and isinstance(value, str) else _hex_ids(value)
-            for key, value in tree.items()
-        }
-    return tree
+def _count_lost_spans(number: int) -> None:
+    metric = semconv.METRICS[semconv.M_SPANS_DROPPED]
+    counter = metrics.get_meter(semconv.SCOPE, version()).create_counter(metric.name, metric.unit, metric.brief)
+    counter.add(number, {semconv.DROP_REASON: "session_file"})

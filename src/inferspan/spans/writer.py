@@ -23,7 +23,7 @@ from inferspan.buffer import Buffer
 from inferspan.export.ids import ids
 from inferspan.export.sdk import next_chunk
 from inferspan.guard import guarded
-from inferspan.records import AttributeValue, ModuleBatch, Phase, RequestEnd, Step, module_calls
+from inferspan.records import AttributeValue, ModuleBatch, Phase, RequestEnd, Step
 from inferspan.spans.packed.detail import RawDetail
 
 from .request import RequestSpan, step_name
@@ -121,7 +121,7 @@ class SpanWriter:
             self._raw.finish(scope)
 
     def _measure(self, scope: RequestSpan, batch: ModuleBatch, until: float | None) -> None:
-        calls = module_calls(batch)
+        calls = batch.calls.rows()
         while some := list(islice(calls, CHUNK)):
             scope.metrics.modules(scope.request, batch, some, scope.span)
             self._pause(until)
@@ -187,7 +187,7 @@ class SpanWriter:
 
     def _modules(self, scope: RequestSpan, batch: ModuleBatch) -> Iterator[tuple[Any, ...]]:
         above = scope.above(batch)
-        calls = list(module_calls(batch))
+        calls = list(batch.calls.rows())
         own = {call[0]: ids().generate_span_id() for call in (*calls, *batch.profiled)}
         for number, parent, info, start, end, inputs, outputs, failure, statistics in calls:
             attributes: dict[str, AttributeValue] = {

@@ -504,7 +504,7 @@ def _device_times(scope: Any) -> dict[Any, Any]:
     found: dict[Any, Any] = {None: scope.ended[0].attributes.get(semconv.DEVICE_TIME)}
     for record in scope.records:
         if isinstance(record, ModuleBatch):
-            paths = {record.calls[place]: record.calls[place + 2].name for place in range(0, len(record.calls), 9)}
+            paths = {row[0]: row[2].name for row in record.calls.rows()}
             found |= {(record.step, paths[number]): seconds for number, seconds in record.device.items()}
             assert len(record.device) in (0, len(paths))
         elif isinstance(record, Step):

@@ -9,7 +9,7 @@ import pytest
 from inferspan import semconv
 from inferspan.capture.profiler.events import Event, place, short_name
 from inferspan.capture.profiler.session import MARK, read_events
-from inferspan.records import ModuleInfo
+from inferspan.records import ModuleCalls, ModuleInfo
 
 HERE, OTHER = 100, 200
 
@@ -114,9 +114,9 @@ def test_no_rows_without_a_clock() -> None:
     assert read_events([event for _, event in PASS[2:]], MARKS) == []
 
 
-def _calls(*spans: tuple[int, int, int]) -> list[Any]:
+def _calls(*spans: tuple[int, int, int]) -> ModuleCalls:
     info = ModuleInfo("m", "M", None, "m")
-    return [value for number, start, end in spans for value in (number, -1, info, start, end, (), (), None, None)]
+    return ModuleCalls((number, -1, info, start, end, (), (), None, None) for number, start, end in spans)
 
 
 LAYERS = _calls((1, 55_050, 55_300), (0, 54_000, 56_500), (2, 57_000, 58_000))
@@ -174,7 +174,7 @@ def test_operations_above_kernels() -> None:
 
 def test_without_modules() -> None:
     """Kernels of a compiled step, which has no module calls, hang under the step."""
-    assert {record.parent for record in _placed(calls=[]).records} == {-1}
+    assert {record.parent for record in _placed(calls=ModuleCalls()).records} == {-1}
 
 
 def test_only_of_this_pass() -> None:

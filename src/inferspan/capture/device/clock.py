@@ -13,17 +13,18 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from inferspan.capture.modules.recorder import Boundaries, BoundaryEvents
+from inferspan.extension import load
 from inferspan.guard import contain, report
 
-from .boundaries import PASS
-from .boundaries import BoundaryEvents as AnyMarks
-from .events import DriverEvents, EventPool, TorchCuda, TorchEvents, load_driver, torch_cuda
+from . import boundaries
+from .boundaries import PASS, BoundaryEvents
+from .driver import DriverEvents, load_driver
+from .events import EventPool, TorchCuda, TorchEvents, torch_cuda
 
 __all__ = ["SHARE_DATA_NS", "SHARE_NS", "CallClock", "DeviceClock", "Measured", "cuda_devices"]
 
@@ -45,6 +46,12 @@ READ_AT = 64
 MOST_WAITING = 1024
 """Passes that wait for the device; a loop that runs further ahead of it has its oldest ones given up."""
 _log = logging.getLogger("inferspan")
+_extension: Any = load().module
+_native_events = None if _extension is None else _extension.NativeEvents
+if TYPE_CHECKING or _extension is None:
+    Boundaries = boundaries.Boundaries
+else:
+    Boundaries = _extension.Boundaries
 
 
 def cuda_devices(model: nn.Module) -> tuple[int, ...]:
@@ -65,15 +72,15 @@ class Measured:
     """Boundaries of one forward pass, and the times that become known of them.
 
     Attributes:
-        marks: the boundaries.
+        events: of the boundaries, until they have been read.
         modules: seconds by number of the module call.
         seconds: of the whole pass, once known.
     """
 
-    __slots__ = ("_begin", "_end", "marks", "modules", "seconds")
+    __slots__ = ("_begin", "_end", "events", "modules", "seconds")
 
-    def __init__(self, marks: BoundaryEvents, begin: int, end: int) -> None:
-        self.marks = marks
+    def __init__(self, events: BoundaryEvents, begin: int, end: int) -> None:
+        self.events = events
         self._begin = begin
         self._end = end
         self.modules: dict[int, float] = {}
@@ -81,7 +88,7 @@ class Measured:
 
     def read(self, pools: Sequence[EventPool]) -> bool:
         """Find out what there is to know; false if the device has not come so far."""
-        found = self.marks.seconds(pools, self._begin, self._end)
+        found = self.events.seconds(pools, self._begin, self._end)
         if found is None:
             return False
         seconds = found.pop(PASS, None)
@@ -136,12 +143,12 @@ class CallClock(Boundaries):
         measured = Measured(self.cut(), self._begin, self._end)
         self._begin = self._end = -1
         if not self._anchors:
-            self._anchors.append([measured.marks.lane(place)[0] for place in range(len(self._pools))])
+            self._anchors.append([measured.events.slots(place)[0] for place in range(len(self._pools))])
         if not wanted:
             self._release(measured)
             return None
         self._waiting.append(measured)
-        self._boundaries += measured.marks.count
+        self._boundaries += measured.events.count
         return measured
 
     # ------------------------------------------------------------------------------------------------------------ reading
@@ -174,7 +181,7 @@ class CallClock(Boundaries):
         if self._closed or max(first, second) >= len(self._anchors) or self._pools[0].cuda.capturing():
             return None
         ends = zip(self._anchors[first], self._anchors[second], strict=True)
-        measured = Measured(AnyMarks([[*pair] for pair in ends], []), 0, 1)
+        measured = Measured(BoundaryEvents([[*pair] for pair in ends], []), 0, 1)
         with self._pools[0].reading():
             measured.read(self._pools)
         return measured.seconds
@@ -206,14 +213,14 @@ class CallClock(Boundaries):
     # ---------------------------------------------------------------------------------------------------------- internals
     def _forget_oldest(self) -> None:
         measured = self._waiting.popleft()
-        self._boundaries -= measured.marks.count
+        self._boundaries -= measured.events.count
         self._release(measured)
         # Steps hold it for its times.
-        del measured.marks
+        del measured.events
 
     def _release(self, measured: Measured) -> None:
         for place, pool in enumerate(self._pools):
-            slots = measured.marks.lane(place)
+            slots = measured.events.slots(place)
             # The first anchor is where the first pass began.
             pool.release(slots[1:] if self._anchors and slots[:1] == self._anchors[0][place : place + 1] else slots)
 
@@ -253,7 +260,7 @@ class DeviceClock:
 
     def _open(self, index: int, cuda: TorchCuda) -> EventPool:
         library = load_driver(cuda.devices)
-        pool: EventPool = TorchEvents(index, cuda) if library is None else DriverEvents(index, cuda, library)
+        pool: EventPool = TorchEvents(index, cuda) if library is None else DriverEvents(index, cuda, library, _native_events)
         self._pools[index] = pool
         return pool
 

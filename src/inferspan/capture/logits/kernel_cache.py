@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from inferspan.capture.device.events import leave_captures_alone
+from inferspan.capture.device.driver import leave_captures_alone
 from inferspan.guard import report
 
 __all__ = ["FUSED", "SCRATCH_FLOATS", "FusedLogits", "Variant"]

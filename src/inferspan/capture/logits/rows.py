@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from inferspan.capture.device.events import leave_captures_alone
+from inferspan.capture.device.driver import leave_captures_alone
 from inferspan.capture.modules.device_rows import raw_stream
 
 __all__ = ["LANDINGS", "CudaLink", "DeviceRowBuffer", "Link", "PinnedBuffers", "Transfer", "link_of"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -20,20 +19,17 @@ from torch.nn.modules import module as torch_calls
 from inferspan.capture.compile.state import leave_frame
 from inferspan.capture.failures import error_type
 from inferspan.guard import contain, report
-from inferspan.records import ModuleCall, ModuleInfo
+from inferspan.records import ModuleCalls, ModuleInfo
 
 from .shapes import Described, describe, describe_like
 
 if TYPE_CHECKING:
-    from inferspan.capture.call import Call
     from inferspan.capture.device.clock import CallClock
 
     from .output_stats import OutputStats
 
 __all__ = ["CallLog", "ModuleCaller", "current"]
 
-_FIELDS = len(ModuleCall._fields)
-_START = ModuleCall._fields.index("start")
 _references: Any = getattr(sys, "getrefcount", lambda _: 0)
 _torch = vars(torch_calls)
 _CALL_IMPL = nn.Module._call_impl
@@ -41,7 +37,7 @@ _tracing: Any = torch._C._get_tracing_state
 
 
 class _Thread(threading.local):
-    call: Call | None = None
+    call: Any = None
 
 
 current = _Thread()
@@ -73,7 +69,7 @@ class CallLog:
         self.clock = None
         self.output_stats = None
         self.opened: list[tuple[int, ModuleInfo, int, Described]] = []
-        self.done: list[Any] = []
+        self.done = ModuleCalls()
 
     @property
     def open_calls(self) -> int:
@@ -83,7 +79,7 @@ class CallLog:
     @property
     def recorded(self) -> int:
         """Calls of the pass that have ended."""
-        return len(self.done) // _FIELDS
+        return len(self.done)
 
     def enter(self, info: ModuleInfo, inputs: Described, now: int) -> int:
         """Begin a call inside of the innermost one; its number."""
@@ -113,20 +109,20 @@ class CallLog:
         """
         number, info, start, inputs = self.opened.pop()
         parent = self.opened[-1][0] if self.opened else -1
-        self.done.extend((number, parent, info, start, now, inputs, outputs, failure, statistics))
+        self.done.add((number, parent, info, start, now, inputs, outputs, failure, statistics))
 
     def begun_before(self, moment: int) -> bool:
         """Whether some call that has ended began earlier."""
-        return bool(self.done) and min(self.done[_START::_FIELDS]) < moment
+        return self.done.begun_before(moment)
 
-    def cut(self) -> Sequence[Any]:
+    def cut(self) -> ModuleCalls:
         """What has ended so far; the tape begins anew."""
-        done, self.done = self.done, []
+        done, self.done = self.done, ModuleCalls()
         return done
 
     def discard(self) -> None:
         """Forget every call, open or ended."""
-        self.done = []
+        self.done = ModuleCalls()
         self.opened.clear()
 
     def adopt(self, other: CallLog) -> None:
@@ -134,7 +130,7 @@ class CallLog:
         self.room, self.missed, self.count = other.room, other.missed, other.count
         self.engine, self.clock, self.output_stats = other.engine, other.clock, other.output_stats
         # In this order no call can be in both: one that ends in between is in neither, and its children move up.
-        self.done, self.opened = [*other.done], [*other.opened]
+        self.done, self.opened = other.done.copy(), [*other.opened]
 
 
 class _Holder:
@@ -217,7 +213,7 @@ class ModuleCaller:
             forward = module._call_impl
         else:
             forward = module.forward
-        call = current.call
+        call: CallLog | None = current.call
         if is_dynamo_compiling() or call is None or call.engine is not self.engine:
             return forward(*args, **kwargs)
         if call.room <= 0:
@@ -278,12 +274,12 @@ class ModuleCaller:
                     outputs = ()
             collector = call.output_stats
             statistics = collector.append(output) if collector is not None else None
-            call.done.extend((number, opened[-1][0] if opened else -1, self.info, frame[2], now, inputs, outputs, None, statistics))
+            call.done.add((number, opened[-1][0] if opened else -1, self.info, frame[2], now, inputs, outputs, None, statistics))
         except Exception as error:
             report("module call", error)
         return output
 
-    def _failed(self, call: Call, frame: Any, error: BaseException) -> None:
+    def _failed(self, call: CallLog, frame: Any, error: BaseException) -> None:
         """Record a call through which an exception passes."""
         with contain("module call"):
             now = perf_counter_ns()

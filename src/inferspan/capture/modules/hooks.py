@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
-from inferspan.capture.call import current
 from inferspan.capture.compile.state import holds_compiled, is_compiled, is_optimized, leave_alone, may_hook
 from inferspan.capture.compile.watch import compiling
 from inferspan.guard import contain, report
 from inferspan.records import ModuleInfo
 
 from .observer import ObservedCall, can_observe
+from .recorder import CallLog, current
 from .selection import select
 from .shapes import describe
 
@@ -83,7 +83,7 @@ class _Enter(CopiedAway):
     def __call__(self, module: nn.Module, args: Any = (), kwargs: Any = None, *rest: Any) -> None:
         if is_dynamo_compiling() or _tracing():
             return
-        call = current.call
+        call: CallLog | None = current.call
         if call is None or call.engine is not self._engine:
             return
         if call.room <= 0:
@@ -119,7 +119,7 @@ class _Exit(CopiedAway):
     def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
         if is_dynamo_compiling() or _tracing():
             return
-        call = current.call
+        call: CallLog | None = current.call
         if call is None or call.engine is not self._engine or not call.open_calls:
             return
         try:

@@ -15,14 +15,13 @@ from typing import Any, NamedTuple
 
 from inferspan import semconv
 from inferspan.attribute_values import exportable_text
-from inferspan.records import AttributeValue, ModuleCall, Profiled
+from inferspan.records import AttributeValue, ModuleCalls, Profiled
 
 __all__ = ["KERNEL", "LAUNCH", "MEMCPY", "MEMSET", "OP", "Event", "Placed", "place", "short_name"]
 
 OP, LAUNCH, KERNEL, MEMCPY, MEMSET = "op", "launch", "kernel", "memcpy", "memset"
 MAX_NAME = 512
 MAX_SPAN_NAME = 80
-_NUMBER, _START, _END = (ModuleCall._fields.index(name) for name in ("number", "start", "end"))
 
 
 class Event(NamedTuple):
@@ -63,7 +62,7 @@ class _Candidate(NamedTuple):
 
 
 def place(
-    events: Sequence[Event], calls: Sequence[Any], *, since: int, until: int, first: int, room: int, with_ops: bool, device: str
+    events: Sequence[Event], calls: ModuleCalls, *, since: int, until: int, first: int, room: int, with_ops: bool, device: str
 ) -> Placed:
     """Find the parent of each event and keep as many as there is room for.
 
@@ -71,7 +70,7 @@ def place(
 
     Args:
         events: rows of one pass.
-        calls: its module calls, flat in the layout of ``ModuleCall``.
+        calls: its module calls.
         since: monotonic time at which the pass began; what was launched before is not of this pass.
         until: monotonic time at which it ended.
         first: number that the first record gets; higher than that of any module call.
@@ -126,9 +125,9 @@ def _longest(items: Iterable[Any], room: int, key: Any = lambda kernel: kernel.e
 class _Modules:
     """Module calls of a pass, by time; those of one thread lie in each other or beside each other."""
 
-    def __init__(self, calls: Sequence[Any]) -> None:
-        width = len(ModuleCall._fields)
-        rows = zip(calls[_START::width], calls[_END::width], calls[_NUMBER::width], strict=True)
+    def __init__(self, calls: ModuleCalls) -> None:
+        columns = calls.columns()
+        rows = zip(columns.starts, columns.ends, columns.numbers, strict=True)
         self._spans = sorted(rows, key=lambda row: (row[0], -row[1], row[2]))
         self._ends = {number: end for _, end, number in self._spans}
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Any
 
 from inferspan import semconv
 from inferspan.capture.budget import Budget
 from inferspan.capture.compile.transforms import is_capturing
 from inferspan.guard import contain
-from inferspan.records import AttributeValue, ModuleCall, Profiled
+from inferspan.records import AttributeValue, ModuleCalls, Profiled
 
 from .events import Event, place
 from .session import Session, open_session
@@ -27,7 +26,6 @@ __all__ = ["Window", "WindowClaim", "Windows"]
 
 _log = logging.getLogger("inferspan")
 DETACHED = "the model is not instrumented any more"
-_WIDTH = len(ModuleCall._fields)
 
 
 class Window:
@@ -259,11 +257,11 @@ class WindowClaim:
             self.steps += 1
             self.window.steps += 1
 
-    def take(self, calls: Sequence[Any], budget: Budget, *, passes: int, modules: int, shown: bool) -> list[Profiled]:
+    def take(self, calls: ModuleCalls, budget: Budget, *, passes: int, modules: int, shown: bool) -> list[Profiled]:
         """Records of the pass that has ended; ``attributes`` is then what its own span says of it.
 
         Args:
-            calls: module calls of the pass, flat.
+            calls: module calls of the pass.
             budget: of the request.
             passes: profiled passes that this request may still have.
             modules: module spans that each of them will want.
@@ -272,7 +270,7 @@ class WindowClaim:
         events, self._events = self._events, None
         if events is None:
             return []
-        numbers = calls[::_WIDTH]
+        numbers = calls.columns().numbers
         placed = place(
             events,
             calls,

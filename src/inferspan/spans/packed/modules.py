@@ -17,9 +17,9 @@ from opentelemetry.trace import SpanContext
 
 from inferspan import semconv
 from inferspan.export import protobuf
-from inferspan.records import Attributes, ModuleBatch, ModuleInfo
+from inferspan.records import Attributes, ModuleBatch, ModuleColumns, ModuleInfo
 
-from .template import Columns, Head, Part
+from .template import Head, Part
 
 __all__ = ["ModulePacker"]
 
@@ -43,11 +43,11 @@ _double = struct.Struct("<d").pack
 class _Structure:
     """Which modules were called in which order and nesting, and from the second time on the template of such passes."""
 
-    def __init__(self, calls: Columns) -> None:
+    def __init__(self, calls: ModuleColumns) -> None:
         self.numbers, self.parents, self.modules = calls.numbers, calls.parents, calls.modules
         self.parts: list[Part] | None = None
 
-    def is_of(self, calls: Columns) -> bool:
+    def is_of(self, calls: ModuleColumns) -> bool:
         return calls.modules == self.modules and calls.numbers == self.numbers and calls.parents == self.parents
 
 
@@ -77,7 +77,7 @@ class ModulePacker:
         Yields:
             Framed spans and their number.
         """
-        calls = Columns.of(batch.calls)
+        calls = batch.calls.columns()
         count = len(calls.numbers)
         # One draw for all; an id of eight zero bytes would be invalid, and is as likely as any other.
         ids = [*struct.unpack("8s" * count, os.urandom(8 * count)), above.to_bytes(8, "big")]
@@ -124,7 +124,7 @@ class ModulePacker:
         if packed:
             yield b"".join(packed), len(packed)
 
-    def _one_by_one(self, head: Head, batch: ModuleBatch, calls: Columns, ids: list[bytes]) -> Iterator[tuple[bytes, int]]:
+    def _one_by_one(self, head: Head, batch: ModuleBatch, calls: ModuleColumns, ids: list[bytes]) -> Iterator[tuple[bytes, int]]:
         above = _places(calls)
         packed: list[bytes] = []
         for place, (number, start, end) in enumerate(zip(calls.numbers, calls.starts, calls.ends, strict=True)):
@@ -144,7 +144,7 @@ class ModulePacker:
             yield b"".join(packed), len(packed)
 
     # -------------------------------------------------------------------------------------------------------- templates
-    def _template(self, calls: Columns, phase: str) -> list[Part] | None:
+    def _template(self, calls: ModuleColumns, phase: str) -> list[Part] | None:
         """The template for passes of this structure, or ``None`` for the first of them: what comes once is not worth one."""
         key = (phase, len(calls.numbers), id(calls.modules[0]), id(calls.modules[-1]))
         known = self._structures.get(key)
@@ -156,7 +156,7 @@ class ModulePacker:
             known.parts = self._build(calls, phase)
         return known.parts
 
-    def _remember(self, key: tuple[Any, ...], calls: Columns) -> None:
+    def _remember(self, key: tuple[Any, ...], calls: ModuleColumns) -> None:
         if key not in self._structures:
             self._kept_calls += key[1]
         self._structures[key] = _Structure(calls)
@@ -165,7 +165,7 @@ class ModulePacker:
             (_, count, *_), _ = self._structures.popitem(last=False)
             self._kept_calls -= count
 
-    def _build(self, calls: Columns, phase: str) -> list[Part]:
+    def _build(self, calls: ModuleColumns, phase: str) -> list[Part]:
         above = _places(calls)
         parts = []
         for first in range(0, len(above), PART):
@@ -174,7 +174,7 @@ class ModulePacker:
             parts.append(Part(first, above[first : first + PART], some.inputs, some.outputs, tails))
         return parts
 
-    def _late(self, batch: ModuleBatch, calls: Columns) -> tuple[bytes | None, dict[int, bytes]]:
+    def _late(self, batch: ModuleBatch, calls: ModuleColumns) -> tuple[bytes | None, dict[int, bytes]]:
         """Device times of calls, if all have one, and what only some calls have, by place."""
         times: bytes | None = None
         extra: dict[int, bytes] = {}
@@ -193,7 +193,7 @@ class ModulePacker:
         return times, extra
 
     # ------------------------------------------------------------------------------------------------- parts of one span
-    def _tail(self, calls: Columns, place: int, phase: str) -> bytes:
+    def _tail(self, calls: ModuleColumns, place: int, phase: str) -> bytes:
         """What is the same whenever a module is called with the same shapes."""
         info, taken, given = calls.modules[place], calls.inputs[place], calls.outputs[place]
         tail = self._static.get((info, phase)) or self._keep_static(info, phase)
@@ -204,7 +204,7 @@ class ModulePacker:
         return tail
 
     @staticmethod
-    def _extra(statistics: Mapping[int, Attributes], calls: Columns, place: int) -> bytes:
+    def _extra(statistics: Mapping[int, Attributes], calls: ModuleColumns, place: int) -> bytes:
         """What few calls have: statistics of the output, and a failure."""
         slot, failure = calls.slots[place], calls.failures[place]
         found = b""
@@ -232,7 +232,7 @@ class ModulePacker:
         return kept
 
 
-def _places(calls: Columns) -> list[int]:
+def _places(calls: ModuleColumns) -> list[int]:
     """For each call the place of its parent, or the number of calls where the span above them is the parent."""
     place_of = {number: place for place, number in enumerate(calls.numbers)}
     return [place_of.get(parent, len(place_of)) for parent in calls.parents]

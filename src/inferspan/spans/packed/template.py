@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from inferspan import semconv
 from inferspan.export import protobuf
-from inferspan.records import ModuleInfo
+from inferspan.records import ModuleColumns
 
-__all__ = ["Columns", "Head", "Part"]
+__all__ = ["Head", "Part"]
 
 LONGEST = 0x3FFF
 """Largest body whose length takes two bytes. The shortest that does, 0x80, is less than any module span has."""
@@ -30,34 +30,6 @@ _UNCOUNTED = 3
 _FLAGS = struct.pack("<HI", 0x0185, 0x100)
 """``Span.flags`` with its tag: the parent is known to be local."""
 _DEVICE = protobuf.attribute(semconv.DEVICE_TIME, 0.0)
-
-
-class Columns(NamedTuple):
-    """Calls of one forward pass, one list for each field of ``ModuleCall``."""
-
-    numbers: list[int]
-    parents: list[int]
-    modules: list[ModuleInfo]
-    starts: list[int]
-    ends: list[int]
-    inputs: list[Any]
-    outputs: list[Any]
-    failures: list[str | None]
-    slots: list[int | None]
-
-    @classmethod
-    def of(cls, calls: Sequence[Any]) -> Columns:
-        """Columns of a flat list in the layout of ``ModuleCall``."""
-        width = len(cls._fields)
-        columns: list[Any] = [calls[place::width] for place in range(width)]
-        return cls(*columns)
-
-    def cut(self, first: int, stop: int) -> Columns:
-        """The calls from one place of the pass to another."""
-        if first == 0 and stop >= len(self.numbers):
-            return self
-        columns: list[Any] = [column[first:stop] for column in self]
-        return Columns(*columns)
 
 
 class Head(NamedTuple):
@@ -106,7 +78,7 @@ class Part:
         self._low, self._high = bytearray(self.count), bytearray(self.count)
         self._long: dict[int, bytes] = {}
 
-    def adapt(self, calls: Columns, tail: Callable[[int], bytes]) -> None:
+    def adapt(self, calls: ModuleColumns, tail: Callable[[int], bytes]) -> None:
         """Renew the tails of calls whose shapes are others than last time; ``tail`` makes one, for a place in this part."""
         if calls.inputs == self._inputs and calls.outputs == self._outputs:
             return
@@ -117,7 +89,7 @@ class Part:
         self._inputs, self._outputs = calls.inputs, calls.outputs
         self._measure(changed)
 
-    def fill(self, head: Head, calls: Columns, ids: Sequence[bytes], times: bytes | None, extra: Mapping[int, bytes]) -> bytes:
+    def fill(self, head: Head, calls: ModuleColumns, ids: Sequence[bytes], times: bytes | None, extra: Mapping[int, bytes]) -> bytes:
         """The framed spans of these calls.
 
         Args:

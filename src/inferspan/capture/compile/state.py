@@ -17,6 +17,7 @@ from torch.compiler import is_dynamo_compiling
 
 __all__ = [
     "SLOT",
+    "SlotObserver",
     "compiled_graphs",
     "has_compiled",
     "holds_compiled",
@@ -25,6 +26,7 @@ __all__ = [
     "is_optimized",
     "leave_alone",
     "leave_frame",
+    "loaded",
     "may_hook",
     "set_eval_frame",
 ]
@@ -73,6 +75,17 @@ def leave_alone(function: Any) -> Any:
     return alone
 
 
+class SlotObserver:
+    """Base of the objects of ours that occupy ``SLOT``."""
+
+    __slots__ = ()
+
+
+def loaded(module: str, name: str) -> Any:
+    """``name`` of a module that the program has imported, ``None`` if it has not; nothing is imported here."""
+    return getattr(sys.modules.get(module), name, None)
+
+
 def _is_product(function: object) -> bool:
     """Whether ``function`` is what ``torch.compile`` has made of another; ``torch.compiler.disable`` leaves a similar mark."""
     if type(function) not in (FunctionType, MethodType):
@@ -85,7 +98,7 @@ def is_compiled(module: nn.Module) -> bool:
     """Whether the module's own forward runs inside a compiled region, where hooks of ours must not be."""
     own = module.__dict__
     in_slot = own.get(SLOT)
-    if in_slot is not None and type(in_slot).__name__ != "ObservedCall":
+    if in_slot is not None and not issubclass(type(in_slot), SlotObserver):
         return True
     # Traced modules of TorchScript raise where their class is asked for a forward.
     return _is_product(own.get("forward") or getattr(type(module), "forward", None))
@@ -93,7 +106,8 @@ def is_compiled(module: nn.Module) -> bool:
 
 def is_optimized(module: nn.Module) -> bool:
     """Whether the module is what ``torch.compile(model)`` returns: it may be hooked itself, what is inside it may not."""
-    return type(module).__name__ == "OptimizedModule"
+    optimized = loaded("torch._dynamo.eval_frame", "OptimizedModule")
+    return optimized is not None and issubclass(type(module), optimized)
 
 
 def holds_compiled(module: nn.Module) -> bool:

@@ -10,9 +10,15 @@ import sys
 
 import torch
 
-from .state import is_compiling
+from .state import is_compiling, loaded
 
 __all__ = ["is_capturing", "is_transforming"]
+
+_TRACING_MODES = (
+    ("torch._subclasses.fake_tensor", "FakeTensorMode"),
+    ("torch._subclasses.functional_tensor", "FunctionalTensorMode"),
+    ("torch.fx.experimental.proxy_tensor", "ProxyTorchDispatchMode"),
+)
 
 
 def _is_fx_tracing() -> bool:
@@ -27,10 +33,8 @@ def _has_tracing_mode() -> bool:
         return False
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-    return any(
-        type(mode).__name__ in ("FakeTensorMode", "ProxyTorchDispatchMode", "FunctionalTensorMode")
-        for mode in _get_current_dispatch_mode_stack()
-    )
+    modes = tuple(mode for module, name in _TRACING_MODES if (mode := loaded(module, name)) is not None)
+    return any(isinstance(mode, modes) for mode in _get_current_dispatch_mode_stack())
 
 
 def _is_dispatching_fake_keys() -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from inferspan import semconv
+from inferspan.capture.compile.state import loaded
 from inferspan.records import AttributeValue
 
 from .reductions import finish
@@ -117,6 +118,11 @@ class Kind(NamedTuple):
     compact: bool
 
 
+def _distributed_tensor() -> Any:
+    """The class ``DTensor``, if the program has imported it; torch before 2.5 has it elsewhere."""
+    return loaded("torch.distributed.tensor", "DTensor") or loaded("torch.distributed._tensor", "DTensor")
+
+
 def whole_logits(logits: object, *, vocabulary: int = 0) -> Tensor | None:
     """What a model returned as logits, as a tensor of this process, or ``None`` if it is only a part of them.
 
@@ -124,8 +130,7 @@ def whole_logits(logits: object, *, vocabulary: int = 0) -> Tensor | None:
         logits: a tensor, or a ``DTensor``, which is not imported here; anything else is returned as it is.
         vocabulary: size that logits of a tensor-parallel model have when they are whole; 0 for a model that is not.
     """
-    kind = type(logits)
-    if kind.__name__ == "DTensor" and kind.__module__.startswith("torch.distributed"):
+    if type(logits) is not Tensor and (distributed := _distributed_tensor()) is not None and isinstance(logits, distributed):
         sharded: Any = logits
         # Those on every process alike are there without communication.
         with torch.no_grad():

@@ -15,7 +15,7 @@ from typing import Any
 from torch import jit, nn
 from torch.nn.modules import module as torch_calls
 
-from inferspan.capture.compile.state import SLOT, is_optimized
+from inferspan.capture.compile.state import SLOT, SlotObserver, is_optimized
 
 from .recorder import FRAMES, ModuleCaller
 
@@ -62,7 +62,7 @@ def can_observe(module: nn.Module) -> bool:
     return _known and _counted and usual and not special
 
 
-class ObservedCall(ModuleCaller):
+class ObservedCall(ModuleCaller, SlotObserver):
     """Does what torch does to call a module, and records it.
 
     Args:

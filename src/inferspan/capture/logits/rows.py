@@ -19,12 +19,12 @@ from torch import Tensor
 from inferspan.capture.device.driver import leave_captures_alone
 from inferspan.capture.modules.device_rows import raw_stream
 
-__all__ = ["LANDINGS", "CudaLink", "DeviceRowBuffer", "Link", "PinnedBuffers", "Transfer", "link_of"]
+__all__ = ["PINNED", "CudaLink", "DeviceRowBuffer", "Link", "PinnedBuffers", "Transfer", "link_of"]
 
 CHUNK_STEPS = 256
 CHUNK_ROWS = 4096
-LANDING_BYTES = 1 << 17
-LANDING_COUNT = 8
+PINNED_BYTES = 1 << 17
+PINNED_COUNT = 8
 
 
 class PinnedBuffers:
@@ -46,13 +46,13 @@ class PinnedBuffers:
     def _make(self) -> None:
         try:
             leave_captures_alone()
-            whole = torch.empty(LANDING_BYTES * LANDING_COUNT, dtype=torch.uint8, device="cpu", pin_memory=True)
-            self._free.extend(whole.chunk(LANDING_COUNT))
+            whole = torch.empty(PINNED_BYTES * PINNED_COUNT, dtype=torch.uint8, device="cpu", pin_memory=True)
+            self._free.extend(whole.chunk(PINNED_COUNT))
         except (OSError, RuntimeError, AttributeError):
             return  # the same
 
     def take(self) -> Tensor | None:
-        """A buffer of ``LANDING_BYTES``, or ``None`` if there is none now."""
+        """A buffer of ``PINNED_BYTES``, or ``None`` if there is none now."""
         try:
             return self._free.pop()
         except IndexError:
@@ -67,9 +67,9 @@ class PinnedBuffers:
         self._free, self._asked = [], False
 
 
-LANDINGS = PinnedBuffers()
+PINNED = PinnedBuffers()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=LANDINGS.renew)
+    os.register_at_fork(after_in_child=PINNED.renew)
 
 
 class Transfer(Protocol):
@@ -95,7 +95,7 @@ class Link(Protocol):
         """Wait for all streams of the device."""
 
 
-class _Pinned:
+class _PinnedTransfer:
     """A transfer into a pinned buffer, with an event behind it."""
 
     __slots__ = ("_buffer", "_event", "_rows")
@@ -113,21 +113,21 @@ class _Pinned:
     def take(self) -> Tensor:
         self._event.synchronize()
         rows = self._rows.to(torch.float64)
-        LANDINGS.give(self._buffer)
+        PINNED.give(self._buffer)
         return rows
 
 
 class CudaLink:
-    """From a CUDA device, through ``LANDINGS``."""
+    """From a CUDA device, through ``PINNED``."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        LANDINGS.prepare()
+        PINNED.prepare()
 
     def send(self, rows: Tensor) -> Transfer | None:
         """Launch a copy, if a pinned buffer is free."""
-        buffer = LANDINGS.take() if rows.numel() * rows.element_size() <= LANDING_BYTES else None
-        return None if buffer is None else _Pinned(rows, buffer)
+        buffer = PINNED.take() if rows.numel() * rows.element_size() <= PINNED_BYTES else None
+        return None if buffer is None else _PinnedTransfer(rows, buffer)
 
     def fetch(self, rows: Tensor) -> Tensor:
         """Copy through pageable memory, which waits for the stream."""
@@ -174,7 +174,7 @@ class DeviceRowBuffer:
         self, batch: int, columns: int, dtype: torch.dtype, device: torch.device, *, pack: Callable[[Tensor], Tensor] | None, link: Link
     ) -> None:
         self.row_bytes = batch * columns * dtype.itemsize
-        self.steps = max(1, min(CHUNK_STEPS, CHUNK_ROWS // batch, LANDING_BYTES // self.row_bytes))
+        self.steps = max(1, min(CHUNK_STEPS, CHUNK_ROWS // batch, PINNED_BYTES // self.row_bytes))
         """Steps of a chunk."""
         self.device, self.dtype, self.stream = device, dtype, raw_stream(device)
         self.chunk: Tensor | None = None

@@ -101,11 +101,11 @@ class OutputStats:
     def read(self) -> list[dict[str, AttributeValue]]:
         """The attributes of every output in the order of their ``append``; empties the store. May wait for the device."""
         places, self._places = self._places, []
-        lanes = {lane: rows.tolist() for lane, rows in self._rows.read().items()}
+        groups = {group: rows.tolist() for group, rows in self._rows.read().items()}
         return [
             _attributes([])
             if place is None
-            else _attributes([_Piece(*pair) for pair in _counted(place.kind, lanes[place.lane][place.order])])
+            else _attributes([_Piece(*pair) for pair in _counted(place.kind, groups[place.group][place.order])])
             for place in places
         ]
 

@@ -20,7 +20,7 @@ __all__ = ["Described", "describe", "describe_like"]
 
 Described = tuple[tuple[Any, Any], ...]
 _known: dict[Described, Described] = {}
-KEPT = 16_384
+MOST_DESCRIPTIONS = 16_384
 
 MAX_TENSORS = 8
 MAX_ENTRIES = 16
@@ -77,7 +77,7 @@ def _shared(described: Described) -> Described:
     """The one object that stands for equal descriptions: thousands of own ones would be the garbage collector's work."""
     known = _known.get(described)
     if known is None:
-        if len(_known) >= KEPT:
+        if len(_known) >= MOST_DESCRIPTIONS:
             _known.clear()
         known = _known[described] = described
     return known

@@ -17,14 +17,14 @@ from inferspan import semconv
 from inferspan.attribute_values import exportable_text
 from inferspan.records import AttributeValue, ModuleCalls, Profiled
 
-__all__ = ["KERNEL", "LAUNCH", "MEMCPY", "MEMSET", "OP", "Event", "Placed", "place", "short_name"]
+__all__ = ["KERNEL", "LAUNCH", "MEMCPY", "MEMSET", "OP", "Placed", "ProfilerEvent", "place", "short_name"]
 
 OP, LAUNCH, KERNEL, MEMCPY, MEMSET = "op", "launch", "kernel", "memcpy", "memset"
 MAX_NAME = 512
 MAX_SPAN_NAME = 80
 
 
-class Event(NamedTuple):
+class ProfilerEvent(NamedTuple):
     """One event of the profiler; times in nanoseconds of the monotonic clock.
 
     ``key`` of an operation is what kernels and launches carry as ``op``; ``key`` of a launch is also that of the kernels it launched.
@@ -53,7 +53,7 @@ class Placed(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    event: Event
+    event: ProfilerEvent
     op: int
     """Place of the outermost operation around it in the list of those, -1 without one."""
     module: int
@@ -62,7 +62,7 @@ class _Candidate(NamedTuple):
 
 
 def place(
-    events: Sequence[Event], calls: ModuleCalls, *, since: int, until: int, first: int, room: int, with_ops: bool, device: str
+    events: Sequence[ProfilerEvent], calls: ModuleCalls, *, since: int, until: int, first: int, room: int, with_ops: bool, device: str
 ) -> Placed:
     """Find the parent of each event and keep as many as there is room for.
 
@@ -103,9 +103,9 @@ def place(
     return Placed(records, len(kernels), sum(kernel.event.end - kernel.event.start for kernel in kernels), len(ops), asked - len(records))
 
 
-def _outermost(ops: list[Event]) -> tuple[list[Event], dict[int, int]]:
+def _outermost(ops: list[ProfilerEvent]) -> tuple[list[ProfilerEvent], dict[int, int]]:
     """Operations that no other one runs, and for the key of every operation the place of the outermost around it."""
-    found: list[Event] = []
+    found: list[ProfilerEvent] = []
     keys: dict[int, int] = {}
     for op in ops:
         if not found or op.start >= found[-1].end:
@@ -147,14 +147,14 @@ class _Modules:
                 found[order] = open_calls[-1][1]
         return found
 
-    def cut(self, number: int, event: Event, until: int) -> Event:
+    def cut(self, number: int, event: ProfilerEvent, until: int) -> ProfilerEvent:
         """The event without what the two clocks, which agree to a microsecond, let stick out of its parent."""
         end = min(event.end, self._ends.get(number, until), until)
         return event._replace(end=max(event.start, end))
 
 
 # ------------------------------------------------------------------------------------------------------------- records
-def _op_record(number: int, parent: int, event: Event) -> Profiled:
+def _op_record(number: int, parent: int, event: ProfilerEvent) -> Profiled:
     name = exportable_text(event.name[:MAX_NAME])
     attributes: dict[str, AttributeValue] = {semconv.PROFILER_KIND: OP, semconv.OP_NAME: name}
     return Profiled(number, parent, name[:MAX_SPAN_NAME], event.start, event.end, attributes)

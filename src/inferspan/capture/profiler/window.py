@@ -19,8 +19,8 @@ from inferspan.capture.compile.transforms import is_capturing
 from inferspan.guard import contain
 from inferspan.records import AttributeValue, ModuleCalls, Profiled
 
-from .events import Event, place
-from .session import Session, open_session
+from .events import ProfilerEvent, place
+from .session import ProfilerSession, open_session
 
 __all__ = ["Window", "WindowClaim", "Windows"]
 
@@ -193,10 +193,10 @@ class WindowClaim:
         self._device = device
         self.closing_ns = 0
         """Time that closing the profiler and reading it took."""
-        self._session: Session | None = None
+        self._session: ProfilerSession | None = None
         self._since = 0
         self._until = 0
-        self._events: list[Event] | None = None
+        self._events: list[ProfilerEvent] | None = None
         self._released = False
 
     @property

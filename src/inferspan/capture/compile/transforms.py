@@ -1,7 +1,7 @@
 """Whether the program is being traced, compiled or transformed rather than run.
 
 Under ``torch.compile``, export, ``jit.trace``, FX, ``torch.func`` or fake tensors a forward pass is no request, and any operation
-of ours would end up in the user's graph. Every entry point of ours asks here first and stays out.
+of ours would end up in the user's graph. Every entry point of ours checks this first, and does nothing then.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _is_fx_tracing() -> bool:
 
 
 def _has_tracing_mode() -> bool:
-    """Whether a dispatch mode that makes graphs or fakes tensors is active; a user's own counting mode is none."""
+    """Whether a dispatch mode that traces graphs or fakes tensors is active; a counting mode of the user is not one."""
     if not torch._C._len_torch_dispatch_stack():
         return False
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack

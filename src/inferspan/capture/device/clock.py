@@ -1,9 +1,9 @@
-"""How long the device took between two boundaries of a request, by events on its streams; nothing here waits for the device.
+"""Device time between two boundaries of a request, by events on its streams; nothing here waits for the device.
 
-What is measured is elapsed device time, gaps included: the kernels' time where the device is busy all along (prefill, large batches), more
-where it waits for launches (small decode steps). Boundaries are those of steps, of recorded module calls, and of the request and its
-phases. They are read on the model's thread when the loop has waited for the device anyway; what is not done by the end of the request
-is not waited for and stays unknown. A model on several devices has each boundary on each of them; the longest time counts.
+The times are elapsed device time, gaps included: the kernels' time if the device is always busy (prefill, large batches), more if it waits
+for launches (small decode steps). Boundaries are those of steps, of recorded module calls, and of the request and its phases. They are
+read on the model's thread when the loop has waited for the device anyway; boundaries that the device has not reached by the end of the
+request are dropped, and their times are unknown. A model on several devices has each boundary on each of them; the longest time counts.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ __all__ = ["SHARE_DATA_NS", "SHARE_NS", "CallClock", "DeviceClock", "Measured", 
 SHARE_NS = 3_000
 """Two boundaries less than this apart on the host share an event: no kernel can have been launched through torch in between.
 
-The worst error is work that was launched faster than that: it counts for what comes after the two boundaries instead of for what is
-between them. Without any, up to this much idle time of the device is left out.
+The worst error is work that was launched faster than that: it counts after the two boundaries instead of between them. Without such work,
+up to this much idle time of the device is left out.
 """
 SHARE_DATA_NS = 40_000
-"""The same for boundaries that pass one tensor on: a module that takes what the last one gave, or what the module around it took, and
-one that returns what its last submodule gave. A recorded event costs 3 to 8 us, and half of the boundaries of a transformer are such.
+"""The same for boundaries that pass one tensor on: a module whose input is the output of the last module or the input of the enclosing
+one, and a module that returns the output of its last submodule. A recorded event costs 3 to 8 us, and this saves half of the boundaries of
+a transformer.
 
 The worst error is work on something else, launched between the two in less than this time (eight launches at most): as above.
 """
 MOST_DEVICES = 8
 READ_AT = 64
-"""Boundaries that wait before they are read."""
+"""Boundaries that are collected before they are read."""
 MOST_WAITING = 1024
-"""Passes that wait for the device; a loop that runs further ahead of it has its oldest ones given up."""
+"""Passes that may wait for the device; if the loop runs further ahead, the oldest ones are dropped."""
 _log = logging.getLogger("inferspan")
 _extension: Any = load().module
 _native_events = None if _extension is None else _extension.NativeEvents
@@ -69,7 +70,7 @@ def cuda_devices(model: nn.Module) -> tuple[int, ...]:
 
 
 class Measured:
-    """Boundaries of one forward pass, and the times that become known of them.
+    """Boundaries of one forward pass, and the times between them once they are read.
 
     Attributes:
         events: of the boundaries, until they have been read.
@@ -87,12 +88,12 @@ class Measured:
         self.seconds: float | None = None
 
     def read(self, pools: Sequence[EventPool]) -> bool:
-        """Find out what there is to know; false if the device has not come so far."""
+        """Read the times; false if the device has not reached the last boundary."""
         found = self.events.seconds(pools, self._begin, self._end)
         if found is None:
             return False
         seconds = found.pop(PASS, None)
-        # The very object that the batch of the pass has.
+        # The batch of the pass refers to this object.
         self.modules.update(found)
         if seconds is not None:
             self.seconds = seconds
@@ -130,12 +131,12 @@ class CallClock(Boundaries):
             self._end = self.last
 
     def anchor(self) -> None:
-        """A boundary of phases; the first one is where the first pass began, whether it was wanted or not."""
+        """Record a boundary of phases; the first one is the beginning of the first pass, wanted or not."""
         if self._anchors:
             self._anchors.append([pool.record() for pool in self._pools])
 
     def end_pass(self, *, wanted: bool = True) -> Measured | None:
-        """What was recorded of the pass will be read when the device is done; ``None`` if there is nothing, or it is not wanted."""
+        """End the pass, to be read when the device is done; ``None`` if nothing was recorded, or it is not wanted."""
         if self.last < 0 or self._closed:
             return None
         if self._begin >= 0 > self._end:
@@ -153,15 +154,15 @@ class CallClock(Boundaries):
 
     # ------------------------------------------------------------------------------------------------------------ reading
     def read_some(self) -> None:
-        """Read if enough has come together; called where the loop has waited for the device."""
+        """Read if enough boundaries are waiting; called when the loop has waited for the device."""
         if self._boundaries >= READ_AT:
             self.read()
 
     def read(self, *, leave: int = MOST_WAITING) -> None:
-        """Read what the device has done, oldest first; of what it has not, leave the newest for later and give the rest up.
+        """Read the passes that the device has finished, oldest first; keep the newest of the others and drop the rest.
 
         Args:
-            leave: passes that may go on waiting.
+            leave: unfinished passes that may go on waiting.
         """
         if not self._waiting or threading.get_ident() != self._thread:
             return
@@ -177,7 +178,7 @@ class CallClock(Boundaries):
             self._forget_oldest()
 
     def between(self, first: int, second: int) -> float | None:
-        """Seconds between two anchors, ``None`` if that is not known now."""
+        """Seconds between two anchors, ``None`` if they are unknown now."""
         if self._closed or max(first, second) >= len(self._anchors) or self._pools[0].cuda.capturing():
             return None
         ends = zip(self._anchors[first], self._anchors[second], strict=True)
@@ -192,7 +193,7 @@ class CallClock(Boundaries):
         return len(self._anchors)
 
     def close(self) -> None:
-        """Give every event back; on another thread than the request's they are left to the end of the process."""
+        """Give every event back; on another thread than the request's they are kept until the process ends."""
         if self._closed or threading.get_ident() != self._thread:
             return
         self.end_pass()
@@ -204,7 +205,7 @@ class CallClock(Boundaries):
         self.abandon()
 
     def abandon(self) -> None:
-        """Record and read nothing from now on, whatever module call still has this clock in its hands."""
+        """Record and read nothing from now on, even if a running module call still holds this clock."""
         self._closed = True
         self._pools = ()
         self.forget()
@@ -236,7 +237,7 @@ class DeviceClock:
         self._useless = False
 
     def start(self, model: nn.Module) -> CallClock | None:
-        """A clock for a request that begins on this thread; ``None`` where there is none but the host's. Never initialises CUDA."""
+        """A clock for a request that begins on this thread; ``None`` if only the host's can be used. Never initialises CUDA."""
         if self._useless or self._closed:
             return None
         devices = cuda_devices(model)
@@ -273,6 +274,6 @@ class DeviceClock:
                 pool.close()
 
     def forked(self) -> None:
-        """Called in a forked child, where CUDA cannot be used: leave the parent's events alone."""
+        """Called in a forked child, where CUDA cannot be used: touch none of the parent's events."""
         self._lock = threading.Lock()
         self._of_parent, self._pools = self._pools, {}

@@ -35,8 +35,8 @@ class DriverError(RuntimeError):
 def load_driver(devices: int) -> Any:
     """The driver's library as ctypes sees it, or ``None`` where there is none (ROCm has other names, and torch's events work).
 
-    With several ``devices`` its functions give the interpreter away while they run: one that waits for room in a device's queue would
-    else keep those out that could make room, by launching what another device waits for. With one they keep it, as torch's do.
+    With several ``devices`` its functions release the interpreter lock: a call that waits for a full queue must not keep out the threads
+    that could empty it, by launching the work that another device waits for. With one device they keep the lock, as torch's do.
     """
     if torch.version.hip is not None:
         return None
@@ -58,7 +58,7 @@ _FUNCTIONS = (
 
 
 def leave_captures_alone() -> None:
-    """Let the calling thread allocate and load code while another captures a graph; CUDA would end the capture with an error.
+    """Let the calling thread allocate and load code while another captures a graph; otherwise CUDA ends the capture with an error.
 
     Raises:
         OSError: there is no CUDA driver.
@@ -71,7 +71,7 @@ def leave_captures_alone() -> None:
 
 
 def _address(function: Any) -> int:
-    """Where a function of the driver's library lies in memory; 0 if it is none of C."""
+    """Address of a function of the driver's library; 0 if it is not a C function."""
     try:
         return ctypes.cast(function, ctypes.c_void_p).value or 0
     except (ctypes.ArgumentError, TypeError):
@@ -85,7 +85,7 @@ class DriverEvents(EventPool):
         index: the device.
         cuda: what is asked of torch.
         library: the driver's functions.
-        native: makes what records and reads these events in C, ``NativeEvents`` of the extension; ``None`` without it.
+        native: ``NativeEvents`` of the C extension, to record and read these events; ``None`` without the extension.
 
     Raises:
         DriverError: the device's context cannot be found.
@@ -181,7 +181,7 @@ class DriverEvents(EventPool):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Let this thread ask for times whoever else captures: in the driver's default mode that would break their graph."""
+        """Let this thread read times while others capture: in the driver's default mode that would break their graphs."""
         mode = ctypes.c_int(RELAXED)
         self._check("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
         try:

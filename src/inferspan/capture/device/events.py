@@ -30,7 +30,7 @@ UNKNOWN = float("nan")
 
 
 class TorchCuda(NamedTuple):
-    """What is asked of torch: handle of a device's current stream, current device, number of devices, whether its stream captures, ..."""
+    """Functions of torch: handle of a device's current stream, current device, number of devices, whether its stream captures, ..."""
 
     stream: Callable[[int], int]
     device: Callable[[], int]
@@ -41,7 +41,7 @@ class TorchCuda(NamedTuple):
 
 
 def torch_cuda() -> TorchCuda | None:
-    """The functions of the running torch; ``None`` as long as the program has not begun to use CUDA, which we never do for it.
+    """The functions of the running torch; ``None`` until the program initialises CUDA, which is never done here.
 
     Raises:
         AttributeError: this torch was built without CUDA, or has other names for them.
@@ -72,7 +72,7 @@ class EventPool:
         self.free: list[int] = []
         self.native: Any = None
         """``NativeEvents`` of the C extension, which record and read these events; ``None`` without the extension."""
-        # The garbage collector may run a module of the program's that is timed, while events are made.
+        # While events are created, the garbage collector may run a module of the program that is timed.
         self._lock = threading.RLock()
         self._closed = False
         self._failures = 0
@@ -85,7 +85,7 @@ class EventPool:
                 self.free.append(slot)
 
     def release(self, slots: Iterable[int]) -> None:
-        """Take slots back that nobody will read any more; the device need not have reached them."""
+        """Take back slots that will not be read any more; the device need not have reached them."""
         self.free.extend([slot for slot in slots if slot >= 0])
         if self._closed:
             self._destroy_free()
@@ -122,14 +122,14 @@ class EventPool:
         raise NotImplementedError
 
     def _grow(self) -> int:
-        """Make as many events again as there are; one of the new slots, or ``NOTHING``."""
+        """Double the number of events; one of the new slots, or ``NOTHING``."""
         with self._lock:
             count = min(max(FIRST_EVENTS, len(self.events)), MOST_EVENTS - len(self.events))
             if count <= 0 or self._closed:
                 return NOTHING
             made = self._make(count)
             first = len(self.events)
-            # What C code takes by slot comes first.
+            # C code reads the handle of a slot, so handles come first.
             self.handles.extend(event.value or 0 for event in made if isinstance(event, ctypes.c_void_p))
             self.events.extend(made)
         self.free.extend(range(first + 1, first + len(made)))

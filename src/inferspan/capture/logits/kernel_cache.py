@@ -1,7 +1,7 @@
-"""Which fused kernels there are: compiled once a process, on a thread of its own, while torch operations do their work.
+"""The fused kernels of this process: each compiled once, on a thread of its own, while torch operations do their work.
 
-In: the variants that logits on CUDA devices ask for. Out: something to launch once it is compiled and loaded, else ``None``. Whatever
-fails (no Triton, no C compiler, no room for its cache) leaves torch operations in use for the process, is logged once and counted.
+In: the variants that logits on CUDA devices need. Out: a function that launches the kernel once it is compiled and loaded, else ``None``.
+After a failure (no Triton, no C compiler, no room for its cache) torch operations stay in use; it is logged once and counted.
 The thread launches nothing, waits for no stream, and neither disturbs nor is disturbed by a graph that another thread captures.
 """
 
@@ -38,7 +38,7 @@ PLACE = "fused logit statistics"
 
 
 class Variant(NamedTuple):
-    """What one kernel is compiled for."""
+    """The properties that one kernel is compiled for."""
 
     device: int
     logits: torch.dtype
@@ -46,7 +46,7 @@ class Variant(NamedTuple):
     top_k: int
     vocabulary: int
     stride: int
-    """0 for a single row, else one of 16, 1, 2, which stands for all strides that are divisible by 16, one, or neither."""
+    """0 for a single row, else 16 for all strides divisible by 16, 1 for a stride of one, 2 for all others."""
     aligned: bool
     """Whether 16 divides the address of the logits."""
 
@@ -113,7 +113,7 @@ class FusedLogits:
         return self._installed and not self.failed
 
     def choose(self, logits: torch.Tensor, chosen: torch.Tensor | None, *, top_k: int) -> Variant | None:
-        """What must be compiled for such tensors, or ``None`` where torch operations are to be used.
+        """The variant for such tensors, or ``None`` if torch operations are to be used.
 
         Args:
             logits: strided ``[B, V]``, not empty.

@@ -2,8 +2,8 @@
 
 In: logits ``[batch, vocabulary]`` and the chosen token ids, still on the device. Out: one ``StepLogits`` a step, in order.
 Nothing before ``LogitRing.read`` waits for the device, writes to the logits, draws random numbers or keeps them alive. On CUDA a fused
-kernel takes them as soon as it is compiled, torch operations until then and elsewhere; what comes out is the same. All methods may
-raise on tensors that are not logits; the caller contains that.
+kernel computes them as soon as it is compiled, torch operations until then and elsewhere, with the same results. All methods may raise on
+tensors that are not logits; the caller contains that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .statistics import Kind, StepLogits
 __all__ = ["LogitRing"]
 
 ROWS_KEPT = 16
-"""Largest batch whose rows are kept one by one; of larger ones the first row and the mean are."""
+"""Largest batch whose rows are kept one by one; of larger ones only the first row and the mean."""
 DETAIL_BYTES = 8 << 20
 """Bytes of row-by-row results that a request may hold; after that, the first row and the mean of each step are kept."""
 
@@ -50,9 +50,9 @@ class LogitRing:
     Args:
         top_k: how many of the most likely tokens are kept per step (content: 0 unless it is captured).
         capacity: most steps that are kept until they are read.
-        statistics: implementation, default the fused kernel where there is one, else ``compute``.
-        fused: the kernels that there are.
-        link: names the way from a device to the host.
+        statistics: implementation, default the fused kernel if there is one, else ``compute``.
+        fused: the kernels that are compiled.
+        link: returns the link from a device to the host.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class LogitRing:
         return place
 
     def append_last(self, logits: Tensor, ids: Tensor | None) -> int | None:
-        """``append`` for a step of a decoding loop, for less where it is like the last one; on CUDA nothing while the stream captures.
+        """``append`` for a step of a decoding loop, cheaper if it is like the last one; on CUDA nothing while the stream captures.
 
         Args:
             logits: raw logits ``[B, 1, V]``.
@@ -159,7 +159,7 @@ class LogitRing:
         return self._taken - 1
 
     def landed(self) -> list[StepLogits]:
-        """The next steps whose statistics have come to the host by themselves; does not wait. Not while the stream captures."""
+        """The next steps whose statistics have arrived on the host; does not wait. Not while the stream captures."""
         self._settle()
         try:
             for buffer in {id(run.buffer): run.buffer for run in self._runs}.values():
@@ -184,7 +184,7 @@ class LogitRing:
     def _settle(self) -> None:
         """Take the statistics of what is held; if that fails, nothing any more, but the steps before it are given.
 
-        What the parent of a forked child held is the parent's.
+        In a forked child the logits that the parent held are left to the parent.
         """
         source = self._source
         if source is None or source.held is None or not source.held.count:
@@ -198,7 +198,7 @@ class LogitRing:
                     buffer.commit()
                 settled = True
         except Exception as error:
-            # Not raised: whoever reads would lose what there is.
+            # Not raised: the reader would lose the other steps.
             report("logit statistics", error)
         finally:
             if not settled:

@@ -1,8 +1,8 @@
-"""A lane of small result rows: written straight into device memory, one row a step, and brought to the host in few copies.
+"""Buffers of small result rows: written straight into device memory, one row a step, and copied to the host in few copies.
 
-In: rows ``[batch, columns]`` that a kernel or an operation writes where the lane says. Out: all of them as float64 on the host. A full
-chunk of them goes through pinned memory without waiting, with an event behind it; that is looked at on the model's own thread, and waited
-for in ``read`` only. One stream writes a lane, so its memory is used again as soon as the copy is launched.
+In: rows ``[batch, columns]`` that a kernel or an operation writes to an address in the buffer. Out: all of them as float64 on the host. A
+full chunk is copied through pinned memory without waiting, with an event behind it; the event is queried on the model's own thread, and
+waited for in ``read`` only. One stream writes a buffer, so its memory is used again as soon as the copy is launched.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class PinnedBuffers:
         self._asked = False
 
     def prepare(self) -> None:
-        """Have the buffers made, unless that has been asked for before."""
+        """Allocate the buffers, unless that has been done before."""
         if not self._asked:
             self._asked = True
             try:
                 threading.Thread(target=self._make, name="inferspan-pinned-memory", daemon=True).start()
             except RuntimeError:
-                return  # no thread can be had any more; results stay on the device until they are read
+                return  # no thread can be started any more; results stay on the device until they are read
 
     def _make(self) -> None:
         try:
@@ -59,11 +59,11 @@ class PinnedBuffers:
             return None
 
     def give(self, buffer: Tensor) -> None:
-        """Take a buffer back that no copy writes to any more."""
+        """Take back a buffer that no copy writes to any more."""
         self._free.append(buffer)
 
     def renew(self) -> None:
-        """Begin anew in a forked child, where pinned memory is none."""
+        """Start again in a forked child, where the pinned memory is not pinned."""
         self._free, self._asked = [], False
 
 
@@ -73,17 +73,17 @@ if hasattr(os, "register_at_fork"):
 
 
 class Transfer(Protocol):
-    """A copy to the host on its way."""
+    """A copy to the host that has been launched."""
 
     def arrived(self) -> bool:
-        """Whether it is there; does not wait."""
+        """Whether it has arrived; does not wait."""
 
     def take(self) -> Tensor:
-        """The rows as float64, once only; waits if they are not there."""
+        """The rows as float64, once only; waits for them."""
 
 
 class Link(Protocol):
-    """The way from a device to the host."""
+    """Copies from one device to the host."""
 
     def send(self, rows: Tensor) -> Transfer | None:
         """Launch a copy of ``rows`` behind what the current stream does; ``None`` if none can be launched without waiting."""
@@ -139,7 +139,7 @@ class CudaLink:
 
 
 class _Direct:
-    """From any other device, or none: copies wait, and are made at the end."""
+    """From any other device, or the CPU: copies wait, and are made at the end."""
 
     def send(self, rows: Tensor) -> Transfer | None:
         return None
@@ -152,7 +152,7 @@ class _Direct:
 
 
 def link_of(device: torch.device) -> Link:
-    """The way from ``device`` to the host."""
+    """The link from ``device`` to the host."""
     return CudaLink(device) if device.type == "cuda" else _Direct()
 
 
@@ -164,8 +164,8 @@ class DeviceRowBuffer:
         columns: numbers a row.
         dtype: of the rows.
         device: where they are written.
-        pack: turns the rows of several steps ``[n, batch, columns]`` into what is kept of them, ``[n, ...]``, on the device.
-        link: the way to the host.
+        pack: reduces the rows of several steps ``[n, batch, columns]`` to those that are kept, ``[n, ...]``, on the device.
+        link: copies to the host.
     """
 
     __slots__ = ("_link", "_pack", "_parts", "_shape", "base", "chunk", "device", "dtype", "row_bytes", "steps", "stream", "used")
@@ -187,7 +187,7 @@ class DeviceRowBuffer:
         self._parts: deque[Tensor | Transfer] = deque()
 
     def row(self) -> Tensor:
-        """Where the next row is to be written, ``[batch, columns]``."""
+        """The next row to be written, ``[batch, columns]``."""
         return self.open().select(0, self.used)
 
     def open(self) -> Tensor:
@@ -206,7 +206,7 @@ class DeviceRowBuffer:
             self._turn()
 
     def landed(self) -> list[Tensor]:
-        """What has come to the host by now, in order, as float64 ``[n, ...]``; does not wait. Not while the stream captures."""
+        """The rows that have arrived on the host, in order, as float64 ``[n, ...]``; does not wait. Not while the stream captures."""
         found = []
         while self._parts:
             part = self._parts[0]
@@ -222,7 +222,7 @@ class DeviceRowBuffer:
         return found
 
     def read(self) -> list[Tensor]:
-        """All of it, in order; forgets it. Waits."""
+        """All rows, in order, which the buffer forgets. Waits."""
         if self.stream != raw_stream(self.device):
             # Written on a stream that is not the current one, so nothing here is ordered after it.
             self._link.settle()
@@ -233,7 +233,7 @@ class DeviceRowBuffer:
         return [self._link.fetch(part) if isinstance(part, Tensor) else part.take() for part in parts]
 
     def _turn(self) -> None:
-        """Send the chunk off, and begin it anew, or another one where it could not be sent."""
+        """Send the chunk, and start it again, or a new one if it could not be sent."""
         rows = self.open().narrow(0, 0, self.used)
         if self._pack is not None:
             with torch.no_grad():

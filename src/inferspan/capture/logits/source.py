@@ -83,7 +83,7 @@ class HeldLogits:
 
     def __init__(self, logits: Tensor, chosen: Tensor | None, steps: int) -> None:
         self.steps, self.count = steps, 0
-        # What is made in inference mode could not be written to outside of it.
+        # A tensor made in inference mode could not be written to outside of it.
         with torch.inference_mode(False):
             self.logits = torch.empty((steps, *logits.shape), dtype=logits.dtype, device="cpu")
             self.chosen = None if chosen is None else torch.empty((steps, *chosen.shape), dtype=chosen.dtype, device="cpu")
@@ -108,7 +108,7 @@ class HeldLogits:
 
 
 class LogitSource:
-    """Logits as they were in the last step, and all that follows from how they were."""
+    """Shape, layout and placement of the logits of the last step, and all that follows from them."""
 
     __slots__ = (
         "aligned",
@@ -134,7 +134,7 @@ class LogitSource:
     def __init__(self, logits: Tensor, chosen: Tensor | None, buffer: StepBuffer, variant: Variant | None) -> None:
         self.shape, self.strides, self.dtype, self.device = logits.shape, logits.stride(), logits.dtype, logits.device
         self.batch, vocabulary = logits.shape
-        # What is in memory like these rows, with its dimension of positions.
+        # The shape with its dimension of positions, if that has the same layout in memory.
         packed = self.strides == (vocabulary, 1) or (self.batch == 1 and self.strides[1] == 1)
         self.last_shape = torch.Size((self.batch, 1, vocabulary)) if packed else None
         self.ids = None if chosen is None else chosen.dtype
@@ -162,7 +162,7 @@ class LogitSource:
             self.held = HeldLogits(logits, chosen, steps)
 
     def holds(self, logits: Tensor, chosen: Tensor | None) -> bool:
-        """Whether these tensors are like those that this was made for."""
+        """Whether these tensors are like those of the last step."""
         if chosen is None:
             like = self.ids is None
         else:
@@ -182,7 +182,7 @@ class LogitSource:
         )
 
     def numbers(self, logits: Tensor, ids: Tensor | None) -> tuple[int, ...] | None:
-        """What the kernel is called with for the only position of ``logits`` and the last of ``ids``; of these ``holds`` would be true.
+        """The kernel's arguments for the only position of ``logits`` and the last of ``ids``; ``holds`` would be true for these.
 
         ``None`` if they have to be looked at more closely.
         """

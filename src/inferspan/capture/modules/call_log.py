@@ -1,7 +1,7 @@
-"""How module calls are recorded: the request that runs on a thread is a tape, and what stands for a module's call writes on it.
+"""Recording of module calls: each running request owns a call log; observers append one row per module call.
 
-In: calls of observed modules. Out: one flat sequence a pass, in the layout of ``ModuleCall``, in the order in which they ended. This is the
-twin, in Python, of ``_recorder.c``; ``recorder`` decides which of the two is used.
+In: calls of observed modules. Out: the ``ModuleCalls`` of a pass, in the order in which they ended. The C extension has classes of the same
+names; ``recorder`` decides which of the two are used.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ current = _Thread()
 
 
 class CallLog:
-    """The tape of one request.
+    """The log of one request.
 
     Attributes:
-        room: module calls that the pass may still have; without any they are only counted.
-        missed: those that were only counted.
-        count: the number of the next one.
-        engine: whose modules write on it; those of another model, inside of this one, do not.
-        clock: is told the boundaries of recorded calls; ``None`` where device times are not measured.
-        output_stats: is given what they return; ``None`` where no statistics of it are wanted.
+        room: module calls that the pass may still record; further ones are only counted.
+        missed: calls that were only counted.
+        count: the number of the next call.
+        engine: the observers whose modules write to this log; modules of another model, inside of this one, do not.
+        clock: measures the boundaries of recorded calls; ``None`` if device times are not measured.
+        output_stats: collects statistics of the outputs; ``None`` if none are wanted.
     """
 
     room: int
@@ -90,7 +90,7 @@ class CallLog:
         return number
 
     def reach(self, info: ModuleInfo, now: int, failure: str = "_OTHER") -> int:
-        """End what an exception has left open above the innermost call of ``info``.
+        """End the calls that an exception left open above the innermost call of ``info``.
 
         Returns:
             Its number, -1 if there is none and nothing was ended.
@@ -116,7 +116,7 @@ class CallLog:
         return self.done.begun_before(moment)
 
     def cut(self) -> ModuleCalls:
-        """What has ended so far; the tape begins anew."""
+        """The calls that have ended so far, which the log forgets."""
         done, self.done = self.done, ModuleCalls()
         return done
 
@@ -126,7 +126,7 @@ class CallLog:
         self.opened.clear()
 
     def adopt(self, other: CallLog) -> None:
-        """Become a copy of another tape, on which another thread may go on writing."""
+        """Become a copy of another log, to which another thread may still write."""
         self.room, self.missed, self.count = other.room, other.missed, other.count
         self.engine, self.clock, self.output_stats = other.engine, other.clock, other.output_stats
         # In this order no call can be in both: one that ends in between is in neither, and its children move up.
@@ -142,11 +142,11 @@ class _Holder:
 
 
 def _expected_references() -> tuple[int, int, int]:
-    """How often a caller, and the dictionary of its module, are referred to in ``ModuleCaller.__call__``, as the running Python counts.
+    """Reference counts of a caller and of its module's dictionary inside ``ModuleCaller.__call__``, as the running Python counts them.
 
-    Never more than the one by the module's dictionary, who has put it there, the frame that calls it, the variable and the argument, and in
-    a call with named arguments by a copy of them all; the other by the module, the variable and the argument. A tracer that looks at the
-    variables here holds another until this returns.
+    The caller is referred to by the module's dictionary, ``ModuleObservers``, the calling frame, the variable and the argument, and with
+    named arguments by a copy of all arguments; the dictionary by the module, the variable and the argument. These are the bounds, because a
+    tracer that looks at the variables here holds one more reference until this returns.
     """
     owner = _Holder()
     own = {"called": owner}
@@ -159,7 +159,7 @@ _CALLER_REFERENCES, _NAMED_REFERENCES, _DICTIONARY_REFERENCES = _expected_refere
 
 
 class ModuleCaller:
-    """What ``ObservedCall`` inherits its call from. It is called in place of ``_call_impl`` of its module.
+    """Base of ``ObservedCall``. Torch calls it instead of ``_call_impl`` of its module.
 
     Args:
         module: whose calls these are.
@@ -167,7 +167,7 @@ class ModuleCaller:
         engine: whose calls record.
 
     Attributes:
-        attached: whether this stands in the module's slot.
+        attached: whether this occupies the module's slot.
     """
 
     __slots__ = ("attached", "engine", "given", "info", "inner", "module", "taken")
@@ -180,7 +180,7 @@ class ModuleCaller:
         self.given: Described = ()
 
     def _instead(self) -> Any:
-        """What to call instead, if this is called for a module that has got the dictionary of the observed one, or a copy."""
+        """The function to call instead, if the calling module has the dictionary of the observed one, or a copy of it."""
         raise NotImplementedError
 
     @leave_frame
@@ -188,16 +188,16 @@ class ModuleCaller:
         """Run the module. Written for few instructions: between two large matrix products each of them is a cache miss."""
         module: Any = self.module
         own = module.__dict__
-        # Another module may have got this along with a copy of the dictionary, or the dictionary itself.
+        # Another module may have this caller in a copy of the dictionary, or share the dictionary.
         expected = _NAMED_REFERENCES if kwargs else _CALLER_REFERENCES
         if not self.attached or _references(self) != expected or _references(own) != _DICTIONARY_REFERENCES:
             instead = self._instead()
             if instead is not None:
                 return instead(*args, **kwargs)
         if _tracing():
-            # TorchScript would take a question for a shape into its graph.
+            # TorchScript would record reading a shape in its graph.
             return module._call_impl(*args, **kwargs)
-        # As in _call_impl; what is not ordinary is left to it.
+        # As in _call_impl, which handles every other case.
         if (
             own.get("_backward_hooks", True)
             or own.get("_backward_pre_hooks", True)
@@ -280,7 +280,7 @@ class ModuleCaller:
         return output
 
     def _failed(self, call: CallLog, frame: Any, error: BaseException) -> None:
-        """Record a call through which an exception passes."""
+        """Record a call that an exception ends."""
         with contain("module call"):
             now = perf_counter_ns()
             if call.opened and (call.opened[-1] is frame or call.reach(self.info, now) >= 0):

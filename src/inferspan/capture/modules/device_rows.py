@@ -1,4 +1,4 @@
-"""Small result tensors that stay on the device where they were computed until somebody has time to read them.
+"""Small result tensors that stay on the device where they were computed until they are read.
 
 In: one ``[rows, columns]`` tensor per measurement, appended on the model's path without waiting for the device. Out: all of them
 at once, as float64 on the host; this is the one call that may wait. Results of one kind are packed together every few hundred
@@ -60,7 +60,7 @@ class Place(NamedTuple, Generic[K]):
 
     @property
     def kind(self) -> K:
-        """What the measurement was appended as."""
+        """The ``kind`` that the measurement was appended with."""
         return self.group[0]
 
 

@@ -1,4 +1,4 @@
-"""The recorder of module calls that this process uses: the C extension where it was built and is wanted, else its twin in Python."""
+"""The recorder of module calls in this process: the C extension if it was built and is wanted, else its counterpart in Python."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["FRAMES", "IN_C", "CallLog", "ModuleCaller", "bind", "current"]
 
 
 def _failed(error: Exception) -> None:
-    """Contain an exception of ours that C code has met."""
+    """Contain an exception of ours that was raised in C code."""
     try:
         with contain("module call"):
             raise error
@@ -35,7 +35,7 @@ _extension: Any = load().module
 
 
 def bind() -> None:
-    """Give C code what it asks Python for."""
+    """Pass the Python objects that C code needs."""
     if _extension is not None:
         _extension.bind(
             current=current,
@@ -63,7 +63,7 @@ def _is_usable() -> bool:
 IN_C = _is_usable()
 """Whether calls are recorded by the C extension."""
 FRAMES = 1 if IN_C else 2
-"""Python frames from a method that ``ModuleCaller`` calls to the one that has called the ``ModuleCaller``: C code has none."""
+"""Python frames between a method that ``ModuleCaller`` calls and the caller of the ``ModuleCaller``, that included: C code has none."""
 if TYPE_CHECKING or not IN_C:
     # Each on a line of its own, or mypy takes them for variables.
     ModuleCaller = call_log.ModuleCaller

@@ -1,6 +1,6 @@
-"""Where kernels and operations belong: under the module call that launched them, within the span budget.
+"""Places kernels and operations under the module call that launched them, within the span budget.
 
-In: rows of one forward pass as ``profiler_session`` has read them, and its module calls. Out: ``Profiled`` records and totals. An operation
+In: rows of one forward pass as ``session`` has read them, and its module calls. Out: ``Profiled`` records and totals. An operation
 belongs to the innermost module call that was running when it began; a kernel to the operation or module call that was running when the
 host launched it, whenever the device came to it. No torch here, so that it can be tried with made-up rows.
 """
@@ -43,7 +43,7 @@ class ProfilerEvent(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """What became of the events of one pass."""
+    """Records and totals of one pass."""
 
     records: list[Profiled]
     kernels: int

@@ -112,7 +112,7 @@ class ProfilerSession:
             self._let_others()
 
     def events(self) -> list[ProfilerEvent]:
-        """What was seen, by start, on the monotonic clock; operations and launches of the pass's own thread only."""
+        """Events by start, on the monotonic clock; operations and launches of the pass's own thread only."""
         results, self._results = self._results, None
         return read_events(results.events(), self._marks) if results is not None else []
 

@@ -1,8 +1,8 @@
-"""Windows in which the forward passes of a model are profiled: who asks for one, which request has it, and what came of it.
+"""Windows in which the forward passes of a model are profiled: how they are opened, which request has one, and the results.
 
 ``with handle.profile(steps=3):``, a setting or a signal opens a window on a model. The first recorded request that begins a pass in it, on
 any thread, has it until it ends; then the next one may. Each pass is a profiler session of its own, so none is open while code outside of
-the model runs. What cannot be profiled is said once in the log and in ``Window.note``; the program goes on as without us.
+the model runs. If a pass cannot be profiled, the log and ``Window.note`` say so once; the program is not affected.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Windows:
     def __init__(self, device: str | None) -> None:
         self.device = device
         self.active = False
-        """Whether a call should ask for a window: all that costs anything where there is none."""
+        """Whether a request should ask for a window: the only check if there is none."""
         self.is_shut = False
         """Whether the model is not instrumented any more."""
         self._lock = threading.Lock()
@@ -147,7 +147,7 @@ class Windows:
         self.active = True
 
     def claim(self, *, first_call: bool) -> WindowClaim | None:
-        """The part of the window that the asking call gets, if there is one to be had."""
+        """The claim of the asking request on the window, if there is one and it is free."""
         asked, self._asked = self._asked, None
         if self.is_shut:
             return None
@@ -163,7 +163,7 @@ class Windows:
         return WindowClaim(window, self.device, self._kept)
 
     def open_elsewhere(self) -> bool:
-        """Whether hooks on the root have to stay, because on another thread nothing else would close the profiler."""
+        """Whether hooks on the root have to stay, because nothing else would close the profiler on another thread."""
         return any(part.open_elsewhere for part in [*self._kept])
 
     def shut(self) -> None:
@@ -175,21 +175,21 @@ class Windows:
             window.closed = True
 
     def forked(self) -> None:
-        """Called in a forked child, where nobody is left to release the locks; a window stays with the parent."""
+        """Called in a forked child, where no thread is left to release the locks; a window stays with the parent."""
         self._lock = threading.Lock()
         self._window, self.active = None, self._asked is not None
         self._kept = set()
 
 
 class WindowClaim:
-    """A window in the hands of one call."""
+    """The claim of one request on a window."""
 
     def __init__(self, window: Window, device: str | None, kept: set[WindowClaim]) -> None:
         self.window = window
         self._kept = kept
         self.steps = 0
         self.attributes: dict[str, AttributeValue] = {}
-        """What the span of the last profiled pass says of it."""
+        """Attributes of the span of the last profiled pass."""
         self._device = device
         self.closing_ns = 0
         """Time that closing the profiler and reading it took."""
@@ -295,7 +295,7 @@ class WindowClaim:
         return placed.records
 
     def release(self) -> None:
-        """The call has ended; once only. What it has left open is closed, if this is its thread."""
+        """The request has ended; once only. Closes a profiler that it left open, if this is its thread."""
         if self._released:
             return
         session, self._session = self._session, None

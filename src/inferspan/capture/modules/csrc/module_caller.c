@@ -5,7 +5,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *module, *info, *engine;
     char inner, attached;
-    Py_ssize_t running; /* calls that have begun and not ended, each with a reference of the frame that it was called from */
+    Py_ssize_t running; /* running calls; each holds a reference from the frame that called it */
     Description inputs, outputs;
 } ModuleCaller;
 
@@ -73,8 +73,8 @@ caller_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
-/* Whether _call_impl of the module, with the dictionary `own`, would do nothing but call its forward: PLAIN or NOT_PLAIN, or TRACED by
- * TorchScript, which would take a question for a shape into its graph; -1 with an exception set. */
+/* Whether _call_impl of the module, with the dictionary `own`, would only call its forward: PLAIN or NOT_PLAIN. TRACED if TorchScript traces
+ * the call, which would record reading a shape in its graph. */
 enum { NOT_PLAIN, PLAIN, TRACED };
 
 static int
@@ -121,7 +121,7 @@ contained(void)
     Py_XDECREF(done);
     if (done || !PyErr_ExceptionMatches(PyExc_Exception))
         return done ? 0 : -1;
-    /* As next to the limit of recursion, where the module itself may still have room, or by a log handler of the program's. */
+    /* For example next to the recursion limit, where the module itself may still have room, or in a log handler of the program. */
     PyErr_Clear();
     return 0;
 }
@@ -136,7 +136,7 @@ first_of(PyObject *args, PyObject *kwargs)
     return kwargs && PyDict_Next(kwargs, &position, &key, &value) ? value : Py_None;
 }
 
-/* Whether the frame that was pushed as `serial` is, or now becomes, the innermost open one: 1 yes, 0 no, -1 with an exception set. */
+/* Whether the frame that was pushed as `serial` is, or now becomes, the innermost open one: 1 or 0. */
 static int
 is_innermost(CallLog *log, uint64_t serial, PyObject *info, int64_t moment)
 {
@@ -145,7 +145,6 @@ is_innermost(CallLog *log, uint64_t serial, PyObject *info, int64_t moment)
     return reach(log, info, moment, state.str_other);
 }
 
-/* 0, or -1 with an exception of ours set. */
 static int
 record_return(CallLog *log, ModuleCaller *caller, uint64_t serial, Boundaries *boundaries, PyObject *output, int64_t moment)
 {
@@ -180,7 +179,7 @@ record_return(CallLog *log, ModuleCaller *caller, uint64_t serial, Boundaries *b
     return innermost;
 
 failure:
-    /* Without what could not be found out of it, the call is none: its frame goes, as in the twin. */
+    /* A call that cannot be described is not recorded: its frame is dropped, as in Python. */
     if (log->open > 0 && log->frames[log->open - 1].serial == serial) {
         Frame *frame = &log->frames[--log->open];
         PyObject *info = frame->info, *inputs = frame->inputs;
@@ -193,7 +192,7 @@ failure:
     return -1;
 }
 
-/* Record a call through which an exception passes; it stays set, unless one of ours that may not be contained takes its place. */
+/* Record a call that an exception ends. The exception stays set, unless one of ours that may not be contained replaces it. */
 static void
 record_failure(CallLog *log, ModuleCaller *caller, uint64_t serial)
 {
@@ -247,7 +246,7 @@ recorded_call(ModuleCaller *caller, CallLog *log, PyObject *forward, PyObject *a
     return output;
 }
 
-/* Who refers to a caller that is called: the module's dictionary and who has put it there, and to the dictionary: the module and we. */
+/* References to a caller that is called: by the module's dictionary and by ModuleObservers. To the dictionary: by the module and by call_module. */
 enum { CALLER_OWNERS = 2, DICTIONARY_OWNERS = 2 };
 
 static PyObject *
@@ -257,7 +256,7 @@ call_module(PyObject *self, PyObject *args, PyObject *kwargs)
     PyObject *own = PyObject_GenericGetDict(caller->module, NULL);
     if (!own)
         return NULL;
-    /* Another module may have got this along with a copy of the dictionary, or the dictionary itself. Python 3.14 has flags in the upper half. */
+    /* Another module may have this caller in a copy of the dictionary, or share the dictionary. Python 3.14 has flags in the upper half. */
     if (!caller->attached || (uint32_t)Py_REFCNT(self) != CALLER_OWNERS + caller->running || (uint32_t)Py_REFCNT(own) != DICTIONARY_OWNERS) {
         PyObject *instead = PyObject_CallMethodObjArgs(self, state.str_instead, NULL);
         if (!instead || instead != Py_None) {

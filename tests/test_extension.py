@@ -15,7 +15,7 @@ import pytest
 from inferspan import extension
 from inferspan.cli import main
 
-FITS = f"ABI = {extension.ABI}\n"
+FITS = f"ABI = {extension.ABI}\n" + "".join(f"{name} = None\n" for name in extension.CONTENTS)
 
 
 @pytest.fixture
@@ -71,6 +71,7 @@ def test_one_that_was_not_built_is_no_warning(package: Path, caplog: pytest.LogC
         ("error.py", "raise RuntimeError('two\\nlines')", r"does not load \(RuntimeError: two lines\): install inferspan again"),
         ("needs.py", "import inferspan_missing", r"does not load \(ModuleNotFoundError: No module named 'inferspan_missing'\): install"),
         ("old.py", "ABI = -1", rf"is of another version of inferspan, ABI -1 where {extension.ABI} is needed: install inferspan again"),
+        ("incomplete.py", FITS.replace("NativeEvents", "Events"), "is incomplete, without NativeEvents: install inferspan again"),
         ("older.py", "", rf"is of another version of inferspan, ABI None where {extension.ABI} is needed: install inferspan again"),
     ],
 )

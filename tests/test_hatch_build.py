@@ -21,7 +21,8 @@ pytest.importorskip("setuptools")
 import hatch_build
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE, FOLDER = "src/inferspan/capture/modules/_recorder.c", "inferspan/capture/modules"
+FOLDER = "inferspan/capture/modules"
+"""Where a wheel has the extension; its C files are in ``csrc``, beside it."""
 PURE = "inferspan-0.1.0-py3-none-any.whl"
 BROKEN = {"CC": "/bin/false"}
 FIX = "To get it: install a C compiler and the headers of this Python (Debian: gcc python3-dev), then install again."
@@ -71,8 +72,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compiled(source: Path) -> list[str]:
-    """Names of what lies compiled beside the C file."""
-    return sorted(path.name for path in (source / SOURCE).parent.iterdir() if path.suffix not in (".py", ".c") and path.is_file())
+    """Names of the compiled files beside the Python files."""
+    return sorted(path.name for path in (source / "src" / FOLDER).iterdir() if path.suffix != ".py" and path.is_file())
 
 
 def wheel_tags(wheel: Path) -> list[str]:
@@ -91,9 +92,20 @@ def recorder_of(wheel: Path, folder: Path) -> str:
     return subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def c_files(root: Path) -> set[str]:
+    """Names of the C files and their header."""
+    return {path.name for path in (root / "src" / FOLDER / "csrc").iterdir()}
+
+
 def test_source_distribution_has_what_the_extension_is_made_of(source: Path) -> None:
-    """The C file and the hook are in it, and nothing that was compiled here."""
-    assert ((source / SOURCE).is_file(), (source / "hatch_build.py").is_file(), compiled(source)) == (True, True, [])
+    """The C files and the hook are in it."""
+    assert c_files(source) == c_files(ROOT) >= {"module.c", "recorder.h"}
+    assert (source / "hatch_build.py").is_file()
+
+
+def test_source_distribution_has_nothing_that_was_compiled_here(source: Path) -> None:
+    """An extension that was built in place stays out."""
+    assert compiled(source) == []
 
 
 @needs_compiler
@@ -116,7 +128,7 @@ def test_wheel_with_and_without_a_compiler(source: Path, tmp_path: Path) -> None
     (file,) = names[0] - names[1]
     assert (file.rpartition("/")[0], names[1] - names[0]) == (FOLDER, set())
     assert file.endswith("_recorder.pyd" if os.name == "nt" else "_recorder.abi3.so")
-    assert not any(name.endswith((".c", ".so", ".pyd")) for name in names[1])
+    assert not any(name.endswith((".c", ".h", ".so", ".pyd")) for name in names[1])
     assert recorder_of(full, tmp_path / "full") == "C extension"
     assert recorder_of(pure, tmp_path / "pure") == "Python (the C extension was not built)"
 

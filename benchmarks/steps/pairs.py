@@ -253,12 +253,12 @@ def _kept_back() -> Iterator[list[Any]]:
 
 def _count(records: Sequence[Any]) -> tuple[int, Counter[int]]:
     """Spans of a request, its own included; and how many decode steps had so many."""
-    from inferspan.records import ModuleBatch, ModuleCall, Step
+    from inferspan.records import ModuleBatch, Step
 
     modules: Counter[int | None] = Counter()
     for record in records:
         if isinstance(record, ModuleBatch):
-            modules[record.step] += len(record.calls) // len(ModuleCall._fields)
+            modules[record.step] += len(record.calls)
     others = sum(not isinstance(record, ModuleBatch) for record in records)
     steps = Counter(1 + modules[record.number] for record in records if isinstance(record, Step) and record.number)
     return bool(records) + others + modules.total(), steps

@@ -22,9 +22,11 @@ _log = logging.getLogger("inferspan")
 _told: set[str] = set()
 """Lines that have been logged."""
 
-ABI = 2
-"""What C and Python code expect of each other: counted up here and in ``_recorder.c`` whenever that changes."""
+ABI = 3
+"""Version of the interface between C and Python: incremented here and in ``csrc/module.c`` with every change of it."""
 NAME = "inferspan.capture.modules._recorder"
+CONTENTS = ("Boundaries", "BoundaryEvents", "CallLog", "ModuleCaller", "NativeEvents", "bind")
+"""What an extension must have; that of an older working copy may lack some."""
 AGAIN = "install inferspan again"
 
 
@@ -67,6 +69,9 @@ def find(environ: Mapping[str, str] | None = None, *, name: str = NAME) -> Exten
     found = getattr(module, "ABI", None)
     if found != ABI:
         return Extension(None, f"the C extension is of another version of inferspan, ABI {found} where {ABI} is needed: {AGAIN}", True)
+    missing = [name for name in CONTENTS if not hasattr(module, name)]
+    if missing:
+        return Extension(None, f"the C extension is incomplete, without {', '.join(missing)}: {AGAIN}", True)
     return Extension(module)
 
 

@@ -7,7 +7,7 @@ spans later, so these records are ``NamedTuple``s: cheap to make, and still name
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -19,6 +19,8 @@ __all__ = [
     "ModelInfo",
     "ModuleBatch",
     "ModuleCall",
+    "ModuleCalls",
+    "ModuleColumns",
     "ModuleInfo",
     "Phase",
     "Profiled",
@@ -29,7 +31,6 @@ __all__ = [
     "Sample",
     "Sampler",
     "Step",
-    "module_calls",
 ]
 
 AttributeValue = bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str]
@@ -63,10 +64,7 @@ class ModuleInfo(NamedTuple):
 
 
 class ModuleCall(NamedTuple):
-    """One call of one module. The hooks extend a flat list by these fields; ``module_calls`` reads it.
-
-    One object a call would be cheap to make and dear to keep: every few thousand of them the garbage collector walks the whole heap,
-    which in a process with torch takes a tenth of a second and more. Numbers and shared objects in one list it does not see.
+    """The fields of one call of one module, as ``ModuleCalls`` stores them.
 
     ``parent`` is the ``number`` of the enclosing module call of the same batch, -1 directly under the step. ``start`` and
     ``end`` are readings of the monotonic clock, made epoch times by the batch's ``offset``. ``inputs`` and ``outputs`` hold
@@ -82,6 +80,77 @@ class ModuleCall(NamedTuple):
     outputs: Sequence[tuple[Sequence[int], object]]
     failure: str | None
     statistics: int | None
+
+
+ModuleRow = tuple[int, int, ModuleInfo, int, int, Any, Any, "str | None", "int | None"]
+"""A plain tuple of the fields of ``ModuleCall``."""
+_FIELDS = len(ModuleCall._fields)
+_START = ModuleCall._fields.index("start")
+
+
+class ModuleColumns(NamedTuple):
+    """Module calls as one list for each field of ``ModuleCall``."""
+
+    numbers: list[int]
+    parents: list[int]
+    modules: list[ModuleInfo]
+    starts: list[int]
+    ends: list[int]
+    inputs: list[Any]
+    outputs: list[Any]
+    failures: list[str | None]
+    slots: list[int | None]
+
+    def cut(self, first: int, stop: int) -> ModuleColumns:
+        """The calls from index ``first`` to before ``stop``."""
+        if first == 0 and stop >= len(self.numbers):
+            return self
+        columns: list[Any] = [column[first:stop] for column in self]
+        return ModuleColumns(*columns)
+
+
+class ModuleCalls:
+    """The module calls of one forward pass, in the order in which they ended; ``Calls`` of the C extension has the same methods.
+
+    All fields lie in one flat list. One object for each call would be cheap to create and expensive to keep: every few thousand of them
+    the garbage collector walks the whole heap, which in a process with torch takes a tenth of a second and more. It does not track
+    numbers, and the objects in the list are shared.
+
+    Args:
+        rows: the fields of each call, in the order of ``ModuleCall``.
+
+    Attributes:
+        add: appends the fields of one call, a tuple in the order of ``ModuleCall``. It is a method of the list, because the model's thread
+            calls it once for each module call.
+    """
+
+    __slots__ = ("_flat", "add")
+
+    def __init__(self, rows: Iterable[Sequence[Any]] = ()) -> None:
+        self._flat: list[Any] = [value for row in rows for value in row]
+        self.add: Callable[[ModuleRow], None] = self._flat.extend
+
+    def __len__(self) -> int:
+        return len(self._flat) // _FIELDS
+
+    def columns(self) -> ModuleColumns:
+        """Copy the calls into one list for each field."""
+        columns: list[Any] = [self._flat[field::_FIELDS] for field in range(_FIELDS)]
+        return ModuleColumns(*columns)
+
+    def rows(self) -> Iterator[ModuleRow]:
+        """Iterate over the calls, one tuple for each."""
+        return zip(*[iter(self._flat)] * _FIELDS, strict=True)
+
+    def begun_before(self, moment: int) -> bool:
+        """Whether some call began earlier."""
+        return min(self._flat[_START::_FIELDS], default=moment) < moment
+
+    def copy(self) -> ModuleCalls:
+        """A list of its own with the calls so far."""
+        copied = ModuleCalls()
+        copied._flat.extend(self._flat)
+        return copied
 
 
 class Profiled(NamedTuple):
@@ -105,16 +174,11 @@ class ModuleBatch(NamedTuple):
     step: int | None
     phase: str
     offset: int
-    calls: Sequence[Any]
+    calls: ModuleCalls
     statistics: Mapping[int, Attributes]
     device: Mapping[int, float] = _NOT_MEASURED
     """Seconds on the device by the ``number`` of a call; one that is missing was not measured."""
     profiled: Sequence[Profiled] = ()
-
-
-def module_calls(batch: ModuleBatch) -> Iterator[tuple[int, int, ModuleInfo, int, int, Any, Any, str | None, int | None]]:
-    """The calls of a batch, one tuple in the layout of ``ModuleCall`` for each."""
-    return zip(*[iter(batch.calls)] * len(ModuleCall._fields), strict=True)
 
 
 class Step(NamedTuple):

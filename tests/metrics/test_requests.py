@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from inferspan import guard, semconv
 from inferspan.export.ids import ids
 from inferspan.metrics.requests import RequestMetrics
-from inferspan.records import Failure, ModelInfo, ModuleBatch, ModuleInfo, RequestEnd, RequestStart, module_calls
+from inferspan.records import Failure, ModelInfo, ModuleBatch, ModuleCalls, ModuleInfo, RequestEnd, RequestStart
 from inferspan.settings import Settings
 
 MODEL = ModelInfo("org/model", "huggingface", "Model")
@@ -39,11 +39,13 @@ BATCH = ModuleBatch(
     1,
     "decode",
     0,
-    [
-        *(0, -1, MLP, 0, 2_000_000, (), (), None, 0),
-        *(1, -1, NORM, 2_000_000, 3_000_000, (), (), None, 1),
-        *(2, -1, NORM, 3_000_000, 5_000_000, (), (), None, None),
-    ],
+    ModuleCalls(
+        [
+            (0, -1, MLP, 0, 2_000_000, (), (), None, 0),
+            (1, -1, NORM, 2_000_000, 3_000_000, (), (), None, 1),
+            (2, -1, NORM, 3_000_000, 5_000_000, (), (), None, None),
+        ]
+    ),
     {
         0: {"inferspan.output.stat.nan_count": 5, "inferspan.output.stat.inf_count": 0},
         1: {"inferspan.output.stat.nan_count": 0, "inferspan.output.stat.inf_count": 2},
@@ -136,7 +138,7 @@ def test_kinds_units_and_buckets(sink: _Sink) -> None:
     kinds: dict[str, Any] = {"nonfinite": {("logits", "nan"): 2}, "cached_split": {"text": 3}}
     metrics = _request(sink, settings, streaming=True, chunk_intervals=[0.01], spans_dropped=1, **kinds)
     metrics.steps(_start(), _steps(), None)
-    metrics.modules(_start(), BATCH, module_calls(BATCH), None)
+    metrics.modules(_start(), BATCH, BATCH.calls.rows(), None)
     for kind, operation in (("forward", None), ("forward", "embeddings")):
         _request(sink, Settings(), start=_start(kind, operation=operation))
     found = sink.collect()
@@ -191,7 +193,7 @@ def test_modules(sink: _Sink, durations: bool) -> None:
     metrics = RequestMetrics(lambda: sink.meter, Settings(module_metric=durations))
     assert metrics.has_modules(BATCH)
     assert metrics.has_modules(BATCH._replace(statistics={})) is durations
-    metrics.modules(_start(), BATCH, module_calls(BATCH), None)
+    metrics.modules(_start(), BATCH, BATCH.calls.rows(), None)
     common = {"inferspan.model.name": "org/model"}
     mlp = {**common, "inferspan.module.name": "layers.3.mlp", "inferspan.module.type": "MLP", "inferspan.module.layer.index": 3}
     norm = {**common, "inferspan.module.name": "norm", "inferspan.module.type": "RMSNorm"}
@@ -308,7 +310,7 @@ def test_exemplars_and_the_global_generator(sink: _Sink) -> None:
         settings = Settings(entropy_metric=True, module_metric=True)
         metrics = _request(sink, settings, span=span, spans_dropped=2, nonfinite={("logits", "inf"): 1})
         metrics.steps(_start(), _steps(), span)
-        metrics.modules(_start(), BATCH, module_calls(BATCH), span)
+        metrics.modules(_start(), BATCH, BATCH.calls.rows(), span)
         found = sink.collect()
     assert random.getstate() == before
     context = span.get_span_context()

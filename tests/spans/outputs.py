@@ -17,7 +17,7 @@ from inferspan import semconv
 from inferspan.export import protobuf
 from inferspan.export.session_file import SpanFileExporter
 from inferspan.metrics.requests import RequestMetrics
-from inferspan.records import ModelInfo, ModuleBatch, ModuleInfo, Phase, Profiled, RequestEnd, RequestStart, Step, module_calls
+from inferspan.records import ModelInfo, ModuleBatch, ModuleCalls, ModuleInfo, Phase, Profiled, RequestEnd, RequestStart, Step
 from inferspan.settings import Settings
 from inferspan.spans import attributes
 from inferspan.spans.recorder import SpanRecorder
@@ -33,13 +33,13 @@ KERNEL = Profiled(9, 0, "gemm", 5, 8, {semconv.PROFILER_KIND: "kernel", semconv.
 OPERATION = Profiled(8, 0, "aten::linear", 4, 6, {semconv.PROFILER_KIND: "op"})
 
 
-def _calls(*, times: int = 1) -> list[Any]:
+def _calls(*, times: int = 1) -> ModuleCalls:
     calls: list[Any] = []
     for first in range(0, 3 * times, 3):
-        calls += (first, -1, INFO, 1, 9, SHAPES, SHAPES, None, None)
-        calls += (first + 1, first, BARE, 2, 3, (), SHAPES[:1], None, 1)
-        calls += (first + 2, first, INFO, 4, 5, SHAPES, (), "ValueError", 0)
-    return calls
+        calls.append((first, -1, INFO, 1, 9, SHAPES, SHAPES, None, None))
+        calls.append((first + 1, first, BARE, 2, 3, (), SHAPES[:1], None, 1))
+        calls.append((first + 2, first, INFO, 4, 5, SHAPES, (), "ValueError", 0))
+    return ModuleCalls(calls)
 
 
 STATISTICS: dict[int, Any] = {0: {}, 1: {semconv.OUTPUT_STAT_NAN_COUNT: 3, "inferspan.output.stat.mean": 0.5}}
@@ -59,7 +59,7 @@ class Case(NamedTuple):
 def _modules(*batches: ModuleBatch) -> Case:
     found: list[Mapping[str, Any]] = []
     for batch in batches:
-        found += [attributes.of_call(batch, call) for call in module_calls(batch)]
+        found += [attributes.of_call(batch, call) for call in batch.calls.rows()]
         found += [attributes.of_profiled(batch, profiled) for profiled in batch.profiled]
     return Case(batches, found)
 

@@ -17,7 +17,7 @@ from inferspan.capture.generate import call as generate_call
 from inferspan.capture.generate.step_attributes import StepFacts
 from inferspan.capture.logits.statistics import LogitStatistics, StepLogits
 from inferspan.metrics.requests import RequestMetrics
-from inferspan.records import Failure, ModelInfo, ModuleBatch, ModuleInfo, Phase, RequestEnd, RequestStart, Step
+from inferspan.records import Failure, ModelInfo, ModuleBatch, ModuleCalls, ModuleInfo, Phase, RequestEnd, RequestStart, Step
 from inferspan.settings import Settings
 from inferspan.spans import flight_recorder
 from inferspan.spans.flight_recorder import HELD_BYTES, RunningQuantile
@@ -114,7 +114,7 @@ def _step(number: int, modules: int, rows: int = 1) -> list[Any]:
     at = 10**18 + number * 10**6
     calls: list[Any] = []
     for module in range(modules):
-        calls.extend((module, -1, INFO[module], at + module, at + module + 1, (), (), None, None))
+        calls.append((module, -1, INFO[module], at + module, at + module + 1, (), (), None, None))
     every = [LogitStatistics(*(number + row + column / 7 for column in range(len(LogitStatistics._fields)))) for row in range(rows)]
     known: dict[str, Any] = {semconv.INPUT_SHAPES: [f"1x{number}"], semconv.OUTPUT_SHAPES: [f"1x1x{number}"], semconv.STEP_TOKENS: number}
     values = [float(value or 0) for row in [every[0]] * (rows > 1) + every for value in row]
@@ -134,7 +134,7 @@ def _step(number: int, modules: int, rows: int = 1) -> list[Any]:
             module: {key: number + place / 7 for place, key in enumerate(keys)} | {"a": 0, "b": 0, "c": number} for module in range(modules)
         }
     device = {module: number + module / 7 for module in statistics}
-    return [ModuleBatch(number, "decode", 0, calls, statistics, device), step._replace(size=step.size + generate_call.ROW_BYTES * rows)]
+    return [ModuleBatch(number, "decode", 0, ModuleCalls(calls), statistics, device), step._replace(size=step.size + generate_call.ROW_BYTES * rows)]
 
 
 def _long_request(bench: _Bench, steps: int, modules: int, rows: int = 1) -> Any:

@@ -20,7 +20,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, StatusC
 from inferspan import guard
 from inferspan.caller import context as caller_context
 from inferspan.metrics.requests import RequestMetrics
-from inferspan.records import Failure, ModelInfo, ModuleBatch, ModuleInfo, Phase, RequestEnd, RequestStart, Step
+from inferspan.records import Failure, ModelInfo, ModuleBatch, ModuleCalls, ModuleInfo, Phase, RequestEnd, RequestStart, Step
 from inferspan.settings import Settings
 from inferspan.spans.recorder import SpanRecorder
 from inferspan.spans.writer import SpanWriter
@@ -65,10 +65,10 @@ def _start(kind: str = "generate", *, operation: str | None = "text_completion",
 
 def _modules(step: int | None, phase: str, start: int) -> ModuleBatch:
     calls = [
-        *(0, -1, INFO["layers.0"], start, start + 40, SHAPES, SHAPES, None, None),
-        *(1, 0, INFO["layers.1"], start + 10, start + 30, SHAPES, (), "ValueError", 0),
+        (0, -1, INFO["layers.0"], start, start + 40, SHAPES, SHAPES, None, None),
+        (1, 0, INFO["layers.1"], start + 10, start + 30, SHAPES, (), "ValueError", 0),
     ]
-    return ModuleBatch(step, phase, 0, calls, {0: {"inferspan.output.stat.mean": 0.5}})
+    return ModuleBatch(step, phase, 0, ModuleCalls(calls), {0: {"inferspan.output.stat.mean": 0.5}})
 
 
 def _run(recorder: SpanRecorder, *, failure: Failure | None = None, attributes: Any = None) -> Any:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from inferspan import semconv
-from inferspan.capture.modules.recorder import CallLog, current
+from inferspan.capture.modules import recorder
+from inferspan.capture.modules.recorder import CallLog
 from inferspan.guard import contain
-from inferspan.records import Attributes, ModuleBatch, Phase, Profiled, RequestScope, Step
+from inferspan.records import Attributes, ModuleBatch, ModuleCalls, Phase, Profiled, RequestScope, Step
 
 from .budget import Budget
 
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
     from inferspan.capture.profiler.window import WindowClaim
 
 __all__ = ["Call", "current"]
+
+
+class _Current(Protocol):
+    call: Call | None
+
+
+current: _Current = recorder.current
+"""``current.call`` is the innermost request that runs on this thread."""
 
 
 class Call(CallLog):
@@ -102,7 +111,7 @@ class Call(CallLog):
             batch = ModuleBatch(step, phase, self.offset, calls, statistics, profiled=profiled)
             self.pending.append(batch._replace(device=self.measured.modules) if self.measured is not None else batch)
 
-    def _profiled(self, calls: Sequence[Any], recorded: int, step: int | None, phase: str) -> Sequence[Profiled]:
+    def _profiled(self, calls: ModuleCalls, recorded: int, step: int | None, phase: str) -> Sequence[Profiled]:
         """Kernels and operations of the pass that has ended, if it was profiled."""
         part = self.part
         if part is None or not part.holds_events:

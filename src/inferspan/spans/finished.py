@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from inferspan.export.ids import ids
-from inferspan.records import AttributeValue, ModuleBatch, Phase, Step, module_calls
+from inferspan.records import AttributeValue, ModuleBatch, Phase, Step
 from inferspan.spans import attributes
 from inferspan.spans.request import RequestSpan, step_name
 
@@ -36,7 +36,7 @@ def finished_spans(request: RequestSpan, record: Phase | Step | ModuleBatch) -> 
         yield phase_or_step(request, record)
         return
     above, offset = request.above(record), record.offset
-    calls = list(module_calls(record))
+    calls = list(record.calls.rows())
     limits, dropped = request.limits, 0
     new_id, within = ids().generate_span_id, request.within
     own = {call[0]: new_id() for call in (*calls, *record.profiled)}

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inferspan import semconv
-from inferspan.records import ModuleBatch, ModuleCall, Phase, RequestEnd, RequestStart, Step
+from inferspan.records import ModuleBatch, Phase, RequestEnd, RequestStart, Step
 from inferspan.settings import Settings
 
 __all__ = ["FlightRecorder", "HeldDetail", "RunningQuantile", "weight_of"]
@@ -28,7 +28,6 @@ LATEST_DURATIONS = 2048
 MIN_DURATIONS = 30
 """Number of durations before a quantile is used, however low its share."""
 DEFAULT_SHARE = 0.99
-CALL_FIELDS = len(ModuleCall._fields)
 _STATISTICS = (semconv.OUTPUT_STAT_NAN_COUNT, semconv.OUTPUT_STAT_INF_COUNT)
 Record = Phase | Step | ModuleBatch
 
@@ -43,7 +42,7 @@ def _size_of(record: Record) -> int:
 
 def weight_of(record: Record) -> int:
     """Number of spans of a record."""
-    return len(record.calls) // CALL_FIELDS + len(record.profiled) if isinstance(record, ModuleBatch) else 1
+    return len(record.calls) + len(record.profiled) if isinstance(record, ModuleBatch) else 1
 
 
 class RunningQuantile:

@@ -20,7 +20,7 @@ from opentelemetry.trace import SpanContext, Status, StatusCode
 from inferspan.buffer import Buffer
 from inferspan.export.sdk import next_chunk
 from inferspan.guard import guarded
-from inferspan.records import ModuleBatch, Phase, RequestEnd, Step, module_calls
+from inferspan.records import ModuleBatch, Phase, RequestEnd, Step
 from inferspan.spans.packed.detail import PackedDetail
 
 from .finished import FinishedSpan, finished_spans
@@ -121,7 +121,7 @@ class SpanWriter:
             self._packed.finish(scope)
 
     def _measure(self, scope: RequestSpan, batch: ModuleBatch, until: float | None) -> None:
-        calls = module_calls(batch)
+        calls = batch.calls.rows()
         while some := list(islice(calls, SPANS_PER_CHUNK)):
             scope.metrics.modules(scope.request, batch, some, scope.span)
             self._pause(until)

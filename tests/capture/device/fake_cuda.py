@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from inferspan.capture.device.events import NOT_READY, RELAXED, TorchCuda
+from inferspan.capture.device.driver import NOT_READY, RELAXED
+from inferspan.capture.device.events import TorchCuda
 
 __all__ = ["FakeCuda"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inferspan.capture.logits.kernel_cache import Call, FusedLogits, Variant
+from inferspan.capture.logits.kernel_cache import FusedLogits, KernelCall, Variant
 from inferspan.capture.logits.reductions import compute
 
 SIZES = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2, torch.int64: 8, torch.int32: 4}
@@ -31,12 +31,12 @@ class FakeKernel:
         self.compiled: list[Variant] = []
         self.launches = 0
 
-    def __call__(self) -> Callable[[Variant], Call]:
+    def __call__(self) -> Callable[[Variant], KernelCall]:
         if self.import_error is not None:
             raise self.import_error
         return self.compile
 
-    def compile(self, variant: Variant) -> Call:
+    def compile(self, variant: Variant) -> KernelCall:
         if self.compile_error is not None:
             raise self.compile_error
         self.compiled.append(variant)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from inferspan.capture.logits.kernel_cache import FUSED
 from inferspan.capture.logits.ring import LogitRing
-from tests.capture.logits.test_statistics import DTYPES, KINDS, agree, reference, special
+from tests.capture.logits.references import DTYPES, KINDS, agree, reference, special
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 """Where there is a GPU, Triton and a C compiler are there too, or these tests fail."""

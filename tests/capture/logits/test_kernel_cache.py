@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from inferspan import guard
-from inferspan.capture.logits.kernel_cache import Call, FusedLogits, Variant
+from inferspan.capture.logits.kernel_cache import FusedLogits, KernelCall, Variant
 from inferspan.capture.logits.ring import LogitRing
 from tests.capture.logits.fused_fakes import FakeKernel
-from tests.capture.logits.test_statistics import DTYPES, KINDS, numbers, special
+from tests.capture.logits.references import DTYPES, KINDS, numbers, special
 
 LOGITS = torch.zeros(2, 48)
 IDS = torch.zeros(2, dtype=torch.long)
@@ -156,7 +156,7 @@ def test_torch_operations_work_until_the_kernel_is_ready() -> None:
     """Steps before, while and after it is compiled have the same numbers; it is compiled once for all requests, on a thread of its own."""
     go, kernel, threads = threading.Event(), FakeKernel(), []
 
-    def slow() -> Callable[[Variant], Call]:
+    def slow() -> Callable[[Variant], KernelCall]:
         threads.append(threading.current_thread())
         go.wait(10)
         return kernel.compile

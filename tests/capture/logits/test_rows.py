@@ -1,4 +1,4 @@
-"""Rows of a lane: where they are written, in how many copies they come to the host, and that nothing waits before the end."""
+"""Rows of a buffer: where they are written, in how many copies they come to the host, and that nothing waits before the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from inferspan.capture.logits import ring as logit_ring
-from inferspan.capture.logits import rows as row_lane
+from inferspan.capture.logits import rows as row_buffers
 from inferspan.capture.logits.ring import LogitRing
 from inferspan.capture.logits.rows import DeviceRowBuffer, PinnedBuffers
 from inferspan.capture.modules.device_rows import raw_stream
@@ -18,11 +18,11 @@ from tests.capture.logits.fused_fakes import FakeKernel, FakeLink
 CPU = torch.device("cpu")
 
 
-def write(lane: DeviceRowBuffer, steps: range) -> None:
+def write(buffer: DeviceRowBuffer, steps: range) -> None:
     """One row a step, with its number in it."""
     for step in steps:
-        lane.row().fill_(float(step))
-        lane.commit()
+        buffer.row().fill_(float(step))
+        buffer.commit()
 
 
 def values(parts: list[Tensor]) -> list[float]:
@@ -30,18 +30,18 @@ def values(parts: list[Tensor]) -> list[float]:
     return [float(row.flatten()[0]) for part in parts for row in part]
 
 
-def test_a_long_lane_lives_in_one_chunk() -> None:
+def test_a_long_buffer_lives_in_one_chunk() -> None:
     """Full chunks are sent in one copy each and written again; 100,000 steps need one piece of device memory, and one copy per 256."""
     link = FakeLink()
-    lane = DeviceRowBuffer(1, 3, torch.float32, CPU, pack=None, link=link)
+    buffer = DeviceRowBuffer(1, 3, torch.float32, CPU, pack=None, link=link)
     addresses, found = set(), []
     for start in range(0, 100_000, 1000):
-        write(lane, range(start, start + 1000))
-        addresses.add(lane.open().data_ptr())
+        write(buffer, range(start, start + 1000))
+        addresses.add(buffer.open().data_ptr())
         for transfer in link.sent:
             transfer.there = True
-        found += values(lane.landed())
-    found += values(lane.read())
+        found += values(buffer.landed())
+    found += values(buffer.read())
     assert found == [float(step) for step in range(100_000)]
     assert (len(addresses), len(link.sent), link.fetches, link.waits) == (1, 391, 0, 1)
 
@@ -49,51 +49,51 @@ def test_a_long_lane_lives_in_one_chunk() -> None:
 def test_what_has_not_arrived_stays_and_nothing_waits() -> None:
     """``landed`` gives copies in order up to the first that is under way; only ``read`` waits for the others."""
     link = FakeLink()
-    lane = DeviceRowBuffer(1, 3, torch.float32, CPU, pack=None, link=link)
-    write(lane, range(800))
+    buffer = DeviceRowBuffer(1, 3, torch.float32, CPU, pack=None, link=link)
+    write(buffer, range(800))
     link.sent[0].there = link.sent[2].there = True
-    assert values(lane.landed()) == [float(step) for step in range(256)]
-    assert values(lane.landed()) == []
+    assert values(buffer.landed()) == [float(step) for step in range(256)]
+    assert values(buffer.landed()) == []
     assert link.waits == 0
-    assert values(lane.read()) == [float(step) for step in range(256, 800)]
-    assert (link.waits, lane.read(), link.settled) == (2, [], 0)
+    assert values(buffer.read()) == [float(step) for step in range(256, 800)]
+    assert (link.waits, buffer.read(), link.settled) == (2, [], 0)
 
 
 def test_rows_wait_on_the_device_while_no_pinned_memory_is_free() -> None:
     """Chunks for which there is no room are kept, sent once there is, and come in order; those left at the end are fetched."""
     link = FakeLink(room=1)
-    lane = DeviceRowBuffer(1, 3, torch.float32, CPU, pack=None, link=link)
-    write(lane, range(1024))
+    buffer = DeviceRowBuffer(1, 3, torch.float32, CPU, pack=None, link=link)
+    write(buffer, range(1024))
     assert len(link.sent) == 1
     link.sent[0].there = True
-    assert values(lane.landed()) == [float(step) for step in range(256)]
+    assert values(buffer.landed()) == [float(step) for step in range(256)]
     assert len(link.sent) == 2
-    assert values(lane.read()) == [float(step) for step in range(256, 1024)]
+    assert values(buffer.read()) == [float(step) for step in range(256, 1024)]
     assert (len(link.sent), link.fetches) == (2, 2)
 
 
 def test_another_stream_is_waited_for_at_the_end_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows written on a stream that is no longer current are sent by nobody else, and read after the device has settled."""
     link, stream = FakeLink(), [7]
-    monkeypatch.setattr(row_lane, "raw_stream", lambda device: stream[0])
-    lane = DeviceRowBuffer(1, 3, torch.float32, CPU, pack=None, link=link)
+    monkeypatch.setattr(row_buffers, "raw_stream", lambda device: stream[0])
+    buffer = DeviceRowBuffer(1, 3, torch.float32, CPU, pack=None, link=link)
     link.room = 0
-    write(lane, range(256))
+    write(buffer, range(256))
     link.room, stream[0] = 9, 8
-    assert (lane.landed(), link.sent, link.settled) == ([], [], 0)
-    assert values(lane.read()) == [float(step) for step in range(256)]
+    assert (buffer.landed(), link.sent, link.settled) == ([], [], 0)
+    assert values(buffer.read()) == [float(step) for step in range(256)]
     assert link.settled == 1
 
 
 def test_packed_rows_are_sent_instead() -> None:
     """What is packed is what comes to the host, and the chunk is used again whether or not it could be sent."""
     link = FakeLink(room=0)
-    lane = DeviceRowBuffer(40, 3, torch.float32, CPU, pack=lambda rows: rows.sum(-1), link=link)
-    assert lane.steps == 102
-    address = lane.open().data_ptr()
-    write(lane, range(250))
-    assert lane.open().data_ptr() == address
-    parts = lane.read()
+    buffer = DeviceRowBuffer(40, 3, torch.float32, CPU, pack=lambda rows: rows.sum(-1), link=link)
+    assert buffer.steps == 102
+    address = buffer.open().data_ptr()
+    write(buffer, range(250))
+    assert buffer.open().data_ptr() == address
+    parts = buffer.read()
     assert [tuple(part.shape) for part in parts] == [(102, 40), (102, 40), (46, 40)]
     assert values(parts) == [3.0 * step for step in range(250)]
 
@@ -144,8 +144,8 @@ def test_a_request_costs_two_allocations_and_one_copy(monkeypatch: pytest.Monkey
     assert (len(made), len(link.sent), link.fetches) == (2, 1, 0)
 
 
-def test_steps_of_several_lanes_land_in_their_order() -> None:
-    """A step is given only when all before it have come, whatever lane they are in."""
+def test_steps_of_several_buffers_arrive_in_their_order() -> None:
+    """A step is given only when all before it have come, whatever buffer they are in."""
     link = FakeLink()
     ring = LogitRing(top_k=0, capacity=9999, link=link)
     narrow, wide = torch.full((1, 4), 1.0), torch.full((1, 5), 2.0)

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from inferspan import semconv
-from inferspan.capture.profiler.events import Event, place, short_name
+from inferspan.capture.profiler.events import ProfilerEvent, place, short_name
 from inferspan.capture.profiler.session import MARK, read_events
-from inferspan.records import ModuleInfo
+from inferspan.records import ModuleCalls, ModuleInfo
 
 HERE, OTHER = 100, 200
 
@@ -82,15 +82,15 @@ PASS = [
     ("kernel", Old("of_another_thread", EPOCH + 9_700, 300, device=0, at=8, key=81)),
 ]
 ROWS = [
-    Event("op", "aten::linear", 55_000, 55_900, 3, 0, -1, -1, ""),
-    Event("op", "aten::addmm", 55_100, 55_800, 4, 0, -1, -1, ""),
-    Event("launch", "cudaLaunchKernel", 55_200, 55_250, 77, 4, -1, -1, ""),
-    Event("launch", "cuLaunchKernelEx", 56_000, 56_050, 78, 0, -1, -1, ""),
-    Event("kernel", "void gemm<1>(int)", 59_000, 59_400, 77, 4, 0, 7, ""),
-    Event("kernel", "triton_poi_fused_0", 59_600, 59_900, 78, 0, 0, 7, ""),
-    Event("kernel", "of_another_thread", 59_700, 60_000, 81, 0, 0, 8, ""),
-    Event("memcpy", "Memcpy DtoH (Device -> Pinned)", 59_900, 59_920, 79, 3, 0, 9, ""),
-    Event("memset", "Memset (Device)", 59_950, 59_970, 80, 3, 0, 9, ""),
+    ProfilerEvent("op", "aten::linear", 55_000, 55_900, 3, 0, -1, -1, ""),
+    ProfilerEvent("op", "aten::addmm", 55_100, 55_800, 4, 0, -1, -1, ""),
+    ProfilerEvent("launch", "cudaLaunchKernel", 55_200, 55_250, 77, 4, -1, -1, ""),
+    ProfilerEvent("launch", "cuLaunchKernelEx", 56_000, 56_050, 78, 0, -1, -1, ""),
+    ProfilerEvent("kernel", "void gemm<1>(int)", 59_000, 59_400, 77, 4, 0, 7, ""),
+    ProfilerEvent("kernel", "triton_poi_fused_0", 59_600, 59_900, 78, 0, 0, 7, ""),
+    ProfilerEvent("kernel", "of_another_thread", 59_700, 60_000, 81, 0, 0, 8, ""),
+    ProfilerEvent("memcpy", "Memcpy DtoH (Device -> Pinned)", 59_900, 59_920, 79, 3, 0, 9, ""),
+    ProfilerEvent("memset", "Memset (Device)", 59_950, 59_970, 80, 3, 0, 9, ""),
 ]
 MARKS = [(49_000, 52_000), (51_000, 51_100)]
 """Readings around the two marks: the second pair is closer, and its middle is the middle of the second mark."""
@@ -114,9 +114,9 @@ def test_no_rows_without_a_clock() -> None:
     assert read_events([event for _, event in PASS[2:]], MARKS) == []
 
 
-def _calls(*spans: tuple[int, int, int]) -> list[Any]:
+def _calls(*spans: tuple[int, int, int]) -> ModuleCalls:
     info = ModuleInfo("m", "M", None, "m")
-    return [value for number, start, end in spans for value in (number, -1, info, start, end, (), (), None, None)]
+    return ModuleCalls((number, -1, info, start, end, (), (), None, None) for number, start, end in spans)
 
 
 LAYERS = _calls((1, 55_050, 55_300), (0, 54_000, 56_500), (2, 57_000, 58_000))
@@ -174,7 +174,7 @@ def test_operations_above_kernels() -> None:
 
 def test_without_modules() -> None:
     """Kernels of a compiled step, which has no module calls, hang under the step."""
-    assert {record.parent for record in _placed(calls=[]).records} == {-1}
+    assert {record.parent for record in _placed(calls=ModuleCalls()).records} == {-1}
 
 
 def test_only_of_this_pass() -> None:
@@ -205,7 +205,7 @@ def test_too_little_room(room: int, names: list[str]) -> None:
 
 def test_an_operation_does_not_stick_out() -> None:
     """The two clocks agree to a microsecond: what sticks out of the module or the pass is cut off."""
-    rows = [Event("op", "aten::mul", 55_900, 56_600, 1, 0, -1, -1, ""), Event("op", "aten::add", 57_950, 58_100, 2, 0, -1, -1, "")]
+    rows = [ProfilerEvent("op", "aten::mul", 55_900, 56_600, 1, 0, -1, -1, ""), ProfilerEvent("op", "aten::add", 57_950, 58_100, 2, 0, -1, -1, "")]
     placed = _placed(rows=rows, with_ops=True)
     assert [(record.parent, record.start, record.end) for record in placed.records] == [(0, 55_900, 56_500), (2, 57_950, 58_000)]
 

@@ -17,7 +17,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, Trace
 from inferspan import guard
 from inferspan.export import protobuf
 from inferspan.metrics.requests import RequestMetrics
-from inferspan.records import Attributes, ModelInfo, ModuleBatch, ModuleInfo, Phase, RequestStart, Step
+from inferspan.records import Attributes, ModelInfo, ModuleBatch, ModuleCalls, ModuleInfo, Phase, RequestStart, Step
 from inferspan.settings import Settings
 from inferspan.spans.recorder import SpanRecorder
 from inferspan.spans.writer import SpanWriter
@@ -71,10 +71,10 @@ def _batch(draw: random.Random, structure: Sequence[tuple[int, int, ModuleInfo]]
         start = draw.randrange(10**15)
         failure = draw.choice(("ValueError", "")) if draw.random() < 0.02 else None
         slot = draw.choice((0, 1, 7)) if draw.random() < 0.05 else None
-        calls += (number, parent, info, start, start + draw.randrange(10**9), *shapes[place], failure, slot)
+        calls.append((number, parent, info, start, start + draw.randrange(10**9), *shapes[place], failure, slot))
     timed = draw.choice((0.0, 0.0, 0.3, 1.0))
     device = {number: draw.random() for number, *_ in structure if draw.random() < timed}
-    return ModuleBatch(step, draw.choice(("prefill", "decode")), 17 * 10**17, calls, dict(enumerate(STATISTICS)), device)
+    return ModuleBatch(step, draw.choice(("prefill", "decode")), 17 * 10**17, ModuleCalls(calls), dict(enumerate(STATISTICS)), device)
 
 
 def _passes(seed: int) -> Iterator[ModuleBatch]:

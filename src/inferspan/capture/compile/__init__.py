@@ -1,1 +1,1 @@
-"""What torch.compile has done to a model, and keeping our own code out of its sight."""
+"""What torch.compile has compiled, and hiding our own code from it."""

@@ -1,7 +1,7 @@
-"""What torch.compile has done to a model, seen without touching it, and how code of ours stays out of what is compiled.
+"""What torch.compile has compiled of a model, and how code of ours stays out of compiled code.
 
-Dynamo must find nothing of ours: a hook that it traces is guarded on, and taking it off costs a recompilation; one that it meets as a
-frame of its own is compiled by itself. Only torch's extension module is used here: ``torch._dynamo`` is loaded by the user or not at all.
+Dynamo must not see code of ours: it guards on a hook that it traces, and removing the hook causes a recompilation; a hook that it meets as
+a frame of its own is compiled by itself. Only torch's extension module is used here: ``torch._dynamo`` is loaded by the user or not at all.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.compiler import is_dynamo_compiling
 
 __all__ = [
     "SLOT",
+    "SlotObserver",
     "compiled_graphs",
     "has_compiled",
     "holds_compiled",
@@ -25,15 +26,16 @@ __all__ = [
     "is_optimized",
     "leave_alone",
     "leave_frame",
+    "loaded",
     "may_hook",
     "set_eval_frame",
 ]
 
 SLOT = "_compiled_call_impl"
-"""Name of what ``nn.Module.__call__`` runs instead of ``_call_impl``."""
+"""Attribute of a module that ``nn.Module.__call__`` runs instead of ``_call_impl``."""
 _frames: Any = torch._C._dynamo.eval_frame
 set_eval_frame: Any = _frames.set_eval_frame
-"""Sets what evaluates the frames of this thread and returns what did: ``None`` unless it runs inside something that was compiled."""
+"""Sets the frame evaluator of this thread and returns the last one: ``None`` unless the thread runs inside compiled code."""
 
 
 _Function = TypeVar("_Function")
@@ -41,7 +43,7 @@ _choose: Any = getattr(_frames, "set_code_exec_strategy", None)
 
 
 def leave_frame(function: _Function) -> _Function:
-    """Decorator: Dynamo runs frames of ``function`` as they are, where it would try to compile them; not so what they call."""
+    """Decorator: Dynamo does not compile frames of ``function``; it may compile the functions that they call."""
     code = cast(Any, function).__code__
     if _choose is not None:
         action = _frames._FrameAction
@@ -73,31 +75,43 @@ def leave_alone(function: Any) -> Any:
     return alone
 
 
+class SlotObserver:
+    """Base of the objects of ours that occupy ``SLOT``."""
+
+    __slots__ = ()
+
+
+def loaded(module: str, name: str) -> Any:
+    """``name`` of a module that the program has imported, ``None`` if it has not; nothing is imported here."""
+    return getattr(sys.modules.get(module), name, None)
+
+
 def _is_product(function: object) -> bool:
-    """Whether ``function`` is what ``torch.compile`` has made of another; ``torch.compiler.disable`` leaves a similar mark."""
+    """Whether ``function`` was returned by ``torch.compile``; ``torch.compiler.disable`` sets similar attributes."""
     if type(function) not in (FunctionType, MethodType):
         return False
-    marks = function.__dict__
-    return "_torchdynamo_orig_callable" in marks and not marks.get("_torchdynamo_disable")
+    attributes = function.__dict__
+    return "_torchdynamo_orig_callable" in attributes and not attributes.get("_torchdynamo_disable")
 
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether the module's own forward runs inside a compiled region, where hooks of ours must not be."""
     own = module.__dict__
     in_slot = own.get(SLOT)
-    if in_slot is not None and type(in_slot).__name__ != "ObservedCall":
+    if in_slot is not None and not issubclass(type(in_slot), SlotObserver):
         return True
-    # Traced modules of TorchScript raise where their class is asked for a forward.
+    # Traced modules of TorchScript raise if their class is asked for a forward.
     return _is_product(own.get("forward") or getattr(type(module), "forward", None))
 
 
 def is_optimized(module: nn.Module) -> bool:
-    """Whether the module is what ``torch.compile(model)`` returns: it may be hooked itself, what is inside it may not."""
-    return type(module).__name__ == "OptimizedModule"
+    """Whether the module was returned by ``torch.compile(model)``: it may be hooked itself, modules inside it may not."""
+    optimized = loaded("torch._dynamo.eval_frame", "OptimizedModule")
+    return optimized is not None and issubclass(type(module), optimized)
 
 
 def holds_compiled(module: nn.Module) -> bool:
-    """Whether the module has some compiled function, in itself or its class, that may run modules unseen."""
+    """Whether the module or its class has a compiled function that may run modules without their observers."""
     if any(_is_product(value) for value in module.__dict__.values()):
         return True
     classes = type(module).__mro__
@@ -111,9 +125,9 @@ def has_compiled() -> bool:
 
 
 def may_hook(module: nn.Module) -> bool:
-    """Whether a hook pair of ours can come and go without a guard that fails, whatever compiled code runs the module.
+    """Whether a hook pair of ours can be added and removed without failing a guard, whatever compiled code runs the module.
 
-    Guards take no notice of hooks where there were none; one hook of somebody else, and the number of hooks is guarded.
+    Dynamo guards on the number of hooks only if the user has one.
     """
     if not has_compiled():
         return True
@@ -122,7 +136,7 @@ def may_hook(module: nn.Module) -> bool:
 
 
 def is_compiling() -> bool:
-    """Whether this thread compiles or exports something; torch's own answer is about all threads of the process."""
+    """Whether this thread compiles or exports something; torch's own function answers for all threads of the process."""
     if not torch.compiler.is_compiling():
         return False
     exporting = getattr(torch.compiler, "is_exporting", None)

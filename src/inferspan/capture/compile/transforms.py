@@ -1,7 +1,7 @@
 """Whether the program is being traced, compiled or transformed rather than run.
 
 Under ``torch.compile``, export, ``jit.trace``, FX, ``torch.func`` or fake tensors a forward pass is no request, and any operation
-of ours would end up in the user's graph. Every entry point of ours asks here first and stays out.
+of ours would end up in the user's graph. Every entry point of ours checks this first, and does nothing then.
 """
 
 from __future__ import annotations
@@ -10,9 +10,15 @@ import sys
 
 import torch
 
-from .state import is_compiling
+from .state import is_compiling, loaded
 
 __all__ = ["is_capturing", "is_transforming"]
+
+_TRACING_MODES = (
+    ("torch._subclasses.fake_tensor", "FakeTensorMode"),
+    ("torch._subclasses.functional_tensor", "FunctionalTensorMode"),
+    ("torch.fx.experimental.proxy_tensor", "ProxyTorchDispatchMode"),
+)
 
 
 def _is_fx_tracing() -> bool:
@@ -22,15 +28,13 @@ def _is_fx_tracing() -> bool:
 
 
 def _has_tracing_mode() -> bool:
-    """Whether a dispatch mode that makes graphs or fakes tensors is active; a user's own counting mode is none."""
+    """Whether a dispatch mode that traces graphs or fakes tensors is active; a counting mode of the user is not one."""
     if not torch._C._len_torch_dispatch_stack():
         return False
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-    return any(
-        type(mode).__name__ in ("FakeTensorMode", "ProxyTorchDispatchMode", "FunctionalTensorMode")
-        for mode in _get_current_dispatch_mode_stack()
-    )
+    modes = tuple(mode for module, name in _TRACING_MODES if (mode := loaded(module, name)) is not None)
+    return any(isinstance(mode, modes) for mode in _get_current_dispatch_mode_stack())
 
 
 def _is_dispatching_fake_keys() -> bool:

@@ -1,8 +1,8 @@
-"""Tells whoever has hooks on a model when torch.compile is about to look at something, and when it has done so.
+"""Notifies the observers of a model when torch.compile begins and ends a compilation.
 
-Nothing of ours may be seen by Dynamo: it would be traced, guarded on and, once it is gone, compiled again. A program may compile in the
-middle of a pass, so everything comes off the modules for as long as that takes. From the first compilation in a process on, hooks do the
-work of what stands in the place of a compiled call: code that was compiled without hooks does not look for them.
+Dynamo must not see observers of ours: it would trace them, guard on them and, once they are removed, compile again. A program may compile
+in the middle of a pass, so all observers are detached for as long as that takes. After the first compilation in a process, forward hooks
+replace ``ObservedCall``: code compiled without hooks never checks for them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["Compiling", "compiling"]
 
 class _Watcher(Protocol):
     def compilation_begins(self) -> None:
-        """Dynamo is about to trace something on this thread."""
+        """Dynamo begins to trace something on this thread."""
 
     def compilation_ends(self) -> None:
-        """It has done so."""
+        """Dynamo has ended."""
 
 
 class _Imports:
-    """Stands in ``sys.meta_path`` and finds nothing: it sees when a program loads Dynamo, which may be in the middle of a pass.
+    """An entry of ``sys.meta_path`` that finds nothing: it notices when a program loads Dynamo, perhaps in the middle of a pass.
 
     ``torch._dynamo`` imports its ``callback`` module as one of the first of some ninety, so one of the others comes after it.
     """
@@ -46,7 +46,7 @@ class _Imports:
 
 
 def _iterates_importers() -> bool:
-    """Whether some thread goes through ``sys.meta_path``: of what is taken out behind its back, it would skip the next."""
+    """Whether some thread iterates over ``sys.meta_path``: if an entry is removed meanwhile, it skips the next one."""
     code = getattr(getattr(getattr(importlib, "_bootstrap", None), "_find_spec", None), "__code__", None)
     for top in sys._current_frames().values():
         frame: FrameType | None = top
@@ -58,17 +58,17 @@ def _iterates_importers() -> bool:
 
 
 class Compiling:
-    """What torch.compile has done in this process, and who wants to know."""
+    """The compilations of this process, and the watchers that are notified of them."""
 
     def __init__(self) -> None:
         self._watchers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._own = (self._begins, self._ends)
         self._imports = _Imports(self)
-        # A model that the garbage collector finds while this is held leaves on this very thread.
+        # While this is held, the garbage collector may find a model, which leaves on this thread.
         self._lock = threading.RLock()
 
     def watch(self, watcher: _Watcher) -> bool:
-        """Tell ``watcher`` of compilations; returns whether there was none so far."""
+        """Notify ``watcher`` of compilations; returns whether there was none so far."""
         with self._lock:
             self._watchers[id(watcher)] = watcher
             # An interpreter that exits has no importers any more.
@@ -76,12 +76,12 @@ class Compiling:
                 sys.meta_path.insert(0, self._imports)
         self.listen()
         if "torch._dynamo.callback" not in sys.modules:
-            # On another thread its import may have begun.
+            # Another thread may have begun to import it.
             return "torch._dynamo" not in sys.modules
         return not has_compiled()
 
     def listen(self) -> None:
-        """See that the callbacks are there: Dynamo may have been loaded since, and ``torch._dynamo.reset()`` takes them out."""
+        """Register the callbacks again: Dynamo may have been loaded since, and ``torch._dynamo.reset()`` removes them."""
         handler = self._handler()
         if handler is None or not self._watchers:
             return
@@ -91,10 +91,10 @@ class Compiling:
                     callbacks.append(own)
 
     def leave(self, watcher: _Watcher) -> None:
-        """``watcher`` need not be told any more."""
+        """Stop notifying ``watcher``."""
         with self._lock:
             self._watchers.pop(id(watcher), None)
-            # An interpreter that exits has no importers any more. What has to stay for the moment does nothing, and goes the next time.
+            # An interpreter that exits has no importers any more. An entry that stays for now does nothing, and is removed the next time.
             if not self._watchers and self._imports in (sys.meta_path or ()) and not _iterates_importers():
                 sys.meta_path.remove(self._imports)
         handler = self._handler()
@@ -105,18 +105,18 @@ class Compiling:
                         callbacks.remove(own)
 
     def _handler(self) -> Any:
-        """Dynamo's own list of whom to call; ``None`` where it is not loaded, or not yet so far."""
+        """Dynamo's own list of callbacks; ``None`` if it is not loaded, or not yet that far."""
         return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
 
     def _places(self, handler: Any) -> tuple[tuple[list[Any], Any], ...]:
         return (handler.start_callbacks, self._own[0]), (handler.end_callbacks, self._own[1])
 
     def forked(self) -> None:
-        """Called in a forked child, where nobody is left to release the lock."""
+        """Called in a forked child, where no thread is left to release the lock."""
         self._lock = threading.RLock()
 
     def _all(self) -> list[Any]:
-        # The references are listed in one go: what is collected meanwhile leaves before or after.
+        # The references are listed in one go: a watcher that is collected meanwhile leaves before or after.
         return [watcher for reference in self._watchers.valuerefs() if (watcher := reference()) is not None]
 
     def _begins(self, *_: Any) -> None:

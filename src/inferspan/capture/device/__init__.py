@@ -1,1 +1,1 @@
-"""What a request takes on its device: times, memory, energy."""
+"""Times, memory and energy of a request on its device."""

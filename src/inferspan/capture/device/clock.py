@@ -1,9 +1,9 @@
-"""How long the device took between two boundaries of a request, by events on its streams; nothing here waits for the device.
+"""Device time between two boundaries of a request, by events on its streams; nothing here waits for the device.
 
-What is measured is elapsed device time, gaps included: the kernels' time where the device is busy all along (prefill, large batches), more
-where it waits for launches (small decode steps). Boundaries are those of steps, of recorded module calls, and of the request and its
-phases. They are read on the model's thread when the loop has waited for the device anyway; what is not done by the end of the request
-is not waited for and stays unknown. A model on several devices has each boundary on each of them; the longest time counts.
+The times are elapsed device time, gaps included: the kernels' time if the device is always busy (prefill, large batches), more if it waits
+for launches (small decode steps). Boundaries are those of steps, of recorded module calls, and of the request and its phases. They are
+read on the model's thread when the loop has waited for the device anyway; boundaries that the device has not reached by the end of the
+request are dropped, and their times are unknown. A model on several devices has each boundary on each of them; the longest time counts.
 """
 
 from __future__ import annotations
@@ -13,38 +13,46 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from inferspan.capture.modules.recorder import Boundaries, BoundaryEvents
+from inferspan.extension import load
 from inferspan.guard import contain, report
 
-from .boundaries import PASS
-from .boundaries import BoundaryEvents as AnyMarks
-from .events import DriverEvents, EventPool, TorchCuda, TorchEvents, load_driver, torch_cuda
+from . import boundaries
+from .boundaries import PASS, BoundaryEvents
+from .driver import DriverEvents, load_driver
+from .events import EventPool, TorchCuda, TorchEvents, torch_cuda
 
 __all__ = ["SHARE_DATA_NS", "SHARE_NS", "CallClock", "DeviceClock", "Measured", "cuda_devices"]
 
 SHARE_NS = 3_000
 """Two boundaries less than this apart on the host share an event: no kernel can have been launched through torch in between.
 
-The worst error is work that was launched faster than that: it counts for what comes after the two boundaries instead of for what is
-between them. Without any, up to this much idle time of the device is left out.
+The worst error is work that was launched faster than that: it counts after the two boundaries instead of between them. Without such work,
+up to this much idle time of the device is left out.
 """
 SHARE_DATA_NS = 40_000
-"""The same for boundaries that pass one tensor on: a module that takes what the last one gave, or what the module around it took, and
-one that returns what its last submodule gave. A recorded event costs 3 to 8 us, and half of the boundaries of a transformer are such.
+"""The same for boundaries that pass one tensor on: a module whose input is the output of the last module or the input of the enclosing
+one, and a module that returns the output of its last submodule. A recorded event costs 3 to 8 us, and this saves half of the boundaries of
+a transformer.
 
 The worst error is work on something else, launched between the two in less than this time (eight launches at most): as above.
 """
 MOST_DEVICES = 8
 READ_AT = 64
-"""Boundaries that wait before they are read."""
+"""Boundaries that are collected before they are read."""
 MOST_WAITING = 1024
-"""Passes that wait for the device; a loop that runs further ahead of it has its oldest ones given up."""
+"""Passes that may wait for the device; if the loop runs further ahead, the oldest ones are dropped."""
 _log = logging.getLogger("inferspan")
+_extension: Any = load().module
+_native_events = None if _extension is None else _extension.NativeEvents
+if TYPE_CHECKING or _extension is None:
+    Boundaries = boundaries.Boundaries
+else:
+    Boundaries = _extension.Boundaries
 
 
 def cuda_devices(model: nn.Module) -> tuple[int, ...]:
@@ -62,30 +70,30 @@ def cuda_devices(model: nn.Module) -> tuple[int, ...]:
 
 
 class Measured:
-    """Boundaries of one forward pass, and the times that become known of them.
+    """Boundaries of one forward pass, and the times between them once they are read.
 
     Attributes:
-        marks: the boundaries.
+        events: of the boundaries, until they have been read.
         modules: seconds by number of the module call.
         seconds: of the whole pass, once known.
     """
 
-    __slots__ = ("_begin", "_end", "marks", "modules", "seconds")
+    __slots__ = ("_begin", "_end", "events", "modules", "seconds")
 
-    def __init__(self, marks: BoundaryEvents, begin: int, end: int) -> None:
-        self.marks = marks
+    def __init__(self, events: BoundaryEvents, begin: int, end: int) -> None:
+        self.events = events
         self._begin = begin
         self._end = end
         self.modules: dict[int, float] = {}
         self.seconds: float | None = None
 
     def read(self, pools: Sequence[EventPool]) -> bool:
-        """Find out what there is to know; false if the device has not come so far."""
-        found = self.marks.seconds(pools, self._begin, self._end)
+        """Read the times; false if the device has not reached the last boundary."""
+        found = self.events.seconds(pools, self._begin, self._end)
         if found is None:
             return False
         seconds = found.pop(PASS, None)
-        # The very object that the batch of the pass has.
+        # The batch of the pass refers to this object.
         self.modules.update(found)
         if seconds is not None:
             self.seconds = seconds
@@ -123,12 +131,12 @@ class CallClock(Boundaries):
             self._end = self.last
 
     def anchor(self) -> None:
-        """A boundary of phases; the first one is where the first pass began, whether it was wanted or not."""
+        """Record a boundary of phases; the first one is the beginning of the first pass, wanted or not."""
         if self._anchors:
             self._anchors.append([pool.record() for pool in self._pools])
 
     def end_pass(self, *, wanted: bool = True) -> Measured | None:
-        """What was recorded of the pass will be read when the device is done; ``None`` if there is nothing, or it is not wanted."""
+        """End the pass, to be read when the device is done; ``None`` if nothing was recorded, or it is not wanted."""
         if self.last < 0 or self._closed:
             return None
         if self._begin >= 0 > self._end:
@@ -136,25 +144,25 @@ class CallClock(Boundaries):
         measured = Measured(self.cut(), self._begin, self._end)
         self._begin = self._end = -1
         if not self._anchors:
-            self._anchors.append([measured.marks.lane(place)[0] for place in range(len(self._pools))])
+            self._anchors.append([measured.events.slots(place)[0] for place in range(len(self._pools))])
         if not wanted:
             self._release(measured)
             return None
         self._waiting.append(measured)
-        self._boundaries += measured.marks.count
+        self._boundaries += measured.events.count
         return measured
 
     # ------------------------------------------------------------------------------------------------------------ reading
     def read_some(self) -> None:
-        """Read if enough has come together; called where the loop has waited for the device."""
+        """Read if enough boundaries are waiting; called when the loop has waited for the device."""
         if self._boundaries >= READ_AT:
             self.read()
 
     def read(self, *, leave: int = MOST_WAITING) -> None:
-        """Read what the device has done, oldest first; of what it has not, leave the newest for later and give the rest up.
+        """Read the passes that the device has finished, oldest first; keep the newest of the others and drop the rest.
 
         Args:
-            leave: passes that may go on waiting.
+            leave: unfinished passes that may go on waiting.
         """
         if not self._waiting or threading.get_ident() != self._thread:
             return
@@ -170,11 +178,11 @@ class CallClock(Boundaries):
             self._forget_oldest()
 
     def between(self, first: int, second: int) -> float | None:
-        """Seconds between two anchors, ``None`` if that is not known now."""
+        """Seconds between two anchors, ``None`` if they are unknown now."""
         if self._closed or max(first, second) >= len(self._anchors) or self._pools[0].cuda.capturing():
             return None
         ends = zip(self._anchors[first], self._anchors[second], strict=True)
-        measured = Measured(AnyMarks([[*pair] for pair in ends], []), 0, 1)
+        measured = Measured(BoundaryEvents([[*pair] for pair in ends], []), 0, 1)
         with self._pools[0].reading():
             measured.read(self._pools)
         return measured.seconds
@@ -185,7 +193,7 @@ class CallClock(Boundaries):
         return len(self._anchors)
 
     def close(self) -> None:
-        """Give every event back; on another thread than the request's they are left to the end of the process."""
+        """Give every event back; on another thread than the request's they are kept until the process ends."""
         if self._closed or threading.get_ident() != self._thread:
             return
         self.end_pass()
@@ -197,7 +205,7 @@ class CallClock(Boundaries):
         self.abandon()
 
     def abandon(self) -> None:
-        """Record and read nothing from now on, whatever module call still has this clock in its hands."""
+        """Record and read nothing from now on, even if a running module call still holds this clock."""
         self._closed = True
         self._pools = ()
         self.forget()
@@ -206,14 +214,14 @@ class CallClock(Boundaries):
     # ---------------------------------------------------------------------------------------------------------- internals
     def _forget_oldest(self) -> None:
         measured = self._waiting.popleft()
-        self._boundaries -= measured.marks.count
+        self._boundaries -= measured.events.count
         self._release(measured)
         # Steps hold it for its times.
-        del measured.marks
+        del measured.events
 
     def _release(self, measured: Measured) -> None:
         for place, pool in enumerate(self._pools):
-            slots = measured.marks.lane(place)
+            slots = measured.events.slots(place)
             # The first anchor is where the first pass began.
             pool.release(slots[1:] if self._anchors and slots[:1] == self._anchors[0][place : place + 1] else slots)
 
@@ -229,7 +237,7 @@ class DeviceClock:
         self._useless = False
 
     def start(self, model: nn.Module) -> CallClock | None:
-        """A clock for a request that begins on this thread; ``None`` where there is none but the host's. Never initialises CUDA."""
+        """A clock for a request that begins on this thread; ``None`` if only the host's can be used. Never initialises CUDA."""
         if self._useless or self._closed:
             return None
         devices = cuda_devices(model)
@@ -253,7 +261,7 @@ class DeviceClock:
 
     def _open(self, index: int, cuda: TorchCuda) -> EventPool:
         library = load_driver(cuda.devices)
-        pool: EventPool = TorchEvents(index, cuda) if library is None else DriverEvents(index, cuda, library)
+        pool: EventPool = TorchEvents(index, cuda) if library is None else DriverEvents(index, cuda, library, _native_events)
         self._pools[index] = pool
         return pool
 
@@ -266,6 +274,6 @@ class DeviceClock:
                 pool.close()
 
     def forked(self) -> None:
-        """Called in a forked child, where CUDA cannot be used: leave the parent's events alone."""
+        """Called in a forked child, where CUDA cannot be used: touch none of the parent's events."""
         self._lock = threading.Lock()
         self._of_parent, self._pools = self._pools, {}

@@ -23,7 +23,7 @@ _overlapped: set[int] = set()
 
 
 def forked() -> None:
-    """Called in a forked child: the parent's requests are not its own, and nobody is left to release the lock."""
+    """Called in a forked child: the parent's requests are not its own, and no thread is left to release the lock."""
     global _lock
     _lock = threading.Lock()
     _running.clear()

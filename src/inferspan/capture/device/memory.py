@@ -1,7 +1,7 @@
 """Memory of a request: CUDA allocator where the model is on CUDA, else the resident memory of the process.
 
 Readings are cheap and never reset anything. A peak is exact only if the counter that the system keeps rose during the request;
-otherwise it is the highest value seen at the sampled steps. What cannot be read is left out.
+otherwise it is the highest value seen at the sampled steps. Values that cannot be read are left out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reductions of a step's logits for CUDA, fused: one Triton launch reads the vocabulary once, and what ends last merges its parts.
 
 In: addresses of logits ``[B, V]``, of the chosen ids, of scratch memory and of the row to write; out: the columns of
-``logit_reductions.reduce`` in float32. ``compile_variant`` takes about a second and a C compiler and launches nothing; the ``Launch``
-it returns waits for nothing and allocates nothing. Importing this module imports Triton: ``fused_logits`` does so on a thread of its own.
+``reductions.reduce`` in float32. ``compile_variant`` takes about a second and a C compiler and launches nothing; the ``Launch``
+it returns waits for nothing and allocates nothing. Importing this module imports Triton: ``kernel_cache`` does so on a thread of its own.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 import triton
 import triton.language as tl
 
-from .kernel_cache import PART, SCRATCH_FLOATS, Variant
+from .kernel_cache import SCRATCH_FLOATS, TILE, Variant
 
 __all__ = ["Launch", "compile_variant"]
 
-BLOCK = tl.constexpr(PART)
+BLOCK = tl.constexpr(TILE)
 FIELDS = tl.constexpr(SCRATCH_FLOATS)
 INF = tl.constexpr(float("inf"))
 
@@ -175,7 +175,7 @@ class Launch:
 
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
-        self._splits = splits = variant.parts
+        self._splits = splits = variant.tiles
         k = max(2, variant.top_k)
         self._constants = {
             "HAS_CHOSEN": variant.chosen is not None, "TOP_K": variant.top_k, "K": k,

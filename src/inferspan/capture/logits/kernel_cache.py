@@ -1,7 +1,7 @@
-"""Which fused kernels there are: compiled once a process, on a thread of its own, while torch operations do their work.
+"""The fused kernels of this process: each compiled once, on a thread of its own, while torch operations do their work.
 
-In: the variants that logits on CUDA devices ask for. Out: something to launch once it is compiled and loaded, else ``None``. Whatever
-fails (no Triton, no C compiler, no room for its cache) leaves torch operations in use for the process, is logged once and counted.
+In: the variants that logits on CUDA devices need. Out: a function that launches the kernel once it is compiled and loaded, else ``None``.
+After a failure (no Triton, no C compiler, no room for its cache) torch operations stay in use; it is logged once and counted.
 The thread launches nothing, waits for no stream, and neither disturbs nor is disturbed by a graph that another thread captures.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from inferspan.capture.device.events import leave_captures_alone
+from inferspan.capture.device.driver import leave_captures_alone
 from inferspan.guard import report
 
 __all__ = ["FUSED", "SCRATCH_FLOATS", "FusedLogits", "Variant"]
@@ -25,20 +25,20 @@ __all__ = ["FUSED", "SCRATCH_FLOATS", "FusedLogits", "Variant"]
 DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32})
 ID_TYPES = frozenset({None, torch.int64, torch.int32})
 MOST_LIKELY = 32
-"""Largest ``top_k``: each of them is one more pass over a part that sits in registers."""
+"""Largest ``top_k``: each of them is one more pass over a tile that sits in registers."""
 VOCABULARY = 1 << 24
 """Ids below it are whole numbers in a float32."""
-PART = 4096
-"""Logits of one part, all in registers of one program."""
+TILE = 4096
+"""Logits of one tile, all in registers of one program."""
 SCRATCH_FLOATS = 16
-"""Floats that a part leaves, its largest logits apart; ten are used."""
+"""Floats that a tile leaves besides its largest logits; ten are used."""
 LARGEST_STRIDE = (1 << 31) - 1
 EXIT_SECONDS = 10.0
 PLACE = "fused logit statistics"
 
 
 class Variant(NamedTuple):
-    """What one kernel is compiled for."""
+    """The properties that one kernel is compiled for."""
 
     device: int
     logits: torch.dtype
@@ -46,19 +46,19 @@ class Variant(NamedTuple):
     top_k: int
     vocabulary: int
     stride: int
-    """0 for a single row, else one of 16, 1, 2, which stands for all strides that are divisible by 16, one, or neither."""
+    """0 for a single row, else 16 for all strides divisible by 16, 1 for a stride of one, 2 for all others."""
     aligned: bool
     """Whether 16 divides the address of the logits."""
 
     @property
-    def parts(self) -> int:
-        """Parts that a row is cut into."""
-        return -(-self.vocabulary // PART)
+    def tiles(self) -> int:
+        """Tiles that a row is divided into."""
+        return -(-self.vocabulary // TILE)
 
     @property
     def scratch(self) -> int:
         """Floats of scratch memory a row, its ticket apart; 16 bytes divide them."""
-        return -(-self.parts * (SCRATCH_FLOATS + 2 * max(2, self.top_k)) // 4) * 4
+        return -(-self.tiles * (SCRATCH_FLOATS + 2 * max(2, self.top_k)) // 4) * 4
 
     @property
     def scratch_bytes(self) -> int:
@@ -66,12 +66,12 @@ class Variant(NamedTuple):
         return 4 * self.scratch
 
 
-Call = Callable[..., None]
-"""``(batch, stream, logits, stride, chosen, chosen_stride, scratch, row)``, all numbers; see ``logits_kernel.Launch.call``."""
+KernelCall = Callable[..., None]
+"""``(batch, stream, logits, stride, chosen, chosen_stride, scratch, row)``, all numbers; see ``kernel.Launch.call``."""
 
 
-def _compiler() -> Callable[[Variant], Call]:
-    compile_variant: Callable[[Variant], Call] = importlib.import_module(f"{__package__}.kernel").compile_variant
+def _compiler() -> Callable[[Variant], KernelCall]:
+    compile_variant: Callable[[Variant], KernelCall] = importlib.import_module(f"{__package__}.kernel").compile_variant
     return compile_variant
 
 
@@ -88,13 +88,13 @@ class FusedLogits:
         self,
         *,
         device_type: str = "cuda",
-        compiler: Callable[[], Callable[[Variant], Call]] = _compiler,
+        compiler: Callable[[], Callable[[Variant], KernelCall]] = _compiler,
         prepare: Callable[[], Any] = leave_captures_alone,
     ) -> None:
         self.device_type = device_type
         self._compiler = compiler
         self._prepare = prepare
-        self._ready: dict[Variant, Call] = {}
+        self._ready: dict[Variant, KernelCall] = {}
         self._asked: set[Variant] = set()
         self._waiting: list[Variant] = []
         self._thread: threading.Thread | None = None
@@ -113,7 +113,7 @@ class FusedLogits:
         return self._installed and not self.failed
 
     def choose(self, logits: torch.Tensor, chosen: torch.Tensor | None, *, top_k: int) -> Variant | None:
-        """What must be compiled for such tensors, or ``None`` where torch operations are to be used.
+        """The variant for such tensors, or ``None`` if torch operations are to be used.
 
         Args:
             logits: strided ``[B, V]``, not empty.
@@ -134,7 +134,7 @@ class FusedLogits:
         kind = stride if stride < 2 else 2 if stride % 16 else 16
         return Variant(device.index or 0, logits.dtype, ids, top_k, vocabulary, kind, logits.data_ptr() % 16 == 0)
 
-    def get(self, variant: Variant) -> Call | None:
+    def get(self, variant: Variant) -> KernelCall | None:
         """The kernels for ``variant`` if they are ready; else they will be compiled. Costs a look into a dictionary."""
         call = self._ready.get(variant)
         if call is None and variant not in self._asked and not self.failed:
@@ -210,7 +210,7 @@ class FusedLogits:
             with self._lock:
                 self._thread = None
 
-    def _compile(self, compile_variant: Callable[[Variant], Call], variant: Variant) -> Call:
+    def _compile(self, compile_variant: Callable[[Variant], KernelCall], variant: Variant) -> KernelCall:
         if self.device_type != "cuda":
             return compile_variant(variant)
         # Of this thread only. The logits are there already, so no context comes into being.

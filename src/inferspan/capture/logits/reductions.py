@@ -1,7 +1,7 @@
-"""What the statistics of a row of logits are made of: sums and extremes, taken on the device by torch operations.
+"""Sums and extremes of a row of logits, from which its statistics are computed; taken on the device by torch operations.
 
 In: logits ``[batch, vocabulary]`` and the chosen token ids. Out: rows of float32 that ``finish`` turns into statistics later, in float64
-and for many steps at once. ``logits_kernel`` does the same in two launches; both leave the logits, their graph and the random state
+and for many steps at once. ``kernel`` does the same in two launches; both leave the logits, their graph and the random state
 alone, and wait for nothing.
 """
 

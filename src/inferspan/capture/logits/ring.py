@@ -2,16 +2,14 @@
 
 In: logits ``[batch, vocabulary]`` and the chosen token ids, still on the device. Out: one ``StepLogits`` a step, in order.
 Nothing before ``LogitRing.read`` waits for the device, writes to the logits, draws random numbers or keeps them alive. On CUDA a fused
-kernel takes them as soon as it is compiled, torch operations until then and elsewhere; what comes out is the same. All methods may
-raise on tensors that are not logits; the caller contains that.
+kernel computes them as soon as it is compiled, torch operations until then and elsewhere, with the same results. All methods may raise on
+tensors that are not logits; the caller contains that.
 """
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,220 +18,30 @@ from inferspan.capture.compile.transforms import is_capturing
 from inferspan.capture.modules.device_rows import is_plain
 from inferspan.guard import report
 
-from .kernel_cache import FUSED, Call, FusedLogits, Variant
-from .reductions import COLUMNS, Statistics, check, compute
-from .rows import DeviceRowBuffer, Link, link_of
-from .statistics import Kind, StepLogits, pack, to_steps
+from .kernel_cache import FUSED, FusedLogits, KernelCall
+from .reductions import Statistics, check, compute
+from .rows import Link, link_of
+from .source import LogitSource, StepBuffer, is_forked
+from .statistics import Kind, StepLogits
 
 __all__ = ["LogitRing"]
 
 ROWS_KEPT = 16
-"""Largest batch whose rows are kept one by one; of larger ones the first row and the mean are."""
+"""Largest batch whose rows are kept one by one; of larger ones only the first row and the mean."""
 DETAIL_BYTES = 8 << 20
 """Bytes of row-by-row results that a request may hold; after that, the first row and the mean of each step are kept."""
 
-HELD_BYTES = 2 << 20
-HELD_STEPS = 16
-"""Logits on a CPU that are held until their statistics are taken in one go."""
-
-_in_child = False
-"""Whether this process was forked while this module was loaded."""
-
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
-_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
-_is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
-
-
-def _forked() -> None:
-    global _in_child
-    _in_child = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
-
-
-class _Lane(DeviceRowBuffer):
-    """Rows of one kind, and those of its steps that have been read."""
-
-    __slots__ = ("detailed", "done", "kind", "top_k")
-
-    def __init__(self, kind: Kind, top_k: int, dtype: torch.dtype, device: torch.device, link: Link) -> None:
-        self.kind, self.top_k = kind, top_k
-        self.detailed = kind.batch > 1 and not kind.compact
-        """Whether more rows than one of each step are kept."""
-        self.done: deque[StepLogits] = deque()
-        packing = partial(pack, kind, top_k) if kind.compact else None
-        super().__init__(kind.batch, COLUMNS + 2 * top_k, dtype, device, pack=packing, link=link)
-
-    def collect(self, rows: list[Tensor]) -> None:
-        """Make steps out of ``rows``, which are float64 on the host."""
-        if rows:
-            whole = rows[0] if len(rows) == 1 else torch.cat(rows)
-            self.done.extend(to_steps(self.kind, self.top_k, whole))
-
-
-class _Held:
-    """Logits of successive steps on a CPU, copied until there are enough for one go.
-
-    The thirty operations cost as much for one row as for three.
-
-    Args:
-        logits: like those that will come.
-        chosen: the same.
-        steps: how many are held.
-    """
-
-    __slots__ = ("_chosen_rows", "_rows", "chosen", "count", "logits", "steps")
-
-    def __init__(self, logits: Tensor, chosen: Tensor | None, steps: int) -> None:
-        self.steps, self.count = steps, 0
-        # What is made in inference mode could not be written to outside of it.
-        with torch.inference_mode(False):
-            self.logits = torch.empty((steps, *logits.shape), dtype=logits.dtype, device="cpu")
-            self.chosen = None if chosen is None else torch.empty((steps, *chosen.shape), dtype=chosen.dtype, device="cpu")
-            self._rows = self.logits.unbind()
-            self._chosen_rows = None if self.chosen is None else self.chosen.unbind()
-
-    def put(self, logits: Tensor, chosen: Tensor | None) -> bool:
-        """Copy one step; returns whether there is no room for another."""
-        # A context of torch's costs more than the copies.
-        if torch.is_grad_enabled():
-            logits = logits.detach()
-        self._rows[self.count].copy_(logits)
-        if self._chosen_rows is not None and chosen is not None:
-            self._chosen_rows[self.count].copy_(chosen)
-        self.count += 1
-        return self.count == self.steps
-
-    def take(self) -> tuple[Tensor, Tensor | None]:
-        """The rows of all steps, one below the other, and their ids; forgets them."""
-        count, self.count = self.count, 0
-        return self.logits[:count].flatten(0, 1), None if self.chosen is None else self.chosen[:count].flatten(0, 1)
-
-
-class _Source:
-    """Logits as they were in the last step, and all that follows from how they were."""
-
-    __slots__ = (
-        "aligned",
-        "batch",
-        "call",
-        "chosen_shape",
-        "device",
-        "dtype",
-        "held",
-        "ids",
-        "ids_bytes",
-        "index",
-        "lane",
-        "last_shape",
-        "scratch",
-        "scratch_at",
-        "shape",
-        "stride",
-        "strides",
-        "variant",
-    )
-
-    def __init__(self, logits: Tensor, chosen: Tensor | None, lane: _Lane, variant: Variant | None) -> None:
-        self.shape, self.strides, self.dtype, self.device = logits.shape, logits.stride(), logits.dtype, logits.device
-        self.batch, vocabulary = logits.shape
-        # What is in memory like these rows, with its dimension of positions.
-        packed = self.strides == (vocabulary, 1) or (self.batch == 1 and self.strides[1] == 1)
-        self.last_shape = torch.Size((self.batch, 1, vocabulary)) if packed else None
-        self.ids = None if chosen is None else chosen.dtype
-        self.ids_bytes = 0 if chosen is None else chosen.element_size()
-        self.chosen_shape = None if chosen is None else chosen.shape
-        self.index = logits.device.index if logits.device.type == "cuda" else -1
-        self.lane, self.variant = lane, variant
-        self.aligned = variant is not None and variant.aligned
-        self.stride = logits.stride(0) if logits.shape[0] > 1 else 0
-        self.call: Call | None = None
-        self.scratch: Tensor | None = None
-        self.scratch_at = 0
-        self.held: _Held | None = None
-
-    def hold(self, logits: Tensor, chosen: Tensor | None) -> None:
-        """Do several steps of logits like these in one go, if they are on a CPU and small enough.
-
-        Not in a forked child: over several rows torch wants the threads that only the parent has, and waits for them forever. A child
-        that gets through a forward pass of one row gets through the statistics of one.
-        """
-        if _in_child:
-            return
-        steps = min(HELD_STEPS, HELD_BYTES // (logits.numel() * logits.element_size()))
-        if steps > 1 and logits.device.type == "cpu" and (chosen is None or chosen.device.type == "cpu"):
-            self.held = _Held(logits, chosen, steps)
-
-    def holds(self, logits: Tensor, chosen: Tensor | None) -> bool:
-        """Whether these tensors are like those that this was made for."""
-        if chosen is None:
-            like = self.ids is None
-        else:
-            like = chosen.dtype is self.ids and chosen.shape == self.chosen_shape
-            # A kernel reads the ids where their address says.
-            like = like and (self.variant is None or chosen.device == self.device)
-        return (
-            like
-            and type(logits) is Tensor
-            and logits.shape == self.shape
-            and logits.dtype is self.dtype
-            and logits.device == self.device
-            and logits.stride() == self.strides
-            and not _is_wrapped(logits)
-            and (self.index < 0 or _raw_stream(self.index) == self.lane.stream)
-            and not (self.aligned and logits.data_ptr() & 15)
-        )
-
-    def numbers(self, logits: Tensor, ids: Tensor | None) -> tuple[int, ...] | None:
-        """What the kernel is called with for the only position of ``logits`` and the last of ``ids``; of these ``holds`` would be true.
-
-        ``None`` if they have to be looked at more closely.
-        """
-        index = self.index
-        if (
-            type(logits) is not Tensor
-            or logits.shape != self.last_shape
-            or logits.dtype is not self.dtype
-            or logits.device != self.device
-            or not logits.is_contiguous()
-            or _is_wrapped(logits)
-        ):
-            return None
-        address = logits.data_ptr()
-        if ids is None:
-            if self.ids is not None:
-                return None
-            chosen, step = address, 1
-        else:
-            shape = ids.shape
-            if ids.dtype is not self.ids or len(shape) != 2 or shape[0] != self.batch:
-                return None
-            if ids.device != self.device or not ids.is_contiguous():
-                return None
-            step = shape[1]
-            chosen = ids.data_ptr() + (step - 1) * self.ids_bytes
-        lane = self.lane
-        stream = lane.stream
-        if self.aligned and address & 15:
-            return None
-        # The default stream, which has no handle, cannot capture.
-        if index >= 0 and (_raw_stream(index) != stream or _current_device() != index or (stream and _capturing())):
-            return None
-        if lane.chunk is None:
-            lane.open()
-        return self.batch, stream, address, self.stride, chosen, step, self.scratch_at, lane.base + lane.used * lane.row_bytes
 
 
 class _Run:
-    """Successive steps of one lane."""
+    """Successive steps of one buffer."""
 
-    __slots__ = ("count", "lane")
+    __slots__ = ("buffer", "count")
 
-    def __init__(self, lane: _Lane) -> None:
-        self.lane, self.count = lane, 0
+    def __init__(self, buffer: StepBuffer) -> None:
+        self.buffer, self.count = buffer, 0
 
 
 class LogitRing:
@@ -242,9 +50,9 @@ class LogitRing:
     Args:
         top_k: how many of the most likely tokens are kept per step (content: 0 unless it is captured).
         capacity: most steps that are kept until they are read.
-        statistics: implementation, default the fused kernel where there is one, else ``compute``.
-        fused: the kernels that there are.
-        link: names the way from a device to the host.
+        statistics: implementation, default the fused kernel if there is one, else ``compute``.
+        fused: the kernels that are compiled.
+        link: returns the link from a device to the host.
     """
 
     def __init__(
@@ -261,8 +69,8 @@ class LogitRing:
         self._operations = compute if statistics is None else statistics
         self._fused = fused if statistics is None else None
         self._link = link
-        self._lanes: dict[tuple[Kind, torch.dtype, torch.device, int], _Lane] = {}
-        self._source: _Source | None = None
+        self._buffers: dict[tuple[Kind, torch.dtype, torch.device, int], StepBuffer] = {}
+        self._source: LogitSource | None = None
         self._runs: deque[_Run] = deque()
         self._run: _Run | None = None
         self._taken = self._given = 0
@@ -294,21 +102,21 @@ class LogitRing:
             source = self._source = self._look(logits, chosen)
             if source is None:
                 return None
-        lane, full = source.lane, False
+        buffer, full = source.buffer, False
         if source.held is not None:
             full = source.held.put(logits, chosen)
         else:
             call = source.call or (None if source.variant is None else self._kernel(source))
             if call is None or not self._launch(call, source, logits, chosen):
-                self._operations(logits, chosen, top_k=self._top_k, out=lane.row())
-            lane.commit()
-        place = self._note(lane)
+                self._operations(logits, chosen, top_k=self._top_k, out=buffer.row())
+            buffer.commit()
+        place = self._note(buffer)
         if full:
             self._settle()
         return place
 
     def append_last(self, logits: Tensor, ids: Tensor | None) -> int | None:
-        """``append`` for a step of a decoding loop, for less where it is like the last one; on CUDA nothing while the stream captures.
+        """``append`` for a step of a decoding loop, cheaper if it is like the last one; on CUDA nothing while the stream captures.
 
         Args:
             logits: raw logits ``[B, 1, V]``.
@@ -323,10 +131,10 @@ class LogitRing:
                 except Exception as error:
                     self._fail(source, error)
                 else:
-                    lane, run = source.lane, self._run
-                    lane.commit()
-                    if run is None or run.lane is not lane or lane.detailed:
-                        return self._note(lane)
+                    buffer, run = source.buffer, self._run
+                    buffer.commit()
+                    if run is None or run.buffer is not buffer or buffer.detailed:
+                        return self._note(buffer)
                     run.count += 1
                     self._taken = taken = self._taken + 1
                     return taken - 1
@@ -335,27 +143,27 @@ class LogitRing:
         fitting = ids is not None and ids.shape[0] == logits.shape[0] and ids.device == logits.device
         return self.append(logits.select(1, -1), ids.select(1, -1) if fitting and ids is not None else None)
 
-    def _note(self, lane: _Lane) -> int:
-        """Number of the step whose statistics have been launched on ``lane``."""
+    def _note(self, buffer: StepBuffer) -> int:
+        """Number of the step whose statistics have been launched on ``buffer``."""
         run = self._run
-        if run is None or run.lane is not lane:
-            run = self._run = _Run(lane)
+        if run is None or run.buffer is not buffer:
+            run = self._run = _Run(buffer)
             self._runs.append(run)
         run.count += 1
         self._taken += 1
-        if lane.detailed:
-            self._detail_bytes += lane.row_bytes
+        if buffer.detailed:
+            self._detail_bytes += buffer.row_bytes
             if self._detail_bytes > DETAIL_BYTES:
                 self._settle()
                 self._source = None
         return self._taken - 1
 
     def landed(self) -> list[StepLogits]:
-        """The next steps whose statistics have come to the host by themselves; does not wait. Not while the stream captures."""
+        """The next steps whose statistics have arrived on the host; does not wait. Not while the stream captures."""
         self._settle()
         try:
-            for lane in {id(run.lane): run.lane for run in self._runs}.values():
-                lane.collect(lane.landed())
+            for buffer in {id(run.buffer): run.buffer for run in self._runs}.values():
+                buffer.collect(buffer.landed())
         except BaseException:
             self._break()
             raise
@@ -364,10 +172,10 @@ class LogitRing:
     def read(self) -> list[StepLogits]:
         """The statistics of all steps that are left, in the order of their ``append``. May wait for the device."""
         self._settle()
-        lanes, self._lanes, self._source = self._lanes, {}, None
+        buffers, self._buffers, self._source = self._buffers, {}, None
         try:
-            for lane in lanes.values():
-                lane.collect(lane.read())
+            for buffer in buffers.values():
+                buffer.collect(buffer.read())
         except BaseException:
             self._break()
             raise
@@ -376,21 +184,21 @@ class LogitRing:
     def _settle(self) -> None:
         """Take the statistics of what is held; if that fails, nothing any more, but the steps before it are given.
 
-        What the parent of a forked child held is the parent's.
+        In a forked child the logits that the parent held are left to the parent.
         """
         source = self._source
         if source is None or source.held is None or not source.held.count:
             return
-        count, lane, settled = source.held.count, source.lane, False
+        count, buffer, settled = source.held.count, source.buffer, False
         try:
-            if not _in_child:
+            if not is_forked():
                 rows = self._operations(*source.held.take(), top_k=self._top_k)
-                for row in rows.view(-1, lane.kind.batch, rows.shape[1]):
-                    lane.row().copy_(row)
-                    lane.commit()
+                for row in rows.view(-1, buffer.kind.batch, rows.shape[1]):
+                    buffer.row().copy_(row)
+                    buffer.commit()
                 settled = True
         except Exception as error:
-            # Not raised: whoever reads would lose what there is.
+            # Not raised: the reader would lose the other steps.
             report("logit statistics", error)
         finally:
             if not settled:
@@ -402,13 +210,13 @@ class LogitRing:
     def _break(self) -> None:
         """Take nothing any more: after a failure it is not known which rows belong to which step."""
         self._runs.clear()
-        self._lanes, self._source, self._capacity = {}, None, 0
+        self._buffers, self._source, self._capacity = {}, None, 0
 
     def _give(self) -> list[StepLogits]:
         steps: list[StepLogits] = []
         while self._runs:
             run = self._runs[0]
-            done = run.lane.done
+            done = run.buffer.done
             ready = min(run.count, len(done))
             steps.extend(done.popleft() for _ in range(ready))
             run.count -= ready
@@ -422,7 +230,7 @@ class LogitRing:
             self._detail_bytes = 0
         return steps
 
-    def _look(self, logits: Tensor, chosen: Tensor | None) -> _Source | None:
+    def _look(self, logits: Tensor, chosen: Tensor | None) -> LogitSource | None:
         if not is_plain(logits):
             return None
         check(logits)
@@ -431,16 +239,16 @@ class LogitRing:
         device = logits.device
         dtype = torch.float64 if logits.dtype is torch.float64 else torch.float32
         key = (kind, dtype, device, _raw_stream(device.index) if device.type == "cuda" else 0)
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._lanes[key] = _Lane(kind, self._top_k, dtype, device, self._link(device))
+        buffer = self._buffers.get(key)
+        if buffer is None:
+            buffer = self._buffers[key] = StepBuffer(kind, self._top_k, dtype, device, self._link(device))
         variant = None if self._fused is None else self._fused.choose(logits, chosen, top_k=self._top_k)
-        source = _Source(logits, chosen, lane, variant)
+        source = LogitSource(logits, chosen, buffer, variant)
         if variant is None and self._operations is compute and self._capacity > 1:
             source.hold(logits, chosen)
         return source
 
-    def _kernel(self, source: _Source) -> Call | None:
+    def _kernel(self, source: LogitSource) -> KernelCall | None:
         """The fused kernel for ``source``, if it is ready."""
         variant, fused = source.variant, self._fused
         if variant is None or fused is None:
@@ -456,14 +264,14 @@ class LogitRing:
             source.scratch_at = source.scratch.data_ptr()
         return call
 
-    def _launch(self, call: Call, source: _Source, logits: Tensor, chosen: Tensor | None) -> bool:
-        lane = source.lane
-        if lane.chunk is None:
-            lane.open()
+    def _launch(self, call: KernelCall, source: LogitSource, logits: Tensor, chosen: Tensor | None) -> bool:
+        buffer = source.buffer
+        if buffer.chunk is None:
+            buffer.open()
         address = logits.data_ptr()
         ids, step = (address, 1) if chosen is None else (chosen.data_ptr(), chosen.stride(0))
         numbers = (
-            source.batch, lane.stream, address, source.stride, ids, step, source.scratch_at, lane.base + lane.used * lane.row_bytes,
+            source.batch, buffer.stream, address, source.stride, ids, step, source.scratch_at, buffer.base + buffer.used * buffer.row_bytes,
         )  # fmt: skip
         try:
             if source.index < 0 or _current_device() == source.index:
@@ -476,7 +284,7 @@ class LogitRing:
             return False
         return True
 
-    def _fail(self, source: _Source, error: Exception) -> None:
+    def _fail(self, source: LogitSource, error: Exception) -> None:
         """Use torch operations from now on, because a launch has failed."""
         source.call = source.variant = None
         if self._fused is not None:

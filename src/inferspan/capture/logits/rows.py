@@ -1,8 +1,8 @@
-"""A lane of small result rows: written straight into device memory, one row a step, and brought to the host in few copies.
+"""Buffers of small result rows: written straight into device memory, one row a step, and copied to the host in few copies.
 
-In: rows ``[batch, columns]`` that a kernel or an operation writes where the lane says. Out: all of them as float64 on the host. A full
-chunk of them goes through pinned memory without waiting, with an event behind it; that is looked at on the model's own thread, and waited
-for in ``read`` only. One stream writes a lane, so its memory is used again as soon as the copy is launched.
+In: rows ``[batch, columns]`` that a kernel or an operation writes to an address in the buffer. Out: all of them as float64 on the host. A
+full chunk is copied through pinned memory without waiting, with an event behind it; the event is queried on the model's own thread, and
+waited for in ``read`` only. One stream writes a buffer, so its memory is used again as soon as the copy is launched.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from inferspan.capture.device.events import leave_captures_alone
+from inferspan.capture.device.driver import leave_captures_alone
 from inferspan.capture.modules.device_rows import raw_stream
 
-__all__ = ["LANDINGS", "CudaLink", "DeviceRowBuffer", "Link", "PinnedBuffers", "Transfer", "link_of"]
+__all__ = ["PINNED", "CudaLink", "DeviceRowBuffer", "Link", "PinnedBuffers", "Transfer", "link_of"]
 
 CHUNK_STEPS = 256
 CHUNK_ROWS = 4096
-LANDING_BYTES = 1 << 17
-LANDING_COUNT = 8
+PINNED_BYTES = 1 << 17
+PINNED_COUNT = 8
 
 
 class PinnedBuffers:
@@ -35,55 +35,55 @@ class PinnedBuffers:
         self._asked = False
 
     def prepare(self) -> None:
-        """Have the buffers made, unless that has been asked for before."""
+        """Allocate the buffers, unless that has been done before."""
         if not self._asked:
             self._asked = True
             try:
                 threading.Thread(target=self._make, name="inferspan-pinned-memory", daemon=True).start()
             except RuntimeError:
-                return  # no thread can be had any more; results stay on the device until they are read
+                return  # no thread can be started any more; results stay on the device until they are read
 
     def _make(self) -> None:
         try:
             leave_captures_alone()
-            whole = torch.empty(LANDING_BYTES * LANDING_COUNT, dtype=torch.uint8, device="cpu", pin_memory=True)
-            self._free.extend(whole.chunk(LANDING_COUNT))
+            whole = torch.empty(PINNED_BYTES * PINNED_COUNT, dtype=torch.uint8, device="cpu", pin_memory=True)
+            self._free.extend(whole.chunk(PINNED_COUNT))
         except (OSError, RuntimeError, AttributeError):
             return  # the same
 
     def take(self) -> Tensor | None:
-        """A buffer of ``LANDING_BYTES``, or ``None`` if there is none now."""
+        """A buffer of ``PINNED_BYTES``, or ``None`` if there is none now."""
         try:
             return self._free.pop()
         except IndexError:
             return None
 
     def give(self, buffer: Tensor) -> None:
-        """Take a buffer back that no copy writes to any more."""
+        """Take back a buffer that no copy writes to any more."""
         self._free.append(buffer)
 
     def renew(self) -> None:
-        """Begin anew in a forked child, where pinned memory is none."""
+        """Start again in a forked child, where the pinned memory is not pinned."""
         self._free, self._asked = [], False
 
 
-LANDINGS = PinnedBuffers()
+PINNED = PinnedBuffers()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=LANDINGS.renew)
+    os.register_at_fork(after_in_child=PINNED.renew)
 
 
 class Transfer(Protocol):
-    """A copy to the host on its way."""
+    """A copy to the host that has been launched."""
 
     def arrived(self) -> bool:
-        """Whether it is there; does not wait."""
+        """Whether it has arrived; does not wait."""
 
     def take(self) -> Tensor:
-        """The rows as float64, once only; waits if they are not there."""
+        """The rows as float64, once only; waits for them."""
 
 
 class Link(Protocol):
-    """The way from a device to the host."""
+    """Copies from one device to the host."""
 
     def send(self, rows: Tensor) -> Transfer | None:
         """Launch a copy of ``rows`` behind what the current stream does; ``None`` if none can be launched without waiting."""
@@ -95,7 +95,7 @@ class Link(Protocol):
         """Wait for all streams of the device."""
 
 
-class _Pinned:
+class _PinnedTransfer:
     """A transfer into a pinned buffer, with an event behind it."""
 
     __slots__ = ("_buffer", "_event", "_rows")
@@ -113,21 +113,21 @@ class _Pinned:
     def take(self) -> Tensor:
         self._event.synchronize()
         rows = self._rows.to(torch.float64)
-        LANDINGS.give(self._buffer)
+        PINNED.give(self._buffer)
         return rows
 
 
 class CudaLink:
-    """From a CUDA device, through ``LANDINGS``."""
+    """From a CUDA device, through ``PINNED``."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        LANDINGS.prepare()
+        PINNED.prepare()
 
     def send(self, rows: Tensor) -> Transfer | None:
         """Launch a copy, if a pinned buffer is free."""
-        buffer = LANDINGS.take() if rows.numel() * rows.element_size() <= LANDING_BYTES else None
-        return None if buffer is None else _Pinned(rows, buffer)
+        buffer = PINNED.take() if rows.numel() * rows.element_size() <= PINNED_BYTES else None
+        return None if buffer is None else _PinnedTransfer(rows, buffer)
 
     def fetch(self, rows: Tensor) -> Tensor:
         """Copy through pageable memory, which waits for the stream."""
@@ -139,7 +139,7 @@ class CudaLink:
 
 
 class _Direct:
-    """From any other device, or none: copies wait, and are made at the end."""
+    """From any other device, or the CPU: copies wait, and are made at the end."""
 
     def send(self, rows: Tensor) -> Transfer | None:
         return None
@@ -152,7 +152,7 @@ class _Direct:
 
 
 def link_of(device: torch.device) -> Link:
-    """The way from ``device`` to the host."""
+    """The link from ``device`` to the host."""
     return CudaLink(device) if device.type == "cuda" else _Direct()
 
 
@@ -164,8 +164,8 @@ class DeviceRowBuffer:
         columns: numbers a row.
         dtype: of the rows.
         device: where they are written.
-        pack: turns the rows of several steps ``[n, batch, columns]`` into what is kept of them, ``[n, ...]``, on the device.
-        link: the way to the host.
+        pack: reduces the rows of several steps ``[n, batch, columns]`` to those that are kept, ``[n, ...]``, on the device.
+        link: copies to the host.
     """
 
     __slots__ = ("_link", "_pack", "_parts", "_shape", "base", "chunk", "device", "dtype", "row_bytes", "steps", "stream", "used")
@@ -174,7 +174,7 @@ class DeviceRowBuffer:
         self, batch: int, columns: int, dtype: torch.dtype, device: torch.device, *, pack: Callable[[Tensor], Tensor] | None, link: Link
     ) -> None:
         self.row_bytes = batch * columns * dtype.itemsize
-        self.steps = max(1, min(CHUNK_STEPS, CHUNK_ROWS // batch, LANDING_BYTES // self.row_bytes))
+        self.steps = max(1, min(CHUNK_STEPS, CHUNK_ROWS // batch, PINNED_BYTES // self.row_bytes))
         """Steps of a chunk."""
         self.device, self.dtype, self.stream = device, dtype, raw_stream(device)
         self.chunk: Tensor | None = None
@@ -187,7 +187,7 @@ class DeviceRowBuffer:
         self._parts: deque[Tensor | Transfer] = deque()
 
     def row(self) -> Tensor:
-        """Where the next row is to be written, ``[batch, columns]``."""
+        """The next row to be written, ``[batch, columns]``."""
         return self.open().select(0, self.used)
 
     def open(self) -> Tensor:
@@ -206,7 +206,7 @@ class DeviceRowBuffer:
             self._turn()
 
     def landed(self) -> list[Tensor]:
-        """What has come to the host by now, in order, as float64 ``[n, ...]``; does not wait. Not while the stream captures."""
+        """The rows that have arrived on the host, in order, as float64 ``[n, ...]``; does not wait. Not while the stream captures."""
         found = []
         while self._parts:
             part = self._parts[0]
@@ -222,7 +222,7 @@ class DeviceRowBuffer:
         return found
 
     def read(self) -> list[Tensor]:
-        """All of it, in order; forgets it. Waits."""
+        """All rows, in order, which the buffer forgets. Waits."""
         if self.stream != raw_stream(self.device):
             # Written on a stream that is not the current one, so nothing here is ordered after it.
             self._link.settle()
@@ -233,7 +233,7 @@ class DeviceRowBuffer:
         return [self._link.fetch(part) if isinstance(part, Tensor) else part.take() for part in parts]
 
     def _turn(self) -> None:
-        """Send the chunk off, and begin it anew, or another one where it could not be sent."""
+        """Send the chunk, and start it again, or a new one if it could not be sent."""
         rows = self.open().narrow(0, 0, self.used)
         if self._pack is not None:
             with torch.no_grad():

@@ -1,7 +1,7 @@
 """Statistics of the raw next-token logits of a step, as numbers and as the attributes of its span.
 
 In: reduced rows of logits, on the host (of large batches also on the device). Out: one ``StepLogits`` a step, plain floats, and the
-``inferspan.logits.*`` attributes. ``logit_ring`` takes them while a request runs.
+``inferspan.logits.*`` attributes. ``ring`` takes them while a request runs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from inferspan import semconv
+from inferspan.capture.compile.state import loaded
 from inferspan.records import AttributeValue
 
 from .reductions import finish
@@ -51,7 +52,7 @@ ENTROPY, TOP1, LOGPROB, NANS, INFS = (
 
 
 class StepLogits:
-    """What one step's logits were like. Made on the model's path, so the numbers are sorted out when they are asked for.
+    """Statistics of one step's logits. Created on the model's path, so the numbers are unpacked on access only.
 
     Args:
         batch: rows of the step.
@@ -110,29 +111,33 @@ class StepLogits:
 
 
 class Kind(NamedTuple):
-    """What rows of logits have in common that are kept together; of ``compact`` ones the mean and the first row are."""
+    """The common properties of rows that are kept together; of ``compact`` ones only the mean and the first row are kept."""
 
     batch: int
     vocabulary: int
     compact: bool
 
 
+def _distributed_tensor() -> Any:
+    """The class ``DTensor``, if the program has imported it; torch before 2.5 has it elsewhere."""
+    return loaded("torch.distributed.tensor", "DTensor") or loaded("torch.distributed._tensor", "DTensor")
+
+
 def whole_logits(logits: object, *, vocabulary: int = 0) -> Tensor | None:
-    """What a model returned as logits, as a tensor of this process, or ``None`` if it is only a part of them.
+    """The logits that a model returned, as a tensor of this process, or ``None`` if it has only a part of them.
 
     Args:
         logits: a tensor, or a ``DTensor``, which is not imported here; anything else is returned as it is.
         vocabulary: size that logits of a tensor-parallel model have when they are whole; 0 for a model that is not.
     """
-    kind = type(logits)
-    if kind.__name__ == "DTensor" and kind.__module__.startswith("torch.distributed"):
+    if type(logits) is not Tensor and (distributed := _distributed_tensor()) is not None and isinstance(logits, distributed):
         sharded: Any = logits
         # Those on every process alike are there without communication.
         with torch.no_grad():
             return sharded.to_local() if all(placement.is_replicate() for placement in sharded.placements) else None
     if vocabulary and isinstance(logits, Tensor) and logits.dim() and logits.shape[-1] < vocabulary:
         return None
-    return logits  # type: ignore[return-value]  # what is no tensor is refused later, like tensors that are no logits
+    return logits  # type: ignore[return-value]  # other objects are refused later, like tensors that are no logits
 
 
 def _mean(statistics: Tensor) -> Tensor:

@@ -1,14 +1,13 @@
-"""How module calls are recorded: the request that runs on a thread is a tape, and what stands for a module's call writes on it.
+"""Recording of module calls: each running request owns a call log; observers append one row per module call.
 
-In: calls of observed modules. Out: one flat sequence a pass, in the layout of ``ModuleCall``, in the order in which they ended. This is the
-twin, in Python, of ``_recorder.c``; ``recorder`` decides which of the two is used.
+In: calls of observed modules. Out: the ``ModuleCalls`` of a pass, in the order in which they ended. The C extension has classes of the same
+names; ``recorder`` decides which of the two are used.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -20,20 +19,17 @@ from torch.nn.modules import module as torch_calls
 from inferspan.capture.compile.state import leave_frame
 from inferspan.capture.failures import error_type
 from inferspan.guard import contain, report
-from inferspan.records import ModuleCall, ModuleInfo
+from inferspan.records import ModuleCalls, ModuleInfo
 
 from .shapes import Described, describe, describe_like
 
 if TYPE_CHECKING:
-    from inferspan.capture.call import Call
     from inferspan.capture.device.clock import CallClock
 
     from .output_stats import OutputStats
 
 __all__ = ["CallLog", "ModuleCaller", "current"]
 
-_FIELDS = len(ModuleCall._fields)
-_START = ModuleCall._fields.index("start")
 _references: Any = getattr(sys, "getrefcount", lambda _: 0)
 _torch = vars(torch_calls)
 _CALL_IMPL = nn.Module._call_impl
@@ -41,7 +37,7 @@ _tracing: Any = torch._C._get_tracing_state
 
 
 class _Thread(threading.local):
-    call: Call | None = None
+    call: Any = None
 
 
 current = _Thread()
@@ -49,15 +45,15 @@ current = _Thread()
 
 
 class CallLog:
-    """The tape of one request.
+    """The log of one request.
 
     Attributes:
-        room: module calls that the pass may still have; without any they are only counted.
-        missed: those that were only counted.
-        count: the number of the next one.
-        engine: whose modules write on it; those of another model, inside of this one, do not.
-        clock: is told the boundaries of recorded calls; ``None`` where device times are not measured.
-        output_stats: is given what they return; ``None`` where no statistics of it are wanted.
+        room: module calls that the pass may still record; further ones are only counted.
+        missed: calls that were only counted.
+        count: the number of the next call.
+        engine: the observers whose modules write to this log; modules of another model, inside of this one, do not.
+        clock: measures the boundaries of recorded calls; ``None`` if device times are not measured.
+        output_stats: collects statistics of the outputs; ``None`` if none are wanted.
     """
 
     room: int
@@ -73,7 +69,7 @@ class CallLog:
         self.clock = None
         self.output_stats = None
         self.opened: list[tuple[int, ModuleInfo, int, Described]] = []
-        self.done: list[Any] = []
+        self.done = ModuleCalls()
 
     @property
     def open_calls(self) -> int:
@@ -83,7 +79,7 @@ class CallLog:
     @property
     def recorded(self) -> int:
         """Calls of the pass that have ended."""
-        return len(self.done) // _FIELDS
+        return len(self.done)
 
     def enter(self, info: ModuleInfo, inputs: Described, now: int) -> int:
         """Begin a call inside of the innermost one; its number."""
@@ -94,7 +90,7 @@ class CallLog:
         return number
 
     def reach(self, info: ModuleInfo, now: int, failure: str = "_OTHER") -> int:
-        """End what an exception has left open above the innermost call of ``info``.
+        """End the calls that an exception left open above the innermost call of ``info``.
 
         Returns:
             Its number, -1 if there is none and nothing was ended.
@@ -113,28 +109,28 @@ class CallLog:
         """
         number, info, start, inputs = self.opened.pop()
         parent = self.opened[-1][0] if self.opened else -1
-        self.done.extend((number, parent, info, start, now, inputs, outputs, failure, statistics))
+        self.done.add((number, parent, info, start, now, inputs, outputs, failure, statistics))
 
     def begun_before(self, moment: int) -> bool:
         """Whether some call that has ended began earlier."""
-        return bool(self.done) and min(self.done[_START::_FIELDS]) < moment
+        return self.done.begun_before(moment)
 
-    def cut(self) -> Sequence[Any]:
-        """What has ended so far; the tape begins anew."""
-        done, self.done = self.done, []
+    def cut(self) -> ModuleCalls:
+        """The calls that have ended so far, which the log forgets."""
+        done, self.done = self.done, ModuleCalls()
         return done
 
     def discard(self) -> None:
         """Forget every call, open or ended."""
-        self.done = []
+        self.done = ModuleCalls()
         self.opened.clear()
 
     def adopt(self, other: CallLog) -> None:
-        """Become a copy of another tape, on which another thread may go on writing."""
+        """Become a copy of another log, to which another thread may still write."""
         self.room, self.missed, self.count = other.room, other.missed, other.count
         self.engine, self.clock, self.output_stats = other.engine, other.clock, other.output_stats
         # In this order no call can be in both: one that ends in between is in neither, and its children move up.
-        self.done, self.opened = [*other.done], [*other.opened]
+        self.done, self.opened = other.done.copy(), [*other.opened]
 
 
 class _Holder:
@@ -146,11 +142,11 @@ class _Holder:
 
 
 def _expected_references() -> tuple[int, int, int]:
-    """How often a caller, and the dictionary of its module, are referred to in ``ModuleCaller.__call__``, as the running Python counts.
+    """Reference counts of a caller and of its module's dictionary inside ``ModuleCaller.__call__``, as the running Python counts them.
 
-    Never more than the one by the module's dictionary, who has put it there, the frame that calls it, the variable and the argument, and in
-    a call with named arguments by a copy of them all; the other by the module, the variable and the argument. A tracer that looks at the
-    variables here holds another until this returns.
+    The caller is referred to by the module's dictionary, ``ModuleObservers``, the calling frame, the variable and the argument, and with
+    named arguments by a copy of all arguments; the dictionary by the module, the variable and the argument. These are the bounds, because a
+    tracer that looks at the variables here holds one more reference until this returns.
     """
     owner = _Holder()
     own = {"called": owner}
@@ -163,7 +159,7 @@ _CALLER_REFERENCES, _NAMED_REFERENCES, _DICTIONARY_REFERENCES = _expected_refere
 
 
 class ModuleCaller:
-    """What ``ObservedCall`` inherits its call from. It is called in place of ``_call_impl`` of its module.
+    """Base of ``ObservedCall``. Torch calls it instead of ``_call_impl`` of its module.
 
     Args:
         module: whose calls these are.
@@ -171,7 +167,7 @@ class ModuleCaller:
         engine: whose calls record.
 
     Attributes:
-        attached: whether this stands in the module's slot.
+        attached: whether this occupies the module's slot.
     """
 
     __slots__ = ("attached", "engine", "given", "info", "inner", "module", "taken")
@@ -184,7 +180,7 @@ class ModuleCaller:
         self.given: Described = ()
 
     def _instead(self) -> Any:
-        """What to call instead, if this is called for a module that has got the dictionary of the observed one, or a copy."""
+        """The function to call instead, if the calling module has the dictionary of the observed one, or a copy of it."""
         raise NotImplementedError
 
     @leave_frame
@@ -192,16 +188,16 @@ class ModuleCaller:
         """Run the module. Written for few instructions: between two large matrix products each of them is a cache miss."""
         module: Any = self.module
         own = module.__dict__
-        # Another module may have got this along with a copy of the dictionary, or the dictionary itself.
+        # Another module may have this caller in a copy of the dictionary, or share the dictionary.
         expected = _NAMED_REFERENCES if kwargs else _CALLER_REFERENCES
         if not self.attached or _references(self) != expected or _references(own) != _DICTIONARY_REFERENCES:
             instead = self._instead()
             if instead is not None:
                 return instead(*args, **kwargs)
         if _tracing():
-            # TorchScript would take a question for a shape into its graph.
+            # TorchScript would record reading a shape in its graph.
             return module._call_impl(*args, **kwargs)
-        # As in _call_impl; what is not ordinary is left to it.
+        # As in _call_impl, which handles every other case.
         if (
             own.get("_backward_hooks", True)
             or own.get("_backward_pre_hooks", True)
@@ -217,7 +213,7 @@ class ModuleCaller:
             forward = module._call_impl
         else:
             forward = module.forward
-        call = current.call
+        call: CallLog | None = current.call
         if is_dynamo_compiling() or call is None or call.engine is not self.engine:
             return forward(*args, **kwargs)
         if call.room <= 0:
@@ -278,13 +274,13 @@ class ModuleCaller:
                     outputs = ()
             collector = call.output_stats
             statistics = collector.append(output) if collector is not None else None
-            call.done.extend((number, opened[-1][0] if opened else -1, self.info, frame[2], now, inputs, outputs, None, statistics))
+            call.done.add((number, opened[-1][0] if opened else -1, self.info, frame[2], now, inputs, outputs, None, statistics))
         except Exception as error:
             report("module call", error)
         return output
 
-    def _failed(self, call: Call, frame: Any, error: BaseException) -> None:
-        """Record a call through which an exception passes."""
+    def _failed(self, call: CallLog, frame: Any, error: BaseException) -> None:
+        """Record a call that an exception ends."""
         with contain("module call"):
             now = perf_counter_ns()
             if call.opened and (call.opened[-1] is frame or call.reach(self.info, now) >= 0):

@@ -1,4 +1,4 @@
-"""Small result tensors that stay on the device where they were computed until somebody has time to read them.
+"""Small result tensors that stay on the device where they were computed until they are read.
 
 In: one ``[rows, columns]`` tensor per measurement, appended on the model's path without waiting for the device. Out: all of them
 at once, as float64 on the host; this is the one call that may wait. Results of one kind are packed together every few hundred
@@ -43,7 +43,7 @@ def raw_stream(device: torch.device) -> int:
     return int(torch._C._cuda_getCurrentRawStream(device.index)) if device.type == "cuda" else 0
 
 
-class _Lane(NamedTuple):
+class _Group(NamedTuple):
     """Measurements of one kind, shape, device and stream: only these may be packed without waiting for anything."""
 
     device: torch.device
@@ -55,53 +55,53 @@ class _Lane(NamedTuple):
 class Place(NamedTuple, Generic[K]):
     """Where a measurement will be found in what ``read`` returns."""
 
-    lane: tuple[K, torch.dtype, torch.device, int]
+    group: tuple[K, torch.dtype, torch.device, int]
     order: int
 
     @property
     def kind(self) -> K:
-        """What the measurement was appended as."""
-        return self.lane[0]
+        """The ``kind`` that the measurement was appended with."""
+        return self.group[0]
 
 
 class DeviceRows(Generic[K]):
     """Holds measurements; ``kind`` names those that may be packed together and must have the same shape."""
 
     def __init__(self) -> None:
-        self._lanes: dict[tuple[K, torch.dtype, torch.device, int], _Lane] = {}
+        self._groups: dict[tuple[K, torch.dtype, torch.device, int], _Group] = {}
         self._counts: dict[tuple[K, torch.dtype, torch.device, int], int] = {}
 
     def append(self, kind: K, rows: Tensor) -> Place[K]:
         """Keep ``rows``; launches work on the current stream at most, never waits."""
         key = (kind, rows.dtype, rows.device, raw_stream(rows.device))
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._lanes[key] = _Lane(rows.device, key[3], [], [])
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _Group(rows.device, key[3], [], [])
         index = self._counts.get(key, 0)
         self._counts[key] = index + 1
-        lane.loose.append(rows)
-        if len(lane.loose) >= PACK_MEASUREMENTS or len(lane.loose) * rows.shape[0] >= PACK_ROWS:
-            self._pack(lane)
+        group.loose.append(rows)
+        if len(group.loose) >= PACK_MEASUREMENTS or len(group.loose) * rows.shape[0] >= PACK_ROWS:
+            self._pack(group)
         return Place(key, index)
 
     def read(self) -> dict[tuple[K, torch.dtype, torch.device, int], Tensor]:
-        """Everything, by lane, as float64 ``[n, ...]`` on the host, with one transfer a lane; forgets it. May wait for the device."""
-        lanes, self._lanes, self._counts = self._lanes, {}, {}
+        """Everything, by group, as float64 ``[n, ...]`` on the host, with one transfer a group; forgets it. May wait for the device."""
+        groups, self._groups, self._counts = self._groups, {}, {}
         result = {}
-        for key, lane in lanes.items():
-            if lane.stream != raw_stream(lane.device):
+        for key, group in groups.items():
+            if group.stream != raw_stream(group.device):
                 # Written on a stream that is not the current one, so nothing here is ordered after it.
-                torch.cuda.synchronize(lane.device)
-            self._pack(lane)
+                torch.cuda.synchronize(group.device)
+            self._pack(group)
             with torch.no_grad():
-                whole = lane.packed[0] if len(lane.packed) == 1 else torch.cat(lane.packed)
+                whole = group.packed[0] if len(group.packed) == 1 else torch.cat(group.packed)
                 result[key] = (whole.cpu() if whole.device.type != "cpu" else whole).to(torch.float64)
         return result
 
     @staticmethod
-    def _pack(lane: _Lane) -> None:
-        if not lane.loose:
+    def _pack(group: _Group) -> None:
+        if not group.loose:
             return
         with torch.no_grad():
-            lane.packed.append(torch.stack(lane.loose))
-        lane.loose.clear()
+            group.packed.append(torch.stack(group.loose))
+        group.loose.clear()

@@ -1,9 +1,9 @@
-"""What observes the submodules of a model, attached only while a recorded forward pass runs; each call appends one record.
+"""Observers of the submodules of a model, attached only while a recorded forward pass runs; each module call appends one row.
 
-The ordinary way stands in the place of a compiled call of the module (``observed_call``); where that would not be called, or not safely, a
-pair of registered hooks does the same. Both write into the :class:`~inferspan.capture.call.Call` that runs on their thread and do nothing
-without one. Hooks return ``None``, take any arguments (torch calls a hook removed after its snapshot without kwargs), carry no state of a
-call, and turn into importable no-ops when the model is copied or pickled. Attaching is counted over the recorded calls.
+By default an ``ObservedCall`` occupies the module's ``_compiled_call_impl`` slot. Where torch would bypass the slot, or using it is unsafe,
+a pair of forward hooks is registered instead. Both write to the log of the request that runs on their thread and do nothing without one.
+Hooks return ``None``, take any arguments (torch calls a hook removed after its snapshot without kwargs), carry no state of a call, and turn
+into importable no-ops when the model is copied or pickled. Attaching is counted over the recorded requests.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
-from inferspan.capture.call import current
 from inferspan.capture.compile.state import holds_compiled, is_compiled, is_optimized, leave_alone, may_hook
 from inferspan.capture.compile.watch import compiling
 from inferspan.guard import contain, report
 from inferspan.records import ModuleInfo
 
 from .observer import ObservedCall, can_observe
+from .recorder import CallLog, current
 from .selection import select
 from .shapes import describe
 
 __all__ = ["CopiedAway", "ModuleObservers", "iterates_hooks", "no_hook"]
 
 _tracing: Any = torch._C._get_tracing_state
-"""Says whether TorchScript traces the program; it would take a question for a shape into its graph."""
+"""Whether TorchScript traces the program; it would record reading a shape in its graph."""
 
 
 def no_hook(*_: Any, **__: Any) -> None:
-    """What a hook of ours becomes in a copied or unpickled model."""
+    """Replaces a hook of ours in a copied or unpickled model."""
 
 
 def _make_no_hook() -> Any:
@@ -44,13 +44,13 @@ def _make_no_hook() -> Any:
 
 
 def iterates_hooks() -> bool:
-    """Whether torch is going through the hooks of a failed call on this thread: their tables must not change under it."""
+    """Whether torch iterates over the hooks of a failed call on this thread: their tables must not change meanwhile."""
     if sys.exc_info()[1] is None:
         return False
     implementation = nn.Module._call_impl.__code__
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        # On the normal path torch goes through a snapshot, in a function of its own.
+        # On the normal path torch iterates over a snapshot, in another function.
         if frame.f_code is implementation and "hook" in frame.f_locals:
             return True
         frame = frame.f_back
@@ -83,7 +83,7 @@ class _Enter(CopiedAway):
     def __call__(self, module: nn.Module, args: Any = (), kwargs: Any = None, *rest: Any) -> None:
         if is_dynamo_compiling() or _tracing():
             return
-        call = current.call
+        call: CallLog | None = current.call
         if call is None or call.engine is not self._engine:
             return
         if call.room <= 0:
@@ -119,7 +119,7 @@ class _Exit(CopiedAway):
     def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
         if is_dynamo_compiling() or _tracing():
             return
-        call = current.call
+        call: CallLog | None = current.call
         if call is None or call.engine is not self._engine or not call.open_calls:
             return
         try:
@@ -158,13 +158,13 @@ class ModuleObservers:
         self._selection: list[tuple[weakref.ref[nn.Module], ModuleInfo, weakref.ref[nn.Module], bool]] = []
         self._above: list[tuple[weakref.ref[nn.Module], bool, list[int]]] = []
         self.compiled_inside = False
-        """Whether something was compiled while a request of this model ran: it may have run modules unseen."""
+        """Whether something was compiled while a request of this model ran: it may have run modules without observers."""
         self._unobserved: str | None = None
         self.refresh()
 
     @property
     def unobserved(self) -> str | None:
-        """What of the modules cannot be seen, and why."""
+        """Why some modules cannot be observed; ``None`` if all can."""
         return self._unobserved or ("modules: compiled in parts" if self.compiled_inside and self.expected else None)
 
     @property
@@ -239,7 +239,7 @@ class ModuleObservers:
             module = reference()
             if module is None:
                 continue
-            # Where somebody else has hooks, ours see what those have made of the input and the output, and that they failed.
+            # If the user has hooks, ours must see the input and output that those return, and their failures.
             if observe and observable and not module._forward_hooks and not module._forward_pre_hooks:
                 observed = ObservedCall(module, info, self)
                 self._observed.append(observed)
@@ -254,14 +254,14 @@ class ModuleObservers:
         self._handles.append(module.register_forward_hook(_Exit(info, self)))
 
     def compilation_begins(self) -> None:
-        """Something is about to be compiled, perhaps in the middle of a pass: take everything off, so that Dynamo does not see it."""
+        """A compilation begins, perhaps in the middle of a pass: detach everything, so that Dynamo does not see it."""
         with self._lock:
             if not self._observed and not self._handles:
                 return
             self._detach()
 
     def compilation_ends(self) -> None:
-        """Go on with the pass that was interrupted."""
+        """Attach again, for the rest of the interrupted pass."""
         with self._lock:
             if self._users and not self._closed:
                 self._attach()
@@ -284,21 +284,21 @@ class ModuleObservers:
         compiling.leave(self)
 
     def forked(self) -> None:
-        """Called in a forked child, where nobody is left to release the lock."""
+        """Called in a forked child, where no thread is left to release the lock."""
         self._lock = threading.Lock()
 
     def close_in_child(self) -> None:
-        """Detach what recorded calls of the parent's other threads had attached: in a forked child they do not run."""
+        """Detach the observers of requests on other threads of the parent: those threads do not run in a forked child."""
         with self._lock:
             self._users = 0
             self._detach()
 
     def _detach(self) -> None:
-        # Each is forgotten once it is off: an interrupt in between leaves the others to the next who detaches.
+        # Each is forgotten once it is detached: after an interrupt in between the next call detaches the others.
         while self._observed:
             self._observed[-1].detach()
             self._observed.pop()
-        # Hooks that stay for the moment do nothing without a recorded call, and go the next time.
+        # Hooks that stay for now do nothing without a recorded request, and are removed the next time.
         if not self._handles or iterates_hooks():
             return
         while self._handles:

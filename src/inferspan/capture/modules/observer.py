@@ -1,9 +1,9 @@
-"""The call of a submodule, observed: an object that stands where torch looks for a compiled call, while a recorded pass runs.
+"""An object in the slot of a module's compiled call, which records each call while a recorded pass runs.
 
-``nn.Module.__call__`` runs ``_compiled_call_impl`` of the module's ``__dict__``, if there is one, instead of ``_call_impl``; that is the
-place of ``module.compile()``, and torch leaves it out of copies and pickles. What stands there does the work of ``_call_impl`` on its fast
-path, so an observed call has as many Python frames as a plain one, or one less. The module's ``forward`` stays as it is, whatever that may
-be. Each call appends one record to the ``Call`` that runs on its thread.
+``nn.Module.__call__`` runs ``_compiled_call_impl`` of the module's ``__dict__``, if there is one, instead of ``_call_impl``.
+``module.compile()`` uses this slot, and torch leaves it out of copies and pickles. An ``ObservedCall`` does the work of ``_call_impl`` on
+its fast path, so an observed call has as many Python frames as a plain one, or one less. The module's ``forward`` is not changed. Each call
+appends one row to the log of the request that runs on its thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from torch import jit, nn
 from torch.nn.modules import module as torch_calls
 
-from inferspan.capture.compile.state import SLOT, is_optimized
+from inferspan.capture.compile.state import SLOT, SlotObserver, is_optimized
 
 from .recorder import FRAMES, ModuleCaller
 
@@ -28,9 +28,9 @@ _torch_calls = vars(torch_calls)
 
 
 def _is_known() -> bool:
-    """Whether torch calls modules in the way that ``ModuleCaller`` stands for: by the slot, or past eight tables of hooks to ``forward``.
+    """Whether torch calls modules as ``ModuleCaller`` does: by the slot, or past eight tables of hooks to ``forward``.
 
-    Neither a later torch with more to look at nor a library that has replaced these functions may be cut short.
+    A later torch with further checks, or a library that has replaced these functions, must not be bypassed.
     """
     call, plain = nn.Module.__call__, nn.Module._call_impl
     if not (isinstance(call, FunctionType) and isinstance(plain, FunctionType)):
@@ -53,7 +53,7 @@ _dictionary: Any = nn.Module.__dict__["__dict__"].__get__
 
 
 def can_observe(module: nn.Module) -> bool:
-    """Whether torch looks for the slot in the module's ``__dict__`` and does what we know without one; where not, hooks have to do."""
+    """Whether torch looks for the slot in the module's ``__dict__`` and otherwise calls it in a known way; if not, hooks are used."""
     kind = type(module)
     usual = kind.__getattribute__ is object.__getattribute__ and kind.__call__ is _CALL and getattr(kind, SLOT, None) is None
     usual = usual and module.__dict__ is _dictionary(module)
@@ -62,7 +62,7 @@ def can_observe(module: nn.Module) -> bool:
     return _known and _counted and usual and not special
 
 
-class ObservedCall(ModuleCaller):
+class ObservedCall(ModuleCaller, SlotObserver):
     """Does what torch does to call a module, and records it.
 
     Args:
@@ -75,16 +75,16 @@ class ObservedCall(ModuleCaller):
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """A function for who asks: TorchScript leaves out those that it cannot script, and refuses whatever else is annotated so."""
+        """Reported as a function: TorchScript leaves out functions that it cannot script, and refuses other values here."""
         return FunctionType
 
     @property
     def __code__(self) -> Any:
-        # Who takes this for a function looks whether it is a coroutine.
+        # Code that takes this for a function checks whether it is a coroutine.
         return type(self)._instead.__code__
 
     def attach(self) -> bool:
-        """Put this into the slot; false if it is taken, by what ``module.compile()`` has made or by another of ours."""
+        """Put this into the slot; false if it holds the result of ``module.compile()`` or another attached observer."""
         names: dict[str, Any] = self.module.__dict__
         taken = names.get(SLOT)
         if taken is not None and (type(taken) is not ObservedCall or taken.attached):
@@ -94,24 +94,24 @@ class ObservedCall(ModuleCaller):
         return True
 
     def detach(self) -> None:
-        """Leave the slot; if somebody else has put something there meanwhile, theirs stays."""
+        """Leave the slot, unless the program has put something else there meanwhile."""
         self.attached = False
         self._leave(self.module)
 
     def __reduce__(self) -> Any:
-        # What a program copies along with a module's dictionary is an empty slot.
+        # A copy of a module's dictionary gets an empty slot.
         return type(None), ()
 
     def _leave(self, module: nn.Module) -> None:
         if module.__dict__.get(SLOT) is self:
-            # Another thread may be here as well.
+            # Another thread may do the same.
             module.__dict__.pop(SLOT, None)
 
     def _instead(self, frames: int = FRAMES) -> Any:
-        """What to call instead, where the caller may not be our module but one that has got its dictionary, or a copy.
+        """The function to call instead, if the caller is not our module but one with its dictionary, or a copy; else ``None``.
 
         Args:
-            frames: between this one and the caller's, that included.
+            frames: Python frames between this one and the caller's, that included.
         """
         frame = sys._getframe(frames)
         caller = frame.f_locals.get("self") if frame.f_globals is _torch_calls else None
@@ -121,6 +121,6 @@ class ObservedCall(ModuleCaller):
             return caller._call_impl
         if self.attached:
             return None
-        # Taken out of the slot before it came off, and called or put back afterwards.
+        # The program took this out of the slot before it was detached, and called it or put it back afterwards.
         self._leave(self.module)
         return self.module._call_impl

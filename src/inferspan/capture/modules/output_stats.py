@@ -1,8 +1,8 @@
-"""Statistics of what modules return, opt-in: computed on the device now, read at the end of the request.
+"""Statistics of module outputs, opt-in: computed on the device now, read at the end of the request.
 
 In: output tensors. Out: the ``inferspan.output.stat.*`` attributes of each, plain numbers, over its finite values. Nothing before
 ``OutputStats.read`` waits for the device, writes to the tensor, keeps it alive, or copies more than ``PIECE`` of its values at once.
-What has no statistics (integers, 8-bit floats, fake or wrapped tensors, ...) is refused, not an error.
+Tensors without statistics (integers, 8-bit floats, fake or wrapped tensors, ...) are refused without an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INF = math.inf
 
 
 class _Piece(NamedTuple):
-    """What ``_reduce`` found in a part of a tensor, with the part's number of values in front."""
+    """The number of values in a piece of a tensor, and the results of ``_reduce`` on it."""
 
     values: float
     max: float
@@ -85,7 +85,7 @@ class OutputStats:
         """Launch the statistics of one output.
 
         Returns:
-            Index in what ``read`` will return; None if nothing is taken of it: full, no ordinary floating point tensor, or too large.
+            Index in the result of ``read``; None if the output is refused: full, no ordinary floating point tensor, or too large.
         """
         if self.full or not is_plain(tensor) or tensor.numel() > LARGEST:
             return None
@@ -101,11 +101,11 @@ class OutputStats:
     def read(self) -> list[dict[str, AttributeValue]]:
         """The attributes of every output in the order of their ``append``; empties the store. May wait for the device."""
         places, self._places = self._places, []
-        lanes = {lane: rows.tolist() for lane, rows in self._rows.read().items()}
+        groups = {group: rows.tolist() for group, rows in self._rows.read().items()}
         return [
             _attributes([])
             if place is None
-            else _attributes([_Piece(*pair) for pair in _counted(place.kind, lanes[place.lane][place.order])])
+            else _attributes([_Piece(*pair) for pair in _counted(place.kind, groups[place.group][place.order])])
             for place in places
         ]
 

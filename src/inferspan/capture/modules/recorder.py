@@ -1,4 +1,4 @@
-"""The recorder of module calls that this process uses: the C extension where it was built and is wanted, else its twin in Python."""
+"""The recorder of module calls in this process: the C extension if it was built and is wanted, else its counterpart in Python."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_calls
 
-from inferspan.capture.device import boundaries
 from inferspan.capture.failures import error_type
 from inferspan.extension import load
 from inferspan.guard import contain
+from inferspan.records import ModuleColumns
 
 from . import call_log
 from .call_log import current
 from .shapes import MAX_ENTRIES, describe
 
-__all__ = ["FRAMES", "IN_C", "Boundaries", "BoundaryEvents", "CallLog", "ModuleCaller", "bind", "current", "driver_events"]
+__all__ = ["FRAMES", "IN_C", "CallLog", "ModuleCaller", "bind", "current"]
 
 
 def _failed(error: Exception) -> None:
-    """Contain an exception of ours that C code has met."""
+    """Contain an exception of ours that was raised in C code."""
     try:
         with contain("module call"):
             raise error
@@ -35,7 +35,7 @@ _extension: Any = load().module
 
 
 def bind() -> None:
-    """Give C code what it asks Python for."""
+    """Pass the Python objects that C code needs."""
     if _extension is not None:
         _extension.bind(
             current=current,
@@ -46,34 +46,27 @@ def bind() -> None:
             clock=perf_counter_ns,
             tracing=torch._C._get_tracing_state,
             call_impl=nn.Module._call_impl,
-            tables=vars(torch_calls),
+            hook_tables=vars(torch_calls),
+            columns=ModuleColumns,
             most_entries=MAX_ENTRIES,
         )
 
 
 def _is_usable() -> bool:
-    """Whether the extension is there and is what this code takes it for; one of an older working copy may not be."""
+    """Whether there is an extension and it takes the objects that it needs."""
     with contain("C extension"):
         bind()
-        return all(hasattr(_extension, name) for name in ("Boundaries", "ModuleCaller", "Events", "BoundaryEvents", "CallLog"))
+        return _extension is not None
     return False
 
 
 IN_C = _is_usable()
 """Whether calls are recorded by the C extension."""
 FRAMES = 1 if IN_C else 2
-"""Python frames from a method that ``ModuleCaller`` calls to the one that has called the ``ModuleCaller``: C code has none."""
+"""Python frames between a method that ``ModuleCaller`` calls and the caller of the ``ModuleCaller``, that included: C code has none."""
 if TYPE_CHECKING or not IN_C:
     # Each on a line of its own, or mypy takes them for variables.
-    Boundaries = boundaries.Boundaries
     ModuleCaller = call_log.ModuleCaller
-    BoundaryEvents = boundaries.BoundaryEvents
     CallLog = call_log.CallLog
 else:
-    Boundaries, BoundaryEvents = _extension.Boundaries, _extension.BoundaryEvents
     CallLog, ModuleCaller = _extension.CallLog, _extension.ModuleCaller
-
-
-def driver_events(**parts: Any) -> Any:
-    """What records and reads the events of a pool in C, ``None`` where that is done in Python; see ``Events`` in ``_recorder.c``."""
-    return _extension.Events(**parts) if IN_C else None

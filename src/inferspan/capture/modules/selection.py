@@ -1,7 +1,7 @@
 """Which submodules of a model get spans, and what they are called.
 
 In: a module and the settings ``modules`` and ``module_span_name``. Out: (module, static facts, parent) of each chosen submodule, every
-object once. What runs inside a compiled region or is scripted is left out: nothing of ours may be in there.
+object once. Modules inside a compiled region and scripted ones are left out: no observer of ours may be there.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Shapes and dtypes of what goes into and comes out of a module, without touching anything unknown.
+"""Shapes and dtypes of the inputs and outputs of a module, without touching anything unknown.
 
 Only tensors, and tuples, lists and dicts of them, are looked at: at most eight tensors, two levels deep, sixteen entries a level.
 Nothing is iterated, compared, printed or asked for its truth that is not one of these types. A tensor that cannot be described
-(nested, symbolic, or a wrapper that refuses) is left out. Hot path: ``torch.Size`` and ``torch.dtype`` are kept as they are. What is
-about to be compiled may be called through an observed ``forward``, so Dynamo is to find no frames here.
+(nested, symbolic, or a wrapper that refuses) is left out. Hot path: ``torch.Size`` and ``torch.dtype`` are kept as they are. Code that is
+being compiled may call an observed module, so Dynamo skips every frame of this file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Described", "describe", "describe_like"]
 
 Described = tuple[tuple[Any, Any], ...]
 _known: dict[Described, Described] = {}
-KEPT = 16_384
+MOST_DESCRIPTIONS = 16_384
 
 MAX_TENSORS = 8
 MAX_ENTRIES = 16
@@ -36,7 +36,7 @@ def _tensor(value: Tensor) -> tuple[Any, Any] | None:
     try:
         if type(value) in _PLAIN:
             return value.shape, value.dtype
-        # A subclass may run code of its own, that of a program which logs or counts what is done, whenever it is asked for something.
+        # A subclass may run code of the program, such as logging or counting, at every access.
         with _as_plain():
             shape = value.shape
             # Symbolic sizes belong to a trace and must not leave it.
@@ -74,10 +74,10 @@ def _walk(value: Any, depth: int, found: list[tuple[Any, Any]]) -> None:
 
 @leave_frame
 def _shared(described: Described) -> Described:
-    """The one object that stands for equal descriptions: thousands of own ones would be the garbage collector's work."""
+    """One object for all equal descriptions: thousands of separate ones would slow down the garbage collector."""
     known = _known.get(described)
     if known is None:
-        if len(_known) >= KEPT:
+        if len(_known) >= MOST_DESCRIPTIONS:
             _known.clear()
         known = _known[described] = described
     return known
@@ -90,7 +90,7 @@ def describe(value: Any) -> Described:
     if kind is Tensor:
         described = _tensor(value)
         return _shared((described,)) if described is not None else ()
-    # What nearly every module is called with, and what many return: one plain tensor in a tuple.
+    # The input of nearly every module, and the output of many: one plain tensor in a tuple.
     if kind is tuple and len(value) == 1 and type(value[0]) is Tensor:
         described = _tensor(value[0])
         return _shared((described,)) if described is not None else ()
@@ -101,7 +101,7 @@ def describe(value: Any) -> Described:
 
 @leave_frame
 def describe_like(known: Described, values: tuple[Any, ...]) -> Described:
-    """``describe(values)``, for less where ``known``, the description of an earlier call, still holds."""
+    """``describe(values)``, cheaper if ``known``, the description of an earlier call, still holds."""
     if len(values) > MAX_ENTRIES:
         return describe(values)
     place = 0

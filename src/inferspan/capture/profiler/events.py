@@ -1,6 +1,6 @@
-"""Where kernels and operations belong: under the module call that launched them, within the span budget.
+"""Places kernels and operations under the module call that launched them, within the span budget.
 
-In: rows of one forward pass as ``profiler_session`` has read them, and its module calls. Out: ``Profiled`` records and totals. An operation
+In: rows of one forward pass as ``session`` has read them, and its module calls. Out: ``Profiled`` records and totals. An operation
 belongs to the innermost module call that was running when it began; a kernel to the operation or module call that was running when the
 host launched it, whenever the device came to it. No torch here, so that it can be tried with made-up rows.
 """
@@ -15,17 +15,16 @@ from typing import Any, NamedTuple
 
 from inferspan import semconv
 from inferspan.attribute_values import exportable_text
-from inferspan.records import AttributeValue, ModuleCall, Profiled
+from inferspan.records import AttributeValue, ModuleCalls, Profiled
 
-__all__ = ["KERNEL", "LAUNCH", "MEMCPY", "MEMSET", "OP", "Event", "Placed", "place", "short_name"]
+__all__ = ["KERNEL", "LAUNCH", "MEMCPY", "MEMSET", "OP", "Placed", "ProfilerEvent", "place", "short_name"]
 
 OP, LAUNCH, KERNEL, MEMCPY, MEMSET = "op", "launch", "kernel", "memcpy", "memset"
 MAX_NAME = 512
 MAX_SPAN_NAME = 80
-_NUMBER, _START, _END = (ModuleCall._fields.index(name) for name in ("number", "start", "end"))
 
 
-class Event(NamedTuple):
+class ProfilerEvent(NamedTuple):
     """One event of the profiler; times in nanoseconds of the monotonic clock.
 
     ``key`` of an operation is what kernels and launches carry as ``op``; ``key`` of a launch is also that of the kernels it launched.
@@ -44,7 +43,7 @@ class Event(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """What became of the events of one pass."""
+    """Records and totals of one pass."""
 
     records: list[Profiled]
     kernels: int
@@ -54,7 +53,7 @@ class Placed(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    event: Event
+    event: ProfilerEvent
     op: int
     """Place of the outermost operation around it in the list of those, -1 without one."""
     module: int
@@ -63,7 +62,7 @@ class _Candidate(NamedTuple):
 
 
 def place(
-    events: Sequence[Event], calls: Sequence[Any], *, since: int, until: int, first: int, room: int, with_ops: bool, device: str
+    events: Sequence[ProfilerEvent], calls: ModuleCalls, *, since: int, until: int, first: int, room: int, with_ops: bool, device: str
 ) -> Placed:
     """Find the parent of each event and keep as many as there is room for.
 
@@ -71,7 +70,7 @@ def place(
 
     Args:
         events: rows of one pass.
-        calls: its module calls, flat in the layout of ``ModuleCall``.
+        calls: its module calls.
         since: monotonic time at which the pass began; what was launched before is not of this pass.
         until: monotonic time at which it ended.
         first: number that the first record gets; higher than that of any module call.
@@ -104,9 +103,9 @@ def place(
     return Placed(records, len(kernels), sum(kernel.event.end - kernel.event.start for kernel in kernels), len(ops), asked - len(records))
 
 
-def _outermost(ops: list[Event]) -> tuple[list[Event], dict[int, int]]:
+def _outermost(ops: list[ProfilerEvent]) -> tuple[list[ProfilerEvent], dict[int, int]]:
     """Operations that no other one runs, and for the key of every operation the place of the outermost around it."""
-    found: list[Event] = []
+    found: list[ProfilerEvent] = []
     keys: dict[int, int] = {}
     for op in ops:
         if not found or op.start >= found[-1].end:
@@ -126,9 +125,9 @@ def _longest(items: Iterable[Any], room: int, key: Any = lambda kernel: kernel.e
 class _Modules:
     """Module calls of a pass, by time; those of one thread lie in each other or beside each other."""
 
-    def __init__(self, calls: Sequence[Any]) -> None:
-        width = len(ModuleCall._fields)
-        rows = zip(calls[_START::width], calls[_END::width], calls[_NUMBER::width], strict=True)
+    def __init__(self, calls: ModuleCalls) -> None:
+        columns = calls.columns()
+        rows = zip(columns.starts, columns.ends, columns.numbers, strict=True)
         self._spans = sorted(rows, key=lambda row: (row[0], -row[1], row[2]))
         self._ends = {number: end for _, end, number in self._spans}
 
@@ -148,14 +147,14 @@ class _Modules:
                 found[order] = open_calls[-1][1]
         return found
 
-    def cut(self, number: int, event: Event, until: int) -> Event:
+    def cut(self, number: int, event: ProfilerEvent, until: int) -> ProfilerEvent:
         """The event without what the two clocks, which agree to a microsecond, let stick out of its parent."""
         end = min(event.end, self._ends.get(number, until), until)
         return event._replace(end=max(event.start, end))
 
 
 # ------------------------------------------------------------------------------------------------------------- records
-def _op_record(number: int, parent: int, event: Event) -> Profiled:
+def _op_record(number: int, parent: int, event: ProfilerEvent) -> Profiled:
     name = exportable_text(event.name[:MAX_NAME])
     attributes: dict[str, AttributeValue] = {semconv.PROFILER_KIND: OP, semconv.OP_NAME: name}
     return Profiled(number, parent, name[:MAX_SPAN_NAME], event.start, event.end, attributes)

@@ -1,8 +1,8 @@
 """torch's profiler around one forward pass: opened and closed on the model's thread, and read as rows without torch.
 
-In: the kind of device. Out: ``Event`` rows on the monotonic clock. Kineto allows one profiler a process, and a second one, even one that
-is still warming up, ends in a crash of the process, not in an exception. So a session is not opened while another profiler is there, and
-one that the program starts meanwhile finds this one closed: on the pass's own thread it is cut short, other threads wait for its end.
+In: the kind of device. Out: ``ProfilerEvent`` rows on the monotonic clock. Kineto allows one profiler a process; a second one crashes the
+process instead of raising, even while it is warming up. So a session is not opened while another profiler is open, and one that the
+program starts meanwhile finds this one closed: on the pass's own thread it is cut short, other threads wait for its end.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch.autograd import profiler
 
 from inferspan.guard import contain
 
-from .events import KERNEL, LAUNCH, MEMCPY, MEMSET, OP, Event
+from .events import KERNEL, LAUNCH, MEMCPY, MEMSET, OP, ProfilerEvent
 
-__all__ = ["Session", "open_session", "read_events"]
+__all__ = ["ProfilerSession", "open_session", "read_events"]
 
 # As Any, because torch does not declare the names that are needed here.
 _profiler: Any = profiler
@@ -57,7 +57,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew)
 
 
-class Session:
+class ProfilerSession:
     """One opened profiler.
 
     Args:
@@ -111,8 +111,8 @@ class Session:
         finally:
             self._let_others()
 
-    def events(self) -> list[Event]:
-        """What was seen, by start, on the monotonic clock; operations and launches of the pass's own thread only."""
+    def events(self) -> list[ProfilerEvent]:
+        """Events by start, on the monotonic clock; operations and launches of the pass's own thread only."""
         results, self._results = self._results, None
         return read_events(results.events(), self._marks) if results is not None else []
 
@@ -146,13 +146,13 @@ class Session:
         self._turn.release()
 
 
-def open_session(device: str | None) -> Session | str:
+def open_session(device: str | None) -> ProfilerSession | str:
     """Open the profiler on the calling thread, or say in words why it cannot be.
 
     Args:
         device: ``"cuda"`` where kernels are wanted, else ``None``.
     """
-    session = Session(device)
+    session = ProfilerSession(device)
     if not session._turn.acquire(blocking=False):
         return OWN
     try:
@@ -187,7 +187,7 @@ def _is_profiled() -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
-def read_events(raw: Iterable[Any], marks: list[tuple[int, int]]) -> list[Event]:
+def read_events(raw: Iterable[Any], marks: list[tuple[int, int]]) -> list[ProfilerEvent]:
     """Kineto's events as rows.
 
     Args:
@@ -211,7 +211,7 @@ def read_events(raw: Iterable[Any], marks: list[tuple[int, int]]) -> list[Event]
     return rows
 
 
-def _row(event: Any, shift: int, thread: int, annotations: set[str]) -> Event | None:
+def _row(event: Any, shift: int, thread: int, annotations: set[str]) -> ProfilerEvent | None:
     kind = _kind(event, annotations)
     if kind is None:
         return None
@@ -219,7 +219,7 @@ def _row(event: Any, shift: int, thread: int, annotations: set[str]) -> Event | 
     if host and event.device_resource_id() != thread:
         return None
     start = event.start_ns() + shift
-    return Event(
+    return ProfilerEvent(
         kind,
         event.name(),
         start,

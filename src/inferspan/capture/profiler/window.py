@@ -1,33 +1,31 @@
-"""Windows in which the forward passes of a model are profiled: who asks for one, which request has it, and what came of it.
+"""Windows in which the forward passes of a model are profiled: how they are opened, which request has one, and the results.
 
 ``with handle.profile(steps=3):``, a setting or a signal opens a window on a model. The first recorded request that begins a pass in it, on
 any thread, has it until it ends; then the next one may. Each pass is a profiler session of its own, so none is open while code outside of
-the model runs. What cannot be profiled is said once in the log and in ``Window.note``; the program goes on as without us.
+the model runs. If a pass cannot be profiled, the log and ``Window.note`` say so once; the program is not affected.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Any
 
 from inferspan import semconv
 from inferspan.capture.budget import Budget
 from inferspan.capture.compile.transforms import is_capturing
 from inferspan.guard import contain
-from inferspan.records import AttributeValue, ModuleCall, Profiled
+from inferspan.records import AttributeValue, ModuleCalls, Profiled
 
-from .events import Event, place
-from .session import Session, open_session
+from .events import ProfilerEvent, place
+from .session import ProfilerSession, open_session
 
 __all__ = ["Window", "WindowClaim", "Windows"]
 
 _log = logging.getLogger("inferspan")
 DETACHED = "the model is not instrumented any more"
-_WIDTH = len(ModuleCall._fields)
 
 
 class Window:
@@ -117,7 +115,7 @@ class Windows:
     def __init__(self, device: str | None) -> None:
         self.device = device
         self.active = False
-        """Whether a call should ask for a window: all that costs anything where there is none."""
+        """Whether a request should ask for a window: the only check if there is none."""
         self.is_shut = False
         """Whether the model is not instrumented any more."""
         self._lock = threading.Lock()
@@ -148,7 +146,7 @@ class Windows:
         self.active = True
 
     def claim(self, *, first_call: bool) -> WindowClaim | None:
-        """The part of the window that the asking call gets, if there is one to be had."""
+        """The claim of the asking request on the window, if there is one and it is free."""
         asked, self._asked = self._asked, None
         if self.is_shut:
             return None
@@ -172,26 +170,26 @@ class Windows:
             window.closed = True
 
     def forked(self) -> None:
-        """Called in a forked child, where nobody is left to release the locks; a window stays with the parent."""
+        """Called in a forked child, where no thread is left to release the locks; a window stays with the parent."""
         self._lock = threading.Lock()
         self._window, self.active = None, self._asked is not None
 
 
 class WindowClaim:
-    """A window in the hands of one call."""
+    """The claim of one request on a window."""
 
     def __init__(self, window: Window, device: str | None) -> None:
         self.window = window
         self.steps = 0
         self.attributes: dict[str, AttributeValue] = {}
-        """What the span of the last profiled pass says of it."""
+        """Attributes of the span of the last profiled pass."""
         self._device = device
         self.closing_ns = 0
         """Time that closing the profiler and reading it took."""
-        self._session: Session | None = None
+        self._session: ProfilerSession | None = None
         self._since = 0
         self._until = 0
-        self._events: list[Event] | None = None
+        self._events: list[ProfilerEvent] | None = None
         self._released = False
 
     @property
@@ -239,11 +237,11 @@ class WindowClaim:
             self.steps += 1
             self.window.steps += 1
 
-    def take(self, calls: Sequence[Any], budget: Budget, *, passes: int, modules: int, shown: bool) -> list[Profiled]:
+    def take(self, calls: ModuleCalls, budget: Budget, *, passes: int, modules: int, shown: bool) -> list[Profiled]:
         """Records of the pass that has ended; ``attributes`` is then what its own span says of it.
 
         Args:
-            calls: module calls of the pass, flat.
+            calls: module calls of the pass.
             budget: of the request.
             passes: profiled passes that this request may still have.
             modules: module spans that each of them will want.
@@ -252,7 +250,7 @@ class WindowClaim:
         events, self._events = self._events, None
         if events is None:
             return []
-        numbers = calls[::_WIDTH]
+        numbers = calls.columns().numbers
         placed = place(
             events,
             calls,
@@ -277,7 +275,7 @@ class WindowClaim:
         return placed.records
 
     def release(self) -> None:
-        """The call has ended; once only. What it has left open is closed, if this is its thread."""
+        """The request has ended; once only. Closes a profiler that it left open, if this is its thread."""
         if self._released:
             return
         session, self._session = self._session, None

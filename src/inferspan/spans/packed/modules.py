@@ -16,10 +16,10 @@ from typing import Any
 from opentelemetry.trace import SpanContext
 
 from inferspan.export import protobuf
-from inferspan.records import Attributes, ModuleBatch, ModuleInfo
+from inferspan.records import Attributes, ModuleBatch, ModuleColumns, ModuleInfo
 from inferspan.spans import attributes
 
-from .template import DEVICE_TIME, Columns, PassHead, SpanTemplate
+from .template import DEVICE_TIME, PassHead, SpanTemplate
 
 __all__ = ["ModulePacker"]
 
@@ -43,11 +43,11 @@ _double = struct.Struct("<d").pack
 class _Structure:
     """The order and nesting of the module calls of a pass, and, from its second occurrence on, the templates for such passes."""
 
-    def __init__(self, calls: Columns) -> None:
+    def __init__(self, calls: ModuleColumns) -> None:
         self.numbers, self.parents, self.modules = calls.numbers, calls.parents, calls.modules
         self.templates: list[SpanTemplate] | None = None
 
-    def is_of(self, calls: Columns) -> bool:
+    def is_of(self, calls: ModuleColumns) -> bool:
         return calls.modules == self.modules and calls.numbers == self.numbers and calls.parents == self.parents
 
 
@@ -72,7 +72,7 @@ class ModulePacker:
         Yields:
             Framed spans and their number.
         """
-        calls = Columns.of(batch.calls)
+        calls = batch.calls.columns()
         count = len(calls.numbers)
         # One read for all ids. Eight zero bytes would be an invalid id, with a probability of 2**-64.
         ids = [*struct.unpack("8s" * count, os.urandom(8 * count)), above.to_bytes(8, "big")]
@@ -108,7 +108,7 @@ class ModulePacker:
         if packed:
             yield b"".join(packed), len(packed)
 
-    def _one_by_one(self, head: PassHead, batch: ModuleBatch, calls: Columns, ids: list[bytes]) -> Iterator[tuple[bytes, int]]:
+    def _one_by_one(self, head: PassHead, batch: ModuleBatch, calls: ModuleColumns, ids: list[bytes]) -> Iterator[tuple[bytes, int]]:
         above = _places(calls)
         packed: list[bytes] = []
         for place, (number, start, end) in enumerate(zip(calls.numbers, calls.starts, calls.ends, strict=True)):
@@ -128,7 +128,7 @@ class ModulePacker:
             yield b"".join(packed), len(packed)
 
     # -------------------------------------------------------------------------------------------------------- templates
-    def _templates(self, calls: Columns, phase: str) -> list[SpanTemplate] | None:
+    def _templates(self, calls: ModuleColumns, phase: str) -> list[SpanTemplate] | None:
         """The templates for passes of this structure, or ``None`` for its first pass, which may be the only one."""
         key = (phase, len(calls.numbers), id(calls.modules[0]), id(calls.modules[-1]))
         known = self._structures.get(key)
@@ -140,7 +140,7 @@ class ModulePacker:
             known.templates = self._build(calls, phase)
         return known.templates
 
-    def _remember(self, key: tuple[Any, ...], calls: Columns) -> None:
+    def _remember(self, key: tuple[Any, ...], calls: ModuleColumns) -> None:
         if key not in self._structures:
             self._kept_calls += key[1]
         self._structures[key] = _Structure(calls)
@@ -149,7 +149,7 @@ class ModulePacker:
             (_, count, *_), _ = self._structures.popitem(last=False)
             self._kept_calls -= count
 
-    def _build(self, calls: Columns, phase: str) -> list[SpanTemplate]:
+    def _build(self, calls: ModuleColumns, phase: str) -> list[SpanTemplate]:
         above = _places(calls)
         templates = []
         for first in range(0, len(above), SPANS_PER_TEMPLATE):
@@ -158,7 +158,7 @@ class ModulePacker:
             templates.append(SpanTemplate(first, above[first : first + SPANS_PER_TEMPLATE], some.inputs, some.outputs, tails))
         return templates
 
-    def _late(self, batch: ModuleBatch, calls: Columns) -> tuple[bytes | None, dict[int, bytes]]:
+    def _late(self, batch: ModuleBatch, calls: ModuleColumns) -> tuple[bytes | None, dict[int, bytes]]:
         """Packed device times of calls, if all have one, and the packed attributes that only some calls have, by place."""
         times: bytes | None = None
         extra: dict[int, bytes] = {}
@@ -177,7 +177,7 @@ class ModulePacker:
         return times, extra
 
     # ------------------------------------------------------------------------------------------------- parts of one span
-    def _tail(self, calls: Columns, place: int, phase: str) -> bytes:
+    def _tail(self, calls: ModuleColumns, place: int, phase: str) -> bytes:
         """The bytes that are equal for all calls of a module with the same shapes."""
         info, taken, given = calls.modules[place], calls.inputs[place], calls.outputs[place]
         tail = self._static.get((info, phase)) or self._keep_static(info, phase)
@@ -188,7 +188,7 @@ class ModulePacker:
         return tail
 
     @staticmethod
-    def _extra(statistics: Mapping[int, Attributes], calls: Columns, place: int) -> bytes:
+    def _extra(statistics: Mapping[int, Attributes], calls: ModuleColumns, place: int) -> bytes:
         """The bytes that few calls have: statistics of the output, and a failure."""
         slot, failure = calls.slots[place], calls.failures[place]
         found = b""
@@ -212,7 +212,7 @@ class ModulePacker:
         return kept
 
 
-def _places(calls: Columns) -> list[int]:
+def _places(calls: ModuleColumns) -> list[int]:
     """For each call the place of its parent, or the number of calls where the span above them is the parent."""
     place_of = {number: place for place, number in enumerate(calls.numbers)}
     return [place_of.get(parent, len(place_of)) for parent in calls.parents]

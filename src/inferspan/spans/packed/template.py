@@ -16,10 +16,10 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from inferspan.export import protobuf
-from inferspan.records import ModuleInfo
+from inferspan.records import ModuleColumns
 from inferspan.spans import attributes
 
-__all__ = ["Columns", "PassHead", "SpanTemplate"]
+__all__ = ["PassHead", "SpanTemplate"]
 
 MAX_TWO_BYTE_SIZE = 0x3FFF
 """Largest body whose length takes two bytes. The smallest, 0x80, is below the size of any module span."""
@@ -31,34 +31,6 @@ _FLAGS = struct.pack("<HI", 0x0185, 0x100)
 """``Span.flags`` with its tag: the parent is known to be local."""
 DEVICE_TIME = protobuf.attributes(attributes.of_device_time(0.0))
 """The attribute of a device time of zero; the last eight bytes are the value."""
-
-
-class Columns(NamedTuple):
-    """Calls of one forward pass, one list for each field of ``ModuleCall``."""
-
-    numbers: list[int]
-    parents: list[int]
-    modules: list[ModuleInfo]
-    starts: list[int]
-    ends: list[int]
-    inputs: list[Any]
-    outputs: list[Any]
-    failures: list[str | None]
-    slots: list[int | None]
-
-    @classmethod
-    def of(cls, calls: Sequence[Any]) -> Columns:
-        """Columns of a flat list in the layout of ``ModuleCall``."""
-        width = len(cls._fields)
-        columns: list[Any] = [calls[place::width] for place in range(width)]
-        return cls(*columns)
-
-    def cut(self, first: int, stop: int) -> Columns:
-        """The calls from one place of the pass to another."""
-        if first == 0 and stop >= len(self.numbers):
-            return self
-        columns: list[Any] = [column[first:stop] for column in self]
-        return Columns(*columns)
 
 
 class PassHead(NamedTuple):
@@ -107,7 +79,7 @@ class SpanTemplate:
         self._low, self._high = bytearray(self.count), bytearray(self.count)
         self._long: dict[int, bytes] = {}
 
-    def adapt(self, calls: Columns, tail: Callable[[int], bytes]) -> None:
+    def adapt(self, calls: ModuleColumns, tail: Callable[[int], bytes]) -> None:
         """Renew the tails of calls whose shapes have changed since the last pass; ``tail`` makes one, for a place in this template."""
         if calls.inputs == self._inputs and calls.outputs == self._outputs:
             return
@@ -118,7 +90,7 @@ class SpanTemplate:
         self._inputs, self._outputs = calls.inputs, calls.outputs
         self._measure(changed)
 
-    def fill(self, head: PassHead, calls: Columns, ids: Sequence[bytes], times: bytes | None, extra: Mapping[int, bytes]) -> bytes:
+    def fill(self, head: PassHead, calls: ModuleColumns, ids: Sequence[bytes], times: bytes | None, extra: Mapping[int, bytes]) -> bytes:
         """The framed spans of these calls.
 
         Args:

@@ -240,7 +240,7 @@ READINGS: dict[str, set[str]] = {
     "Process.num_threads": {"process.thread.count"},
     "Process.num_fds": {"process.unix.file_descriptor.count"},
     "Process.num_ctx_switches": {"process.context_switches"},
-    "Process.io_counters": {"process.disk.io"},
+    "Process.io_counters": {"process.disk.io", "process.disk.operations"},
     "Process.create_time": {"process.uptime"},
     "cpu_times": {"system.cpu.time"},
     "cpu_count": set(),

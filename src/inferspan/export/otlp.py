@@ -179,6 +179,8 @@ def _end_well(settings: Settings) -> None:
 
 def _from_variables(environ: Mapping[str, str], session_file: str | None, automatic: bool, signals: Sequence[str]) -> None:
     only_named = automatic or session_file is not None
+    # Installed ones are those of a set-up that failed half-way.
+    signals = [signal for signal in signals if signal not in SETUP.installed]
     ours = [signal for signal in signals if host_has_none(signal)]
     for signal in set(signals) - set(ours):
         _log.info("The program has set up a provider for %s: it is used as it is", signal)
@@ -201,6 +203,7 @@ def _from_variables(environ: Mapping[str, str], session_file: str | None, automa
 
             resource = detected_resource(environ)
         INSTALL[signal](built, environ, resource)
+        SETUP.installed.add(signal)
     extend(session_file, [signal for signal in signals if signal not in ours])
 
 

@@ -42,6 +42,8 @@ class Setup:
     pipelines: Pipelines = dataclasses.field(default_factory=Pipelines)
     done: bool = False
     told: bool = False
+    installed: set[str] = dataclasses.field(default_factory=set)
+    """Signals whose global provider is one of ours."""
     session_files: set[str] = dataclasses.field(default_factory=set)
     environ: Mapping[str, str] = dataclasses.field(default_factory=lambda: os.environ)
     tracer_provider: Any = None
@@ -83,6 +85,7 @@ def _install_traces(built: list[tuple[str, Any]], environ: Mapping[str, str], re
         _log.warning("The limits of spans in the environment are ignored: %s", error)
         unset = SpanLimits.UNSET
         provider = TracerProvider(span_limits=SpanLimits(128, 128, 128, 128, 128, 128, unset, unset), **arguments)
+    SETUP.span_exporters, SETUP.span_processors = (), ()
     for name, exporter in built:
         _add_spans(provider, exporter, name, environ)
     trace.set_tracer_provider(provider)

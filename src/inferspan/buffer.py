@@ -89,7 +89,7 @@ class Buffer(Generic[T]):
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         # An interpreter that is exiting, and a process at its limit, start no thread: the next one who flushes takes the items.
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(RuntimeError, MemoryError, OSError):
             thread.start()
             self._thread = thread
 

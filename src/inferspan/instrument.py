@@ -1,6 +1,7 @@
 """``instrument(model)``: settings, providers, samplers and a target, put together; nothing else happens here.
 
-In: a model and options. Out: a handle that detaches. A wrong option raises before anything is attached; everything after that is contained.
+In: a model and options. Out: a handle that detaches. A wrong option raises before anything is attached. Where something fails after that,
+nothing stays attached; where the system refuses threads, what needs them follows by itself once it grants them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,7 @@ from inferspan.spans.writer import SpanWriter
 
 from . import semconv
 from .export import otlp
+from .export.deferred import DeferredSetup
 from .guard import contain
 from .samplers import process as machine
 from .setting_checks import warn_once
@@ -41,6 +44,7 @@ HAND_OVER = 2.0
 _WAY_OUT = "call inferspan.uninstrument(model) first or pass the same"
 _lock = threading.RLock()
 _writer = SpanWriter()
+_deferred = DeferredSetup()
 _instrumentations: dict[int, _Instrumentation] = {}
 _orphans: deque[_Instrumentation] = deque()
 """Instrumentations whose model has been collected. A finaliser may run inside any lock, so it only puts them here."""
@@ -206,8 +210,7 @@ def instrument(
             _check_conflict(existing, resolved if explicit else None, providers)
         else:
             if auto_configure:
-                given = dict(zip(("traces", "metrics", "logs"), providers, strict=True))
-                otlp.automatic_setup(resolved, given={signal: provider for signal, provider in given.items() if provider is not None})
+                _set_up_export(resolved, providers)
             existing = _build(model, tokenizer, resolved, providers)
             _instrumentations[id(model)] = existing
         existing.users += 1
@@ -246,8 +249,20 @@ def flush(timeout: float | None = 30.0) -> bool:
     Returns:
         Whether all of it was done in that time, and nothing recorded since the last flush was refused by one of our destinations.
     """
+    _deferred.catch_up()
     done = _writer.flush(timeout)
     return otlp.force_flush(30.0 if timeout is None else timeout) and done
+
+
+def _set_up_export(settings: Settings, providers: _Providers) -> None:
+    """Set up what the environment or a session file asks for, beside the given providers."""
+    given = {
+        signal: provider for signal, provider in zip(("traces", "metrics", "logs"), providers, strict=True) if provider is not None
+    }
+    if otlp.destination_named(settings):
+        _deferred.run(lambda: otlp.automatic_setup(settings, given=given))
+    else:
+        otlp.automatic_setup(settings, given=given)
 
 
 def _unwrap(model: Any, tokenizer: Any) -> tuple[Any, Any]:
@@ -296,15 +311,20 @@ def _build(model: Any, tokenizer: Any, settings: Settings, providers: _Providers
     meters = machine.meters_of(meter_provider)
     request_metrics = RequestMetrics(meters.meter, settings)
     recorder = SpanRecorder(settings, _tracer_source(tracer_provider), request_metrics, _writer, _logger_source(logger_provider))
-    target = _target(model, settings, recorder, tokenizer)
-    _hand_over_first()
-    release: Callable[[], None] = lambda: None  # noqa: E731 - replaced below
-    with contain("samplers"):
-        loop, release = machine.samplers.acquire(settings, meters)
-        from inferspan.samplers.allocator import cuda_devices
+    with ExitStack() as undo:
+        target = _target(model, settings, recorder, tokenizer)
+        undo.callback(target.close)
+        _hand_over_first()
+        release: Callable[[], None] = lambda: None  # noqa: E731 - replaced below
+        with contain("samplers"):
+            loop, release = machine.samplers.acquire(settings, meters)
+            undo.callback(release)
+            from inferspan.samplers.allocator import cuda_devices
 
-        target.watch_machine(loop, cuda_devices)
-    return _Instrumentation(target, recorder, settings, providers, release)
+            target.watch_machine(loop, cuda_devices)
+        instrumentation = _Instrumentation(target, recorder, settings, providers, release)
+        undo.pop_all()
+    return instrumentation
 
 
 def _target(model: Any, settings: Settings, recorder: SpanRecorder, tokenizer: Any) -> Target:
@@ -326,6 +346,7 @@ def _tracer_source(provider: Any) -> Callable[[], Any]:
 
     def tracer() -> Any:
         machine.samplers.wake_in_child()
+        _deferred.catch_up()
         if kept:
             return kept[0]
         found = (provider or otlp.current_provider("traces")).get_tracer(semconv.SCOPE, version())
@@ -346,6 +367,7 @@ def _forked() -> None:
     global _lock
     # The thread that held a lock at that moment does not exist in the child.
     _lock = threading.RLock()
+    _deferred.forked()
     for instrumentation in _instrumentations.values():
         instrumentation.recorder.renew_locks()
     machine.forked()

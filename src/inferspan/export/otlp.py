@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from inferspan.export import variables
+from inferspan.export.deferred import Refused, threads_can_start
 from inferspan.export.providers import INSTALL, SETUP, Built, current_provider, extend, file_exporter, host_has_none, take_over
 from inferspan.export.sdk import SpanParts, queue_room, span_parts
 from inferspan.export.sdk_variables import hidden
@@ -198,6 +199,8 @@ def _end_well(settings: Settings) -> None:
 
 def _from_variables(environ: Mapping[str, str], session_file: str | None, automatic: bool, signals: Sequence[str]) -> None:
     only_named = automatic or session_file is not None
+    # Installed ones are those of a set-up that failed half-way.
+    signals = [signal for signal in signals if signal not in SETUP.installed]
     ours = [signal for signal in signals if host_has_none(signal)]
     for signal in set(signals) - set(ours):
         _log.info("The program has set up a provider for %s: it is used as it is", signal)
@@ -220,7 +223,10 @@ def _from_variables(environ: Mapping[str, str], session_file: str | None, automa
             resource = detected_resource(environ)
         try:
             INSTALL[signal](built, environ, resource)
+            SETUP.installed.add(signal)
         except Exception as error:  # of the SDK, about what it reads from the environment itself
+            if isinstance(error, Refused) and not threads_can_start(1):
+                raise  # a set-up that lacks threads is put off and tried again
             _log.warning("inferspan sends no %s: the SDK cannot be set up (%s)", signal, type(error).__name__)
             _log.debug("The SDK cannot be set up for %s", signal, exc_info=True)
     extend(session_file, [signal for signal in signals if signal not in ours])

@@ -55,6 +55,8 @@ class Setup:
     pipelines: Pipelines = dataclasses.field(default_factory=Pipelines)
     done: bool = False
     told: bool = False
+    installed: set[str] = dataclasses.field(default_factory=set)
+    """Signals whose global provider is one of ours."""
     session_files: set[str] = dataclasses.field(default_factory=set)
     environ: Mapping[str, str] = dataclasses.field(default_factory=lambda: os.environ)
     tracer_provider: Any = None
@@ -143,6 +145,7 @@ def _install_traces(built: list[Built], environ: Mapping[str, str], resource: Re
     from opentelemetry.sdk.trace import TracerProvider
 
     provider = TracerProvider(resource=resource, id_generator=_id_generator(environ), shutdown_on_exit=False)
+    SETUP.span_exporters, SETUP.span_processors = (), ()
     for item in built:
         _add_spans(provider, item, environ)
     trace.set_tracer_provider(provider)

@@ -38,7 +38,7 @@ class _Outcome:
 
 
 class _Worker:
-    """A daemon thread that runs what it is given, one after the other."""
+    """A daemon thread that runs what it is given, one after the other; where none can be had, the next caller runs it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -46,11 +46,25 @@ class _Worker:
 
     def start(self) -> None:
         self._jobs: SimpleQueue[tuple[Callable[[], bool], _Outcome] | None] = SimpleQueue()
-        threading.Thread(target=self._run, args=(self._jobs,), name=f"inferspan-{self._name}", daemon=True).start()
+        self._started = False
+        self._start_thread()
 
-    def submit(self, job: Callable[[], bool]) -> _Outcome:
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._run, args=(self._jobs,), name=f"inferspan-{self._name}", daemon=True)
+        # A process at its limit, and an interpreter that is exiting, start none.
+        with contextlib.suppress(RuntimeError, MemoryError, OSError):
+            thread.start()
+            self._started = True
+
+    def submit(self, job: Callable[[], bool], *, here: bool = True) -> _Outcome:
+        """Have ``job`` run; ``here``: on the calling thread if there is no other."""
         outcome = _Outcome()
         self._jobs.put((job, outcome))
+        if not self._started:
+            self._start_thread()
+        if not self._started and here:
+            self._jobs.put(None)
+            self._run(self._jobs)
         return outcome
 
     def stop(self) -> None:
@@ -105,10 +119,13 @@ class Pipelines:
         Returns:
             Whether all of it was sent in that time.
         """
+        return self._flush(timeout, here=True)
+
+    def _flush(self, timeout: float, *, here: bool) -> bool:
         deadline = self._clock() + timeout
-        handed_over = self._hand_over(deadline)
+        handed_over = self._hand_over(deadline, here=here)
         jobs = [(worker, self._flushing(pipeline, deadline)) for pipeline, worker in self._pipelines]
-        return self._wait(jobs, deadline) and handed_over
+        return self._wait(jobs, deadline, here=here) and handed_over
 
     def shutdown(self, timeout: float) -> bool:
         """Send everything recorded so far and close all pipelines; a second call has nothing left to do.
@@ -161,7 +178,8 @@ class Pipelines:
             return False
 
         def handle(number: int, frame: FrameType | None) -> None:
-            self.force_flush(timeout)
+            # Not on this thread: the interrupted code may hold a lock that a pipeline wants.
+            self._flush(timeout, here=False)
             if callable(previous):
                 previous(number, frame)
             elif previous == signal.SIG_DFL:
@@ -189,15 +207,15 @@ class Pipelines:
         if self._source_worker is not None:
             self._source_worker.start()
 
-    def _hand_over(self, deadline: float) -> bool:
+    def _hand_over(self, deadline: float, *, here: bool = True) -> bool:
         # On a thread of its own: in a signal handler, the interrupted code may hold a lock that a source wants.
         if self._source_worker is None or not self._sources:
             return True
         worker = self._source_worker
-        return self._wait([(worker, self._calling(source)) for source in self._sources], deadline)
+        return self._wait([(worker, self._calling(source)) for source in self._sources], deadline, here=here)
 
-    def _wait(self, jobs: Sequence[tuple[_Worker, Callable[[], bool]]], deadline: float) -> bool:
-        outcomes = [worker.submit(job) for worker, job in jobs]
+    def _wait(self, jobs: Sequence[tuple[_Worker, Callable[[], bool]]], deadline: float, *, here: bool = True) -> bool:
+        outcomes = [worker.submit(job, here=here) for worker, job in jobs]
         return all([outcome.done.wait(max(0.0, deadline - self._clock())) and outcome.success for outcome in outcomes])
 
     @staticmethod

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -118,3 +121,109 @@ def test_a_closed_pipe_is_no_error() -> None:
     command = f"{sys.executable} -m inferspan settings | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
     assert (done.stdout.count("\n"), done.stderr) == (1, "")
+
+
+ASCII = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def command(*arguments: object, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    """The command in a process of its own."""
+    environ = {**os.environ, **options.pop("environ", {})}
+    program = [sys.executable, "-m", "inferspan", *map(str, arguments)]
+    given: dict[str, Any] = {"capture_output": True, **options}
+    done: Any = subprocess.run(program, env=environ, check=False, timeout=300, **given)
+    return cast("subprocess.CompletedProcess[bytes]", done)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "shown"),
+    [
+        (["report", "FILE", "--text"], 0, rb"1  forward mod\xe8le-\u4e2d"),
+        (["report", "FILE"], 0, b"wrote "),
+        (["report", "missing-ü.jsonl"], 2, b"cannot read session file missing-"),
+        (["settings"], 0, b"session_file"),
+    ],
+)
+def test_a_terminal_of_ascii_gets_escapes(session_file: Path, arguments: list[str], code: int, shown: bytes) -> None:
+    """Names of models and files that the terminal cannot show are escaped, and the command does its work."""
+    named = session_file.with_name("süß-中.jsonl")
+    named.write_text(session_file.read_text().replace("forward tiny", "forward modèle-中"), encoding="utf-8")
+    done = command(*(str(named) if word == "FILE" else word for word in arguments), environ=ASCII)
+    assert b"Traceback" not in done.stderr
+    assert done.returncode == code
+    assert (done.stdout + done.stderr).isascii()
+    assert shown in done.stdout + done.stderr
+
+
+def test_the_encoding_of_the_caller_stays(session_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that calls the command has its standard output as it was."""
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
+    monkeypatch.setattr(sys, "stdout", output)
+    assert main(["report", str(session_file), "--text"]) == 0
+    assert output.errors == "strict"
+
+
+@pytest.mark.parametrize("file", ["-", "/dev/stdin"])
+def test_report_of_standard_input(session_file: Path, file: str) -> None:
+    """A session that comes through a pipe gives the table of the file."""
+    done = command("report", file, "--text", input=session_file.read_bytes())
+    assert done.stdout.splitlines()[1:] == command("report", session_file, "--text").stdout.splitlines()[1:]
+
+
+def test_report_of_a_pipe_goes_to_the_current_folder(session_file: Path, tmp_path: Path) -> None:
+    """Without -o there is no name beside which the page could be."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    done = command("report", "-", input=session_file.read_bytes(), cwd=folder)
+    assert done.stdout.startswith(b"wrote session.html: 1 request")
+    assert "</html>" in (folder / "session.html").read_text()
+
+
+def test_report_to_standard_output_is_the_page_alone(session_file: Path) -> None:
+    """The line about the page goes to standard error."""
+    done = command("report", session_file, "-o", "/dev/stdout")
+    assert done.stdout.endswith(b"</html>\n")
+    assert done.stderr.startswith(b"wrote /dev/stdout: 1 request")
+
+
+@pytest.mark.parametrize("end", ["file", "output"])
+def test_loops_of_links_are_no_traceback(session_file: Path, tmp_path: Path, end: str) -> None:
+    """A link to itself as the session is refused in one line, as the report it is replaced."""
+    loop = tmp_path / "loop.html"
+    loop.symlink_to(loop)
+    done = command("report", loop) if end == "file" else command("report", session_file, "-o", loop)
+    assert b"Traceback" not in done.stderr
+    assert (done.returncode, loop.is_symlink()) == ((2, True) if end == "file" else (0, False))
+
+
+def test_a_folder_that_is_a_loop_of_links(session_file: Path, tmp_path: Path) -> None:
+    """A report cannot be written there, which is one line."""
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    done = command("report", session_file, "-o", tmp_path / "loop" / "report.html")
+    assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
+    assert b"Too many levels of symbolic links; give another path with -o" in done.stderr
+
+
+def test_a_title_of_bytes_that_are_no_text(session_file: Path) -> None:
+    """An argument that is not UTF-8 has a replacement in the heading."""
+    done = command("report", session_file, "--title", os.fsdecode(b"a\xff"))
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "<title>a? - inferspan</title>" in session_file.with_suffix(".html").read_text()
+
+
+def test_links_at_the_temporary_name_are_not_followed(session_file: Path, tmp_path: Path) -> None:
+    """A report written into a shared folder goes through no name that somebody could guess."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    (folder / "precious").write_text("precious")
+    for name in (f".r.html.{os.getpid()}", ".r.html.tmp", "r.html.tmp", "r.html.part", "r.html~", ".inferspan-.tmp"):
+        (folder / name).symlink_to(folder / "precious")
+    assert main(["report", str(session_file), "-o", str(folder / "r.html")]) == 0
+    assert (folder / "precious").read_text() == "precious"
+
+
+def test_a_full_disk_behind_standard_output_is_one_line(session_file: Path) -> None:
+    """Text that cannot be written is an error with its reason, not a traceback."""
+    with open("/dev/full", "wb") as full:
+        done = command("report", session_file, "--text", stdout=full, stderr=subprocess.PIPE, capture_output=False)
+    assert (done.returncode, done.stderr) == (2, b"inferspan: cannot write to standard output: No space left on device\n")

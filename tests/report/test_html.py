@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import stat
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,6 +146,77 @@ def test_writing_replaces_the_file_whole(session_path: Path, tmp_path: Path) -> 
     assert "<title>My run - inferspan</title>" in (folder / "report.html").read_text()
     with pytest.raises(FileNotFoundError):
         write_report(read_session(session_path), tmp_path / "missing" / "report.html")
+
+
+def test_a_report_is_for_its_owner(session_path: Path, tmp_path: Path) -> None:
+    """Prompts and outputs may stand in it, so nobody else may read it, whatever the umask and an older report say."""
+    output = tmp_path / "report.html"
+    output.write_text("old")
+    output.chmod(0o644)
+    previous = os.umask(0)
+    try:
+        write_report(read_session(session_path), output)
+    finally:
+        os.umask(previous)
+    assert stat.S_IMODE(output.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("exists", [True, False], ids=["to a file", "dangling"])
+def test_a_planted_link_is_replaced(session_path: Path, tmp_path: Path, exists: bool) -> None:
+    """A link at the place of the report becomes the report; what it points to is not touched."""
+    target, output = tmp_path / "precious", tmp_path / "report.html"
+    if exists:
+        target.write_text("precious")
+    output.symlink_to(target)
+    write_report(read_session(session_path), output)
+    assert (target.read_text() if exists else target.exists()) == ("precious" if exists else False)
+    assert not output.is_symlink()
+    assert "</html>" in output.read_text()
+
+
+def test_a_loop_of_links_is_replaced(session_path: Path, tmp_path: Path) -> None:
+    """A link to itself does not stop the report."""
+    output = tmp_path / "report.html"
+    output.symlink_to(output)
+    write_report(read_session(session_path), output)
+    assert "</html>" in output.read_text()
+
+
+def test_a_report_that_cannot_be_written_leaves_nothing(session_path: Path, tmp_path: Path) -> None:
+    """After a failure no temporary file is left in the folder."""
+    folder = tmp_path / "out"
+    (folder / "report.html").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        write_report(read_session(session_path), folder / "report.html")
+    assert [path.name for path in folder.iterdir()] == ["report.html"]
+
+
+@pytest.mark.parametrize("redirected", [True, False], ids=["to a file", "to a pipe"])
+def test_standard_output_takes_the_page(session_path: Path, tmp_path: Path, redirected: bool) -> None:
+    """``/dev/stdout`` is written to and not replaced, wherever it leads."""
+    code = (
+        "import sys; from inferspan.report.html import write_report; from inferspan.report.session import read_session;"
+        "write_report(read_session(sys.argv[1]), '/dev/stdout')"
+    )
+    command = [sys.executable, "-c", code, str(session_path)]
+    if redirected:
+        with (tmp_path / "page.html").open("wb") as stream:
+            subprocess.run(command, stdout=stream, check=True)
+        page = (tmp_path / "page.html").read_text()
+    else:
+        page = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert page.startswith("<!doctype html>")
+    assert page.endswith("</html>\n")
+    assert Path("/dev/stdout").is_symlink()
+
+
+def test_lone_surrogates_do_not_stop_the_page(recording: Any, tmp_path: Path) -> None:
+    """Half a character in a title, a model's name or a file's name is replaced."""
+    recording.span("forward \ud800", 0, 1, trace=recording.trace(), attributes={semconv.MODEL_NAME: "m\ud800"})
+    path = recording.write(tmp_path / "s\udcff.jsonl")
+    for title in ("t\udcff", None):
+        write_report(read_session(path), tmp_path / "report.html", title=title)
+        assert f"<title>{title[0] if title else 'm'}? - inferspan</title>" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def drawn_page(session_file: Path, folder: Path) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from inferspan import semconv
-from inferspan.report.metric_series import Histogram
+from inferspan.report.histogram import Histogram
+from inferspan.report.overview import request_rows, totals
 from inferspan.report.session import SessionFileError, read_session
 
 
@@ -149,14 +150,6 @@ def test_a_directory_is_refused(tmp_path: Path) -> None:
         read_session(tmp_path)
 
 
-def test_quantiles_lie_inside_what_was_seen() -> None:
-    """Estimates never leave the observed range, and an empty histogram has none."""
-    histogram = Histogram((1.0, 2.0), [0, 4, 0], 4, 6.0, 1.4, 1.6)
-    assert (histogram.quantile(0.0), histogram.quantile(0.5), histogram.quantile(1.0)) == (1.4, 1.5, 1.6)
-    assert Histogram((1.0,), [0, 0], 0, 0.0).quantile(0.5) is None
-    assert Histogram((1.0, 2.0), [0, 0, 3], 3, None).quantile(0.95) == 2.0
-
-
 def test_delta_points_are_added_up(recording: Any, tmp_path: Path) -> None:
     """A production collector that sends deltas gives the same totals."""
     point = {"count": "1", "sum": 2.0, "bucketCounts": ["1", "0"], "explicitBounds": [5.0], "timeUnixNano": "1"}
@@ -175,3 +168,50 @@ def test_many_points_are_thinned_and_the_last_stays(recording: Any, tmp_path: Pa
     (series,) = read_session(recording.write(tmp_path / "session.jsonl")).series
     assert len(series.points) <= 240
     assert (series.last, series.points == sorted(series.points)) == (1999.0, True)
+
+
+def test_spans_over_the_memory_are_counted(recording: Any, generate: Callable[..., str], tmp_path: Path) -> None:
+    """A session that does not fit is read as far as it does, and a note says how much is missing."""
+    for number in range(20):
+        generate(recording, number * 100)
+    path = recording.write(tmp_path / "session.jsonl")
+    whole = len(recording.spans)
+    session = read_session(path, room=2 * path.stat().st_size + 50_000)
+    kept = sum(1 for request in session.requests for _ in (request.span, *request.phases, *request.steps))
+    assert 0 < kept < whole
+    assert f"Spans over the memory that is used for a session, left out: {session.left_out.spans}." in session.notes
+
+
+def test_log_records_without_a_place_are_counted(session_path: Path) -> None:
+    """The report shows no logs; a note says that there are some."""
+    with session_path.open("a") as stream:
+        stream.write(json.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": [{"body": {"stringValue": "hi"}}]}]}]}) + "\n")
+    assert "Log records, which the report does not show: 1." in read_session(session_path).notes
+
+
+@pytest.mark.parametrize("end", ["9" * 400, int("9" * 400), str(2**64), "-5", 1.5, "", None, [], "0"], ids=repr)
+def test_an_end_that_no_span_can_have_is_unknown(recording: Any, tmp_path: Path, end: object) -> None:
+    """The request is there without a duration, which is not 0."""
+    recording.span("forward tiny", 0, 1, trace=recording.trace())
+    recording.spans[0]["endTimeUnixNano"] = end
+    session = read_session(recording.write(tmp_path / "session.jsonl"))
+    (row,) = request_rows(session)
+    assert row.seconds is None
+    assert totals([row]).seconds is None
+
+
+@pytest.mark.parametrize("value", ["9" * 400, int("9" * 400), str(2**63), "1.5", 1.5, "", True, [], {}], ids=repr)
+def test_an_integer_that_otlp_cannot_hold_is_absent(recording: Any, tmp_path: Path, value: object) -> None:
+    """A value that cannot be read is no value, never 0."""
+    recording.span("forward tiny", 0, 1, trace=recording.trace())
+    recording.spans[0]["attributes"] = [{"key": semconv.BATCH_SIZE, "value": {"intValue": value}}]
+    (row,) = request_rows(read_session(recording.write(tmp_path / "session.jsonl")))
+    assert row.batch is None
+
+
+def test_sums_of_large_integers_are_exact(recording: Any, tmp_path: Path) -> None:
+    """64-bit counters do not go through a double, deltas included."""
+    points = [{"asInt": str(2**53 + 1), "timeUnixNano": "1"}, {"asInt": "2", "timeUnixNano": "2"}]
+    recording.metrics = [{"name": "c", "sum": {"aggregationTemporality": 1, "dataPoints": points}}]
+    (series,) = read_session(recording.write(tmp_path / "session.jsonl")).series
+    assert series.last == 2**53 + 3

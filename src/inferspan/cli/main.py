@@ -7,9 +7,12 @@ Nothing here imports torch; the demo does, when it runs.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TextIO
 
 from inferspan.stack.errors import StackError
 from inferspan.version import version as own_version
@@ -23,6 +26,8 @@ from .stack import add_stack
 from .version import add_version
 
 __all__ = ["main"]
+
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO) if hasattr(errno, "EDQUOT") else (errno.ENOSPC, errno.EIO)
 
 _EXAMPLES = """\
 examples:
@@ -44,12 +49,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, 2 after an error, 130 after Ctrl-C; 1 of ``stack status`` if not all is well.
     """
+    with _any_encoding(sys.stdout), _any_encoding(sys.stderr):
+        return _run(argv)
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments = _parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int | None] = arguments.run
     code = 0
     try:
         code = run(arguments) or 0
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except (Failure, StackError) as failure:
         print(f"inferspan: {failure}", file=sys.stderr)
         return 2
@@ -57,9 +68,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("inferspan: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader (`head`, a pager) has seen enough. Python must not fail again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader (`head`, a pager) has seen enough.
+        _discard_output()
+    except OSError as error:
+        if error.filename is not None or error.errno not in _OUTPUT_ERRORS:
+            raise
+        print(f"inferspan: cannot write to standard output: {error.strerror}", file=sys.stderr)
+        _discard_output()
+        return 2
     return code
+
+
+def _discard_output() -> None:
+    """Send the rest of standard output nowhere: Python must not fail again when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def _any_encoding(stream: TextIO | None) -> Iterator[None]:
+    """Write escapes for what the encoding of a terminal or pipe does not have, such as names of models where it is ASCII."""
+    reconfigure = getattr(stream, "reconfigure", None)
+    errors = getattr(stream, "errors", None)
+    if reconfigure is None or errors is None:
+        yield
+        return
+    reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):  # closed, or full
+            reconfigure(errors=errors)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import html
 import json
 import os
+import stat
+import tempfile
 from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 from inferspan.report.payload import payload
 from inferspan.report.session import Session
 
-__all__ = ["render", "write_report"]
+__all__ = ["is_stream", "render", "write_report"]
 
 _SCRIPTS = ("page.js", "requests.js", "timeline.js", "tokens.js", "metrics.js", "start.js")
 
@@ -29,7 +31,7 @@ def render(session: Session, *, title: str | None = None) -> str:
         title: heading of the page; default names the models, or else the file.
     """
     data = payload(session)
-    data["title"] = title or _title(session, data)
+    data["title"] = _encodable(title or _title(session, data))
     data["version"] = _version()
     parts = {
         "title": html.escape(data["title"]),
@@ -44,34 +46,56 @@ def render(session: Session, *, title: str | None = None) -> str:
 
 
 def write_report(session: Session, path: str | Path, *, title: str | None = None) -> Path:
-    """Write the page; a reader never sees half of it.
+    """Write the page; a reader never sees half of it, and nobody but its owner may read it.
 
     Args:
         session: what ``read_session`` returned.
-        path: file to write; an existing one is replaced.
+        path: file to write; an existing one, or a link, is replaced. A pipe or a device, such as ``/dev/stdout``, is written to.
         title: heading of the page.
 
     Raises:
         OSError: the file cannot be written.
     """
     path = Path(path)
-    text = render(session, title=title)
-    if path.exists() and not path.is_file():
-        # A device or a pipe, such as /dev/stdout, cannot be replaced.
-        path.write_text(text, encoding="utf-8")
+    text = render(session, title=title).encode("utf-8", "replace")
+    if is_stream(path):
+        with open(os.open(path, os.O_WRONLY | os.O_APPEND), "wb") as stream:
+            stream.write(text)
         return path
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # The name cannot be guessed, the file is made anew and with mode 0600: nobody can place a link there before.
+    handle, temporary = tempfile.mkstemp(prefix=".inferspan-", suffix=".tmp", dir=path.parent)
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        with open(handle, "wb") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
     return path
+
+
+def is_stream(path: Path) -> bool:
+    """Whether a path names something that is written to and cannot be replaced: a pipe, a device, or a link of the system's to one.
+
+    A link elsewhere is not followed.
+    """
+    if str(path.parent) in ("/dev", "/dev/fd", "/proc/self/fd"):
+        return True
+    try:
+        kind = stat.S_IFMT(os.lstat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+    return kind not in (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR)
 
 
 def _title(session: Session, data: dict[str, Any]) -> str:
     models = data["totals"]["models"]
     return f"{', '.join(models[:3])}{' and others' if len(models) > 3 else ''}" if models else session.path.name
+
+
+def _encodable(text: str) -> str:
+    """The text without lone surrogates, which arguments and file names that are not UTF-8 bring with them."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _version() -> str:

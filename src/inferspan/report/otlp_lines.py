@@ -2,109 +2,105 @@
 
 In comes a file of OTLP JSON lines, as the OpenTelemetry collector's file exporter and inferspan write it, plain or gzipped.
 Out come one decoded object per line and attribute mappings of plain values. A line that cannot be read is counted and skipped; only
-a file that holds nothing usable raises, and the error says what to do.
+a file that holds nothing usable raises, and the error says what to do. A value that OTLP cannot hold is absent, never 0.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
+import re
 import sys
-import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from inferspan.report.quantities import counted
+from inferspan.report.stream import LONGEST_LINE, LineCounts, SessionFileError, lines_of, open_stream
 
-__all__ = ["LineCounts", "SessionFileError", "Value", "attributes_of", "integer", "number", "objects", "read_lines"]
+__all__ = [
+    "LineCounts", "SessionFileError", "Value", "attributes_of", "count_of", "moment", "number", "objects", "read_lines", "text_of",
+    "whole_number",
+]  # fmt: skip
 
 Value = bool | int | float | str | tuple["Value", ...] | dict[str, "Value"]
 """An attribute value after decoding; arrays are tuples, maps are dicts."""
 
 _SIGNALS = ("resourceSpans", "resourceMetrics", "resourceLogs")
-_GZIP = b"\x1f\x8b"
-_ZSTD = b"\x28\xb5\x2f\xfd"
+_STARTS = tuple(f'{{"{signal}"'.encode() for signal in _SIGNALS)
 _SHARED_TEXT = 200
+_MOST_SHARED = 500_000
+_MOST_CONTAINERS = 1_500_000
+"""Objects and arrays of one line; an empty one takes 60 bytes or more of memory for two bytes of text."""
+_LONGEST_NUMBER = 40
+_WHOLE = re.compile(r"-?[0-9]{1,20}")
 
 
-class SessionFileError(Exception):
-    """The file cannot be used as a session; the message says why and what to do."""
-
-
-@dataclass(slots=True)
-class LineCounts:
-    """How the lines of a file went; ``torn`` says that the last line, or the compressed stream, broke off."""
-
-    read: int = 0
-    bad: int = 0
-    first_bad: int | None = None
-    torn: bool = False
-
-
-def read_lines(path: Path, counts: LineCounts) -> Iterator[Mapping[str, Any]]:
+def read_lines(path: Path, counts: LineCounts) -> Iterator[tuple[Mapping[str, Any], int]]:
     """Decode a session file line by line, filling ``counts`` on the way.
 
     Args:
-        path: file of OTLP JSON lines, plain or gzipped.
+        path: file of OTLP JSON lines, plain or gzipped; a pipe or a device as well.
         counts: filled while the lines are read.
+
+    Returns:
+        Each decoded line with its length in bytes.
 
     Raises:
         SessionFileError: the file is missing, unreadable, empty, or holds no line of OTLP JSON.
     """
     try:
-        with _open(path) as stream:
-            yield from _decode(stream, counts)
+        with open_stream(path) as stream:
+            for number_of_line, line in lines_of(stream, counts):
+                text = line.strip().removeprefix(b"\xef\xbb\xbf")
+                decoded = _decode(text)
+                if not decoded:
+                    cut_off = decoded is None and not line.endswith(b"\n")
+                    decoded = _whole_record_after_a_torn_one(text) if decoded is None else None
+                    if cut_off and not decoded:
+                        counts.torn = True
+                        continue
+                    counts.bad += 1
+                    counts.first_bad = counts.first_bad or number_of_line
+                if decoded:
+                    counts.read += 1
+                    yield decoded, len(line)
     except OSError as error:
         raise SessionFileError(f"cannot read session file {path}: {error.strerror or error}. {_hint(error)}") from None
     if counts.read == 0:
         raise SessionFileError(_nothing(path, counts))
 
 
-def _open(path: Path) -> IO[bytes]:
-    if path.is_dir():
-        raise IsADirectoryError(21, "it is a directory", str(path))
-    with path.open("rb") as probe:
-        magic = probe.read(4)
-    # The collector's zstd files hold length-prefixed messages, so the magic bytes may follow a length of four bytes.
-    if magic == _ZSTD or _has_zstd_after_length(path):
-        raise SessionFileError(f"session file {path} is zstd-compressed: write it without `compression: zstd`, or unpack it first")
-    return cast(IO[bytes], gzip.open(path, "rb")) if magic.startswith(_GZIP) else path.open("rb")
-
-
-def _has_zstd_after_length(path: Path) -> bool:
-    with path.open("rb") as probe:
-        return probe.read(8)[4:] == _ZSTD
-
-
-def _decode(stream: IO[bytes], counts: LineCounts) -> Iterator[Mapping[str, Any]]:
-    number_of_line = 0
-    while True:
+def _decode(text: bytes) -> Mapping[str, Any] | None:
+    """The object of a line, an empty one if it is JSON of something else, ``None`` if it is not JSON."""
+    if not text.startswith(b"{"):
+        return None
+    if len(text) > LONGEST_LINE // 8 and text.count(b"{") + text.count(b"[") > _MOST_CONTAINERS:
+        return None
+    try:
+        decoded = json.loads(text)
+    except RecursionError:
+        return None
+    except ValueError as error:
+        if isinstance(error, json.JSONDecodeError | UnicodeError):
+            return None
+        # Python refuses to convert integers of thousands of digits; one of them must not cost the line.
         try:
-            line = stream.readline()
-        except (EOFError, zlib.error, gzip.BadGzipFile):
-            counts.torn = True
-            return
-        if not line:
-            return
-        number_of_line += 1
-        text = line.strip().removeprefix(b"\xef\xbb\xbf")
-        if not text:
-            continue
-        try:
-            decoded = json.loads(text)
+            decoded = json.loads(text, parse_int=_short_integer)
         except (ValueError, RecursionError):
-            decoded = None
-        if isinstance(decoded, dict) and any(isinstance(decoded.get(signal), list) for signal in _SIGNALS):
-            counts.read += 1
-            yield decoded
-        elif decoded is None and not line.endswith(b"\n"):
-            counts.torn = True
-        else:
-            counts.bad += 1
-            counts.first_bad = counts.first_bad or number_of_line
+            return None
+    usable = isinstance(decoded, dict) and any(isinstance(decoded.get(signal), list) for signal in _SIGNALS)
+    return decoded if usable else {}
+
+
+def _short_integer(digits: str) -> int | None:
+    return int(digits) if len(digits) <= _LONGEST_NUMBER else None
+
+
+def _whole_record_after_a_torn_one(text: bytes) -> Mapping[str, Any] | None:
+    """The record at the end of a line that begins with a torn one: some writers go on in the line that a killed process left."""
+    start = max(text.rfind(mark) for mark in _STARTS)
+    return _decode(text[start:]) if start > 0 else None
 
 
 def _hint(error: OSError) -> str:
@@ -116,6 +112,13 @@ def _hint(error: OSError) -> str:
 
 
 def _nothing(path: Path, counts: LineCounts) -> str:
+    if counts.too_long or counts.given_up:
+        reason = f"; reading stopped because {counts.given_up}" if counts.given_up else ""
+        long, other = counted(counts.too_long, "line is", "lines are"), counted(counts.bad, "line is", "lines are")
+        return (
+            f"session file {path} holds no line that can be read: {long} longer than {LONGEST_LINE >> 20} MiB, {other} not OTLP JSON"
+            f"{reason}. Check that it is a file of OTLP JSON lines"
+        )
     if counts.bad == 0 and not counts.torn:
         return (
             f"session file {path} is empty: nothing was recorded yet. Telemetry is written when a batch is full, on"
@@ -142,16 +145,36 @@ def objects(parent: Mapping[str, Any], *keys: str) -> Iterator[Mapping[str, Any]
             return
 
 
-def integer(value: object) -> int:
-    """An int64 of OTLP JSON, which may be text or a number; 0 where it is absent or malformed."""
-    try:
-        return int(value)  # type: ignore[call-overload, no-any-return]
-    except (TypeError, ValueError, OverflowError):
-        return 0
+def text_of(value: object) -> str:
+    """A string of OTLP JSON; empty where it is absent or something else."""
+    return value if isinstance(value, str) else ""
+
+
+def whole_number(value: object, least: int = -(2**63), most: int = 2**63 - 1) -> int | None:
+    """An integer of OTLP JSON, which may be text or a number; ``None`` where it is absent, malformed or out of range."""
+    if isinstance(value, str):
+        found = int(value) if _WHOLE.fullmatch(value) else None
+    elif isinstance(value, float):
+        found = int(value) if value.is_integer() else None
+    else:
+        found = value if isinstance(value, int) and not isinstance(value, bool) else None
+    return found if found is not None and least <= found <= most else None
+
+
+def count_of(value: object) -> int | None:
+    """A number of things, at most 64 bits and not negative; ``None`` where it is absent or malformed."""
+    return whole_number(value, 0, 2**64 - 1)
+
+
+def moment(value: object) -> int:
+    """Nanoseconds since the Unix epoch; 0, which is how OTLP says unknown, where they are absent or malformed."""
+    return count_of(value) or 0
 
 
 def number(value: object) -> float | None:
     """A finite double of OTLP JSON; ``None`` where it is absent, malformed or not finite."""
+    if isinstance(value, bool) or (isinstance(value, str) and len(value) > _LONGEST_NUMBER):
+        return None
     try:
         result = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -178,10 +201,14 @@ def attributes_of(holder: Mapping[str, Any], known: dict[Value, Value]) -> dict[
 
 def _shared(value: Value, known: dict[Value, Value]) -> Value:
     if isinstance(value, str) and len(value) <= _SHARED_TEXT:
-        return known.setdefault(value, value)
+        return _once(value, known)
     if isinstance(value, tuple) and len(value) <= 8 and all(isinstance(part, str) for part in value):
-        return known.setdefault(value, value)
+        return _once(value, known)
     return value
+
+
+def _once(value: Value, known: dict[Value, Value]) -> Value:
+    return known.setdefault(value, value) if len(known) < _MOST_SHARED else known.get(value, value)
 
 
 def _value(raw: Mapping[str, Any], depth: int = 0) -> Value | None:
@@ -189,9 +216,9 @@ def _value(raw: Mapping[str, Any], depth: int = 0) -> Value | None:
         if kind in ("stringValue", "bytesValue"):
             return content if isinstance(content, str) else None
         if kind == "boolValue":
-            return content is True
+            return content if isinstance(content, bool) else None
         if kind == "intValue":
-            return integer(content)
+            return whole_number(content)
         if kind == "doubleValue":
             return number(content)
         if depth < 8 and isinstance(content, dict):
@@ -199,7 +226,7 @@ def _value(raw: Mapping[str, Any], depth: int = 0) -> Value | None:
                 return tuple(part for item in objects(content, "values") if (part := _value(item, depth + 1)) is not None)
             if kind == "kvlistValue":
                 return {
-                    str(item.get("key")): part
+                    text_of(item.get("key")): part
                     for item in objects(content, "values")
                     if isinstance(item.get("value"), dict) and (part := _value(item["value"], depth + 1)) is not None
                 }

@@ -16,13 +16,16 @@ from inferspan.report.session import Request, Session
 __all__ = ["RequestRow", "Totals", "request_row", "request_rows", "totals"]
 
 
+_LARGEST = 2**63
+
+
 class RequestRow(NamedTuple):
-    """The figures of one request; durations are seconds, memory is bytes, energy is joules."""
+    """The figures of one request; durations are seconds, memory is bytes, energy is joules; ``start_ns`` is 0 if it is not known."""
 
     name: str
     model: str | None
     start_ns: int
-    seconds: float
+    seconds: float | None
     failed: bool
     error_type: str | None
     batch: int | None
@@ -48,7 +51,7 @@ class Totals(NamedTuple):
     requests: int
     failed: int
     models: tuple[str, ...]
-    seconds: float
+    seconds: float | None
     input_tokens: int | None
     output_tokens: int | None
     ttft: tuple[float, float] | None
@@ -70,7 +73,7 @@ def request_row(request: Request) -> RequestRow:
         name=request.span.name,
         model=request.model,
         start_ns=request.span.start_ns,
-        seconds=request.span.seconds,
+        seconds=request.span.seconds if request.span.timed else None,
         failed=request.span.failed,
         error_type=request.text(semconv.ERROR_TYPE),
         batch=_whole(request.number(semconv.BATCH_SIZE)),
@@ -107,17 +110,21 @@ def _decision(request: Request) -> tuple[str, ...]:
 def totals(rows: Sequence[RequestRow]) -> Totals:
     """Totals over ``rows``; a sum over rows of which none has the figure is ``None``, not 0."""
     own = [row for row in rows if not row.nested]
-    output, busy = _sum(row.output_tokens for row in own), sum(row.seconds for row in own if row.output_tokens)
+    timed = [(row.start_ns, row.seconds, row.output_tokens) for row in own if row.seconds is not None]
+    busy = sum(seconds for _, seconds, tokens in timed if tokens)
+    produced = _sum(tokens for _, _, tokens in timed)
     return Totals(
         requests=len(own),
         failed=sum(row.failed for row in own),
         models=tuple(dict.fromkeys(row.model for row in own if row.model)),
-        seconds=(max(row.start_ns + round(row.seconds * 1e9) for row in own) - min(row.start_ns for row in own)) / 1e9 if own else 0.0,
+        seconds=(max(start + round(seconds * 1e9) for start, seconds, _ in timed) - min(start for start, _, _ in timed)) / 1e9
+        if timed
+        else None if own else 0.0,
         input_tokens=_sum(row.input_tokens for row in own),
-        output_tokens=output,
+        output_tokens=_sum(row.output_tokens for row in own),
         ttft=_middle_and_tail(row.ttft for row in own),
         tpot=_middle_and_tail(row.tpot for row in own),
-        tokens_per_second=output / busy if output is not None and busy > 0 else None,
+        tokens_per_second=produced / busy if produced is not None and busy > 0 else None,
         peak_memory=max((row.peak_memory for row in own if row.peak_memory is not None), default=None),
         energy=_sum_of_reals(row.energy for row in own),
         dropped=sum(row.dropped for row in own),
@@ -141,4 +148,5 @@ def _sum_of_reals(values: Iterable[float | None]) -> float | None:
 
 
 def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
+    """A whole number of 64 bits; anything else is no count of anything."""
+    return None if value is None or not -_LARGEST <= value < _LARGEST else int(value)

@@ -2,11 +2,11 @@
 
 In comes a ``Session``; out comes one mapping. Times inside a request are microseconds since its start. Module calls refer to a table of
 what is the same for all calls of a module. Over ``DETAIL_BUDGET`` spans the detail of later requests is left out, and each says so.
+Values keep what the file holds: integers that a double of the page's script cannot hold are text of their digits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from inferspan import semconv
 from inferspan.report.breakdown import breakdowns
 from inferspan.report.metric_series import Series
 from inferspan.report.overview import request_row, totals
+from inferspan.report.plain import plain, rounded, unknown_as_none
 from inferspan.report.quantities import counted
 from inferspan.report.session import MODULE, Request, Session, Span, level_of
 from inferspan.report.tokens import Token, token_fields, tokens_of
@@ -24,6 +25,8 @@ DETAIL_BUDGET = 40_000
 """Step and module spans that one page holds; a browser stays quick with that, and the file stays under some megabytes."""
 _MOST_REQUESTS = 5_000
 _MOST_TOKENS = 4_096
+_MOST_SERIES = 5_000
+_MOST_EVENTS = 100
 _STATIC_KEYS = (
     semconv.MODULE_NAME, semconv.MODULE_TYPE, semconv.MODULE_LAYER_INDEX, semconv.INPUT_SHAPES, semconv.OUTPUT_SHAPES,
     semconv.INPUT_DTYPES, semconv.OUTPUT_DTYPES, semconv.DEVICE, semconv.PHASE,
@@ -45,7 +48,7 @@ class _Page:
         key = (span.name, *((name, repr(value)) for name, value in static.items()))
         number = self.module_numbers.setdefault(key, len(self.modules))
         if number == len(self.modules):
-            self.modules.append({"name": span.name, "attributes": static})
+            self.modules.append({"name": span.name, "attributes": plain(static)})
         return number
 
 
@@ -65,15 +68,17 @@ def payload(session: Session, *, budget: int = DETAIL_BUDGET) -> dict[str, Any]:
     if len(shown) < len(session.requests):
         left = counted(len(session.requests) - len(shown), "earlier request is", "earlier requests are")
         notes.append(f"{left} counted in the summary but not listed.")
+    if len(session.series) > _MOST_SERIES:
+        notes.append(f"Metric series over the {_MOST_SERIES:,} that a page shows, left out: {len(session.series) - _MOST_SERIES:,}.")
     return {
         "file": session.path.name,
         "notes": notes,
-        "totals": totals(rows)._asdict(),
+        "totals": plain(totals(rows)._asdict()),
         "requests": requests,
         "modules": page.modules,
         "tokenFields": token_fields(),
-        "series": [_series(series) for series in session.series],
-        "resources": session.resources,
+        "series": [_series(series) for series in session.series[:_MOST_SERIES]],
+        "resources": [plain(resource) for resource in session.resources],
         "briefs": _BRIEFS,
     }
 
@@ -82,26 +87,32 @@ def _request(request: Request, page: _Page) -> dict[str, Any]:
     span = request.span
     tokens = tokens_of(request)
     exception = next((event.attributes for event in span.events if event.name == "exception"), {})
+    others = [event for event in span.events if event.attributes is not exception]
     hidden = (*_ARRAYS_SHOWN_AS_TOKENS, *_MESSAGES)
     return {
-        "row": request_row(request)._asdict() | {"start_ns": str(span.start_ns)},
+        "row": plain(request_row(request)._asdict()) | {"start_ns": str(span.start_ns)},
         "kind": request.kind,
-        "startMs": span.start_ns / 1e6,
-        "us": round(span.seconds * 1e6, 1),
-        "trace": span.trace_id,
-        "span": span.span_id,
+        "startMs": span.start_ns / 1e6 or None,
+        "us": _length(span),
+        "trace": plain(span.trace_id),
+        "span": plain(span.span_id),
         "resource": span.resource,
-        "callers": request.callers,
-        "message": span.status_message,
-        "exception": dict(exception),
-        "attributes": {key: _round(value) for key, value in span.attributes.items() if key not in hidden},
-        "messages": {key: span.attributes[key] for key in _MESSAGES if key in span.attributes},
+        "callers": plain(request.callers),
+        "message": plain(span.status_message),
+        "exception": plain(exception),
+        "events": [[event.name, _since(event.time_ns, span), plain(event.attributes)] for event in others[:_MOST_EVENTS]],
+        "eventsInFile": len(others),
+        "links": [[link.trace_id, link.span_id, plain(link.attributes)] for link in span.links[:_MOST_EVENTS]],
+        "attributes": plain({key: value for key, value in span.attributes.items() if key not in hidden}),
+        "messages": plain({key: span.attributes[key] for key in _MESSAGES if key in span.attributes}),
         "phases": _phases(request, page),
         "calls": _module_calls(span, span.start_ns, page),
         "detailLeftOut": page.budget <= 0 and bool(span.children),
         "tokens": [[_token(token) for token in row[:_MOST_TOKENS]] for row in tokens.rows],
         "tokenReasons": tokens.reasons,
-        "breakdowns": [part._asdict() | {"parts": [piece._asdict() for piece in part.parts]} for part in breakdowns(request)],
+        "breakdowns": [
+            plain(part._asdict()) | {"parts": [plain(piece._asdict()) for piece in part.parts]} for part in breakdowns(request)
+        ],
         "unobserved": request.text(semconv.UNOBSERVED),
     }
 
@@ -123,10 +134,10 @@ def _phases(request: Request, page: _Page) -> list[dict[str, Any]]:
 def _bar(span: Span, start: int, page: _Page) -> dict[str, Any]:
     return {
         "name": span.name,
-        "at": _micros(span.start_ns - start),
-        "us": round(span.seconds * 1e6, 1),
+        "at": _at(span, start),
+        "us": _length(span),
         "failed": span.failed,
-        "attributes": {key: _round(value) for key, value in span.attributes.items()},
+        "attributes": rounded(span.attributes),
     }
 
 
@@ -137,16 +148,16 @@ def _module_calls(span: Span, start: int, page: _Page) -> list[list[Any]]:
     while waiting and page.budget > 0:
         module, depth = waiting.pop()
         page.budget -= 1
-        own = {key: _round(value) for key, value in module.attributes.items() if key not in _STATIC_KEYS and key not in _REPEATED_KEYS}
-        at, length = _micros(module.start_ns - start), round(module.seconds * 1e6, 1)
+        own = rounded({key: value for key, value in module.attributes.items() if key not in _STATIC_KEYS and key not in _REPEATED_KEYS})
+        at, length = _at(module, start), _length(module)
         calls.append([page.module_number(module), depth, at, length, int(module.failed), own or 0])
         waiting.extend((child, depth + 1) for child in reversed(module.children) if level_of(child) == MODULE)
     return calls
 
 
 def _token(token: Token) -> list[Any]:
-    values = [_round(getattr(token, name)) for name in token_fields()]
-    while values and values[-1] in (None, ()):
+    values = [rounded(getattr(token, name)) for name in token_fields()]
+    while values and values[-1] in (None, []):
         values.pop()
     return values
 
@@ -157,34 +168,36 @@ def _series(series: Series) -> dict[str, Any]:
         "kind": series.kind,
         "unit": series.unit,
         "description": series.description or getattr(semconv.METRICS.get(series.name), "brief", ""),
-        "attributes": series.attributes,
+        "attributes": plain(series.attributes),
         "resource": series.resource,
     }
     if series.histogram is not None:
         histogram = series.histogram
         found["histogram"] = {
             "bounds": histogram.bounds,
-            "counts": histogram.counts,
-            "count": histogram.count,
-            "sum": histogram.sum,
-            "p50": histogram.quantile(0.5),
-            "p95": histogram.quantile(0.95),
+            "counts": plain(histogram.counts),
+            "count": plain(histogram.count),
+            "sum": unknown_as_none(histogram.sum),
+            "p50": unknown_as_none(histogram.quantile(0.5)),
+            "p95": unknown_as_none(histogram.quantile(0.95)),
         }
     else:
-        found["points"] = [(round(time / 1e6), _round(value)) for time, value in series.points]
+        found["points"] = [(round(time / 1e6) if time else None, rounded(value)) for time, value in series.points]
     return found
+
+
+def _length(span: Span) -> float | None:
+    return _micros(span.end_ns - span.start_ns) if span.timed else None
+
+
+def _at(span: Span, start: int) -> float:
+    """Microseconds from the start of a request to that of a span; 0 where one of them is not known."""
+    return _micros(span.start_ns - start) if start and span.start_ns else 0.0
+
+
+def _since(time: int, span: Span) -> float | None:
+    return _micros(time - span.start_ns) if time and span.start_ns else None
 
 
 def _micros(nanoseconds: int) -> float:
     return round(nanoseconds / 1e3, 1)
-
-
-def _round(value: Any) -> Any:
-    """Six significant digits are more than a page shows, and half the bytes."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, tuple | list):
-        return [_round(part) for part in value]
-    if isinstance(value, Mapping):
-        return {key: _round(part) for key, part in value.items()}
-    return value

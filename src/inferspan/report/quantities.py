@@ -14,6 +14,8 @@ def real_text(value: float | None, unit: str = "") -> str:
     if value is None:
         return ABSENT
     size = abs(value)
+    if size >= 1e15:
+        return f"{value:.2e} {unit}".rstrip()
     digits = 0 if size >= 100 or value == 0 else 1 if size >= 10 else 2 if size >= 1 else 3
     text = f"{value:,.{digits}f}" if size >= 1e-3 or value == 0 else f"{value:.2e}"
     return f"{text} {unit}".rstrip()

@@ -15,13 +15,30 @@ from typing import Any
 
 from inferspan import semconv
 from inferspan.report.metric_series import Series, SeriesTable
-from inferspan.report.otlp_lines import LineCounts, SessionFileError, Value, attributes_of, integer, objects, read_lines
+from inferspan.report.otlp_lines import (
+    LineCounts,
+    SessionFileError,
+    Value,
+    attributes_of,
+    moment,
+    objects,
+    read_lines,
+    text_of,
+)
+from inferspan.report.stream import LONGEST_LINE
 
-__all__ = ["Event", "Request", "Session", "SessionFileError", "Span", "level_of", "read_session"]
+__all__ = ["Event", "Link", "Request", "Session", "SessionFileError", "Span", "level_of", "read_session"]
 
 REQUEST, PHASE, STEP, MODULE, PROFILED = "request", "phase", "step", "module", "profiled"
 _ERROR_CODES = (2, "2", "STATUS_CODE_ERROR")
 _LONGEST_CHAIN = 32
+ROOM = 2 * 1024**3
+"""Estimated bytes of spans and log records that are kept; of spans with their modules some 700,000."""
+_SPAN_SIZE = 1000
+_MOST_RESOURCES = 5_000
+"""Further ones are shown as one without attributes."""
+_SIZE_OF_TEXT = 2
+"""Bytes of memory for each byte of a line, on top of the objects themselves."""
 
 
 @dataclass(slots=True)
@@ -34,8 +51,17 @@ class Event:
 
 
 @dataclass(slots=True)
+class Link:
+    """A link of a span to another one."""
+
+    trace_id: str
+    span_id: str
+    attributes: Mapping[str, Value]
+
+
+@dataclass(slots=True)
 class Span:
-    """One span of ours; times are nanoseconds since the Unix epoch, ``resource`` indexes ``Session.resources``."""
+    """One span of ours; times are nanoseconds since the Unix epoch, 0 if unknown, ``resource`` indexes ``Session.resources``."""
 
     trace_id: str
     span_id: str
@@ -47,19 +73,25 @@ class Span:
     failed: bool
     status_message: str
     events: tuple[Event, ...]
+    links: tuple[Link, ...]
     resource: int
     children: list[Span] = field(default_factory=list)
 
     @property
+    def timed(self) -> bool:
+        """Whether the duration is known: both times are, and they are in order."""
+        return 0 < self.start_ns <= self.end_ns
+
+    @property
     def seconds(self) -> float:
-        """Duration in seconds, by the host's clock; never negative."""
-        return max(0, self.end_ns - self.start_ns) / 1e9
+        """Duration in seconds, by the host's clock; 0 where it is not known."""
+        return (self.end_ns - self.start_ns) / 1e9 if self.timed else 0.0
 
     @property
     def measured_seconds(self) -> float:
         """Device time in seconds where it was measured, else the duration by the host's clock."""
         value = self.attributes.get(semconv.DEVICE_TIME)
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else self.seconds
+        return max(0.0, float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else self.seconds
 
 
 @dataclass(slots=True)
@@ -107,12 +139,38 @@ class Request:
     def numbers(self, key: str) -> tuple[float, ...]:
         """A numeric array of the request span, empty if it is absent."""
         value = self.span.attributes.get(key)
-        return tuple(part for part in value if isinstance(part, int | float)) if isinstance(value, tuple) else ()
+        parts = value if isinstance(value, tuple) else ()
+        return tuple(part for part in parts if isinstance(part, int | float) and not isinstance(part, bool))
 
     def texts(self, key: str) -> tuple[str, ...]:
         """A text array of the request span, empty if it is absent."""
         value = self.span.attributes.get(key)
         return tuple(part for part in value if isinstance(part, str)) if isinstance(value, tuple) else ()
+
+
+@dataclass(slots=True)
+class LeftOut:
+    """Numbers of things in the file that could not be read, are more than fit into memory, or have no place in the report."""
+
+    spans: int = 0
+    logs: int = 0
+    points: int = 0
+    points_over: int = 0
+    metrics: int = 0
+    other_logs: int = 0
+
+    @property
+    def notes(self) -> list[str]:
+        """One sentence for each kind."""
+        told = (
+            (self.spans, "Spans over the memory that is used for a session, left out:"),
+            (self.logs, "Log records over the memory that is used for a session, left out:"),
+            (self.points_over, "Data points of further metric series than a report can hold, left out:"),
+            (self.points, "Data points of metrics that could not be read, left out:"),
+            (self.metrics, "Metrics without data points of a known kind, left out:"),
+            (self.other_logs, "Log records, which the report does not show:"),
+        )
+        return [f"{words} {number:,}." for number, words in told if number]
 
 
 @dataclass(slots=True)
@@ -127,6 +185,7 @@ class Session:
     third_party_spans: int = 0
     orphan_spans: int = 0
     log_records: int = 0
+    left_out: LeftOut = field(default_factory=lambda: LeftOut())
 
     @property
     def notes(self) -> list[str]:
@@ -136,6 +195,11 @@ class Session:
             found.append("The file is truncated: its last line is cut off (the process was killed, or is still writing) and was left out.")
         if self.lines.bad:
             found.append(f"Lines that are not OTLP JSON, left out: {self.lines.bad}; the first is line {self.lines.first_bad}.")
+        if self.lines.too_long:
+            size, first = LONGEST_LINE >> 20, self.lines.first_too_long
+            found.append(f"Lines longer than {size} MiB, left out: {self.lines.too_long}; the first is line {first}.")
+        if self.lines.given_up:
+            found.append(f"The rest of the file was not read: {self.lines.given_up}.")
         if self.orphan_spans:
             found.append(
                 "Spans whose request is not in the file (it is still running, was lost, or is in a rotated file), not shown:"
@@ -143,7 +207,7 @@ class Session:
             )
         if self.third_party_spans:
             found.append(f"Spans of other libraries, shown only as callers of requests: {self.third_party_spans}.")
-        return found
+        return [*found, *self.left_out.notes]
 
 
 @dataclass(slots=True)
@@ -156,27 +220,35 @@ class _Reading:
     content: dict[tuple[str, str], dict[str, Value]] = field(default_factory=dict)
     series: SeriesTable = field(default_factory=SeriesTable)
     log_records: int = 0
+    room: int = ROOM
+    left_out: LeftOut = field(default_factory=LeftOut)
 
     def resource(self, block: Mapping[str, Any]) -> int:
         holder = block.get("resource")
         attributes = attributes_of(holder, self.known) if isinstance(holder, dict) else {}
-        number = self.resource_numbers.setdefault(json.dumps(attributes, sort_keys=True), len(self.resources))
+        key = json.dumps(attributes, sort_keys=True)
+        if key not in self.resource_numbers and len(self.resources) >= _MOST_RESOURCES:
+            key, attributes = "", {}
+        number = self.resource_numbers.setdefault(key, len(self.resources))
         if number == len(self.resources):
             self.resources.append(attributes)
         return number
 
 
-def read_session(path: str | Path) -> Session:
+def read_session(path: str | Path, *, room: int = ROOM) -> Session:
     """Read a session file.
 
     Args:
-        path: file of OTLP JSON lines, plain or gzipped.
+        path: file of OTLP JSON lines, plain or gzipped; a pipe or a device as well.
+        room: bytes of memory, estimated, that spans and log records may take; further ones are counted and left out.
 
     Raises:
         SessionFileError: the file is missing, unreadable, empty or not OTLP JSON lines.
     """
-    path, counts, reading = Path(path), LineCounts(), _Reading()
-    for line in read_lines(path, counts):
+    path, counts, reading = Path(path), LineCounts(), _Reading(room=room)
+    for line, size in read_lines(path, counts):
+        if isinstance(line.get("resourceSpans"), list) or isinstance(line.get("resourceLogs"), list):
+            reading.room -= _SIZE_OF_TEXT * size
         for block in objects(line, "resourceSpans"):
             _read_spans(block, reading)
         for block in objects(line, "resourceMetrics"):
@@ -187,6 +259,8 @@ def read_session(path: str | Path) -> Session:
         for block in objects(line, "resourceLogs"):
             _read_logs(block, reading)
     requests, orphans = _grow(reading)
+    left_out, table = reading.left_out, reading.series
+    left_out.points, left_out.points_over, left_out.metrics = table.unreadable, table.over, table.unknown
     return Session(
         path=path,
         requests=requests,
@@ -196,6 +270,7 @@ def read_session(path: str | Path) -> Session:
         third_party_spans=len(reading.third_party),
         orphan_spans=orphans,
         log_records=reading.log_records,
+        left_out=left_out,
     )
 
 
@@ -219,34 +294,43 @@ def _read_spans(block: Mapping[str, Any], reading: _Reading) -> None:
         scope = holder.get("scope") or holder.get("instrumentationLibrary")
         ours = isinstance(scope, dict) and scope.get("name") == semconv.SCOPE
         for raw in objects(holder, "spans"):
-            key = (str(raw.get("traceId", "")).lower(), str(raw.get("spanId", "")).lower())
-            parent = str(raw.get("parentSpanId") or "").lower()
+            key = _ids(raw)
+            parent = text_of(raw.get("parentSpanId")).lower()
             if not all(key):
                 continue
+            if reading.room <= 0:
+                reading.left_out.spans += 1
+                continue
+            reading.room -= _SPAN_SIZE
             if ours:
                 reading.spans[key] = _span(raw, key, parent, number, reading.known)
             else:
-                reading.third_party[key] = (str(raw.get("name", "")), parent)
+                reading.third_party[key] = (text_of(raw.get("name")), parent)
+
+
+def _ids(raw: Mapping[str, Any]) -> tuple[str, str]:
+    return text_of(raw.get("traceId")).lower(), text_of(raw.get("spanId")).lower()
 
 
 def _span(raw: Mapping[str, Any], key: tuple[str, str], parent: str, resource: int, known: dict[Value, Value]) -> Span:
     status = raw.get("status")
     status = status if isinstance(status, dict) else {}
-    name = str(raw.get("name") or "")
+    name = text_of(raw.get("name"))
     return Span(
         trace_id=str(known.setdefault(key[0], key[0])),
         span_id=key[1],
         parent_id=parent,
         name=str(known.setdefault(name, name)),
-        start_ns=integer(raw.get("startTimeUnixNano")),
-        end_ns=integer(raw.get("endTimeUnixNano")),
+        start_ns=moment(raw.get("startTimeUnixNano")),
+        end_ns=moment(raw.get("endTimeUnixNano")),
         attributes=attributes_of(raw, known),
         failed=status.get("code") in _ERROR_CODES,
-        status_message=str(status.get("message", "")),
+        status_message=text_of(status.get("message")),
         events=tuple(
-            Event(str(event.get("name", "")), integer(event.get("timeUnixNano")), attributes_of(event, known))
+            Event(text_of(event.get("name")), moment(event.get("timeUnixNano")), attributes_of(event, known))
             for event in objects(raw, "events")
         ),
+        links=tuple(Link(*_ids(link), attributes_of(link, known)) for link in objects(raw, "links")),
         resource=resource,
     )
 
@@ -255,12 +339,16 @@ def _read_logs(block: Mapping[str, Any], reading: _Reading) -> None:
     for scope in objects(block, "scopeLogs", "instrumentationLibraryLogs"):
         for record in objects(scope, "logRecords"):
             reading.log_records += 1
+            if reading.room <= 0:
+                reading.left_out.logs += 1
+                continue
             attributes = attributes_of(record, reading.known)
             name = record.get("eventName") or attributes.get("event.name")
             if name == semconv.CONTENT_EVENT:
-                key = (str(record.get("traceId", "")).lower(), str(record.get("spanId", "")).lower())
                 messages = (semconv.INPUT_MESSAGES, semconv.OUTPUT_MESSAGES)
-                reading.content[key] = {message: attributes[message] for message in messages if message in attributes}
+                reading.content[_ids(record)] = {message: attributes[message] for message in messages if message in attributes}
+            else:
+                reading.left_out.other_logs += 1
 
 
 def _grow(reading: _Reading) -> tuple[list[Request], int]:

@@ -29,9 +29,10 @@ def summary(session: Session, *, colour: bool = False, most: int = 50) -> str:
         most: number of requests in the table; of more, the last ones are shown.
     """
     rows = request_rows(session)
-    if not rows:
-        return f"{_clean(str(session.path))}: no request of an instrumented model in this file"
-    parts = [f"{_clean(str(session.path))}: {totals_line(totals(rows))}", "", table(rows, colour=colour, most=most)]
+    if rows:
+        parts = [f"{_clean(str(session.path))}: {totals_line(totals(rows))}", "", table(rows, colour=colour, most=most)]
+    else:
+        parts = [f"{_clean(str(session.path))}: no request of an instrumented model in this file"]
     if session.notes:
         parts += ["", *(f"note: {note}" for note in session.notes)]
     return "\n".join(parts)

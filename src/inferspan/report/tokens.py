@@ -54,7 +54,7 @@ def tokens_of(request: Request) -> TokenTable:
     """The tokens of a request, row by row; no rows if nothing is known of any token."""
     if request.kind == "forward":
         return TokenTable([], ["A plain forward pass generates no tokens."])
-    lengths = [int(length) for length in request.numbers(semconv.SEQUENCE_OUTPUT_TOKENS)]
+    lengths = [max(0, int(length)) for length in request.numbers(semconv.SEQUENCE_OUTPUT_TOKENS)]
     steps = _token_steps(request)
     rows = _rows_from_steps(steps, lengths)
     _fill_first_row(request, rows, lengths)

@@ -39,6 +39,7 @@ const COLUMNS = [
 ];
 
 const resultText = (r) => (r.row.failed ? "error " + (r.row.error_type || "") : r.row.finish_reasons.join(", "));
+const lastOf = (list, value) => Math.max(...list.map(value));
 
 function resultTags(request) {
   const counts = new Map();
@@ -52,8 +53,9 @@ function resultTags(request) {
 }
 
 function whenBar(request) {
-  const first = Math.min(...data.requests.map((r) => r.startMs));
-  whenBar.span = whenBar.span || Math.max(...data.requests.map((r) => r.startMs + r.us / 1e3)) - first || 1;
+  if (request.startMs === null) return ABSENT;
+  const known = data.requests.filter((r) => r.startMs !== null), first = Math.min(...known.map((r) => r.startMs));
+  whenBar.span = whenBar.span || lastOf(known, (r) => r.startMs + r.us / 1e3) - first || 1;
   return make("div", { class: "when", tip: clock(request.startMs) + "\n" + seconds((request.startMs - first) / 1e3) + " after the first request" },
     make("i", { class: request.row.failed ? "bad" : "", style: {
       left: Math.min(97, (request.startMs - first) / whenBar.span * 100) + "%", width: request.us / 10 / whenBar.span + "%" } }));
@@ -92,7 +94,7 @@ function requestTable(choose) {
 }
 
 function fact(name, value, meaning) {
-  return value === null || value === undefined || value === ABSENT ? null : make("span", { tip: meaning }, make("span", { class: "dim" }, name + " "), make("b", {}, value));
+  return value === null || value === undefined || value === ABSENT ? null : make("span", { tip: meaning }, make("span", { class: "dim" }, name + " "), make("b", {}, plain(value)));
 }
 
 function failure(request) {
@@ -109,17 +111,34 @@ function messages(request) {
   return make("details", { open: true }, make("summary", {}, "Prompts and outputs"), found.flatMap(([key, value]) => {
     let list = value;
     try { list = typeof value === "string" ? JSON.parse(value) : value; } catch { list = [{ role: key, parts: [{ content: value }] }]; }
-    return (Array.isArray(list) ? list : []).map((message) => make("div", { class: "message" },
-      make("div", { class: "dim small" }, (key.includes("input") ? "input, " : "output, ") + (message.role || "?") + (message.finish_reason ? ", " + message.finish_reason : "")),
-      make("pre", {}, (message.parts || []).map((part) => part.content ?? JSON.stringify(part)).join("\n"))));
+    return (Array.isArray(list) ? list : [list]).map((message) => {
+      const known = message && typeof message === "object" ? message : { parts: [{ content: message }] };
+      const parts = Array.isArray(known.parts) ? known.parts : [known];
+      return make("div", { class: "message" },
+        make("div", { class: "dim small" }, (key.includes("input") ? "input, " : "output, ") + plain(known.role || "?") + (known.finish_reason ? ", " + plain(known.finish_reason) : "")),
+        make("pre", {}, parts.map((part) => plain(part && typeof part === "object" && "content" in part ? part.content : part)).join("\n")));
+    });
   }));
+}
+
+// Events other than the exception, and links to other spans: what the program itself has put on the request.
+function eventsAndLinks(request) {
+  const rows = [
+    ...request.events.map(([name, at, attributes]) => ["event " + name, at === null ? ABSENT : micros(at), attributes]),
+    ...request.links.map(([trace, span, attributes]) => ["link to trace " + trace + ", span " + span, "", attributes]),
+  ];
+  if (!rows.length) return null;
+  const more = request.eventsInFile - request.events.length;
+  return make("details", {}, make("summary", {}, "Events and links (" + rows.length + (more > 0 ? ", and " + counted(more, "event") + " left out" : "") + ")"),
+    make("div", { class: "panel scroll" }, make("table", { class: "pairs" }, make("tbody", {}, rows.map(([name, at, attributes]) =>
+      make("tr", {}, make("td", { class: "mono" }, name), make("td", {}, at), make("td", { class: "mono line" }, attributeTip(attributes))))))));
 }
 
 function requestView(request) {
   const a = request.attributes, r = request.row;
   return [
     make("h2", {}, "Request " + request.number + ": " + r.name),
-    failure(request),
+    drawn(() => failure(request)),
     make("div", { class: "facts" },
       fact("duration", micros(request.us)), fact("time to first token", seconds(r.ttft)), fact("time per output token", seconds(r.tpot)),
       fact("output", r.tokens_per_second === null ? null : perSecond(r.tokens_per_second)),
@@ -132,7 +151,7 @@ function requestView(request) {
     r.dropped ? make("div", { class: "note" }, counted(r.dropped, "span") + " of this request left out over its span budget (setting max_spans_per_trace).") : null,
     a["inferspan.detail.kept"] === true && make("div", { class: "note" }, "Detail kept because of: " + a["inferspan.detail.rule"] + " (setting keep)."),
     request.detailLeftOut && make("div", { class: "note" }, "The file holds more spans than one page can show; steps and modules of this request are left out here."),
-    timeline(request), tokenView(request), breakdownView(request), messages(request),
+    ...[timeline, tokenView, breakdownView, messages, eventsAndLinks].map((part) => drawn(() => part(request))),
     make("details", {}, make("summary", {}, "All attributes of the request"), make("div", { class: "panel scroll" }, pairs(a))),
   ];
 }

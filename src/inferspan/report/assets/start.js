@@ -11,22 +11,22 @@ function choose(request, quiet) {
     other.chosen = other === request;
     if (other.line) other.line.className = other.chosen ? "chosen" : "";
   }
-  detail.replaceChildren(...requestView(request).flat(Infinity).filter(Boolean));
+  detail.replaceChildren(...[drawn(() => requestView(request))].flat(Infinity).filter(Boolean));
   if (!quiet) history.replaceState(null, "", "#request-" + request.number);
 }
 
 document.getElementById("page").append(...[
   make("div", { class: "head" }, make("div", {}, make("h1", {}, data.title),
-    make("div", { class: "dim small" }, "session file " + data.file + (data.requests.length ? ", from " + clock(data.requests[0].startMs) : ""))),
+    make("div", { class: "dim small" }, "session file " + data.file + data.requests.filter((request) => request.startMs !== null).slice(0, 1).map((request) => ", from " + clock(request.startMs)))),
   make("button", { onclick: () => setTheme(root.dataset.theme !== "dark"), "aria-label": "switch between light and dark" }, "light / dark")),
   ...data.notes.map((note) => make("div", { class: "note" }, note)),
-  cards(),
+  drawn(cards),
   make("h2", {}, "Requests"),
-  ...(data.requests.length ? requestTable((request) => choose(request)) : [make("div", { class: "panel dim" },
-    "No request of an instrumented model is in this file. Call inferspan.instrument(model) before the model is used, and let the process end or call inferspan.flush().")]),
+  data.requests.length ? drawn(() => requestTable((request) => choose(request))) : [make("div", { class: "panel dim" },
+    "No request of an instrumented model is in this file. Call inferspan.instrument(model) before the model is used, and let the process end or call inferspan.flush().")],
   detail,
-  ...metricsView(),
-  ...resourcesView(),
+  drawn(metricsView),
+  drawn(resourcesView),
   make("footer", {}, "Written by inferspan " + data.version + ". Times are host times unless a device time is named. A dash means that the session does not say."),
 ].flat(Infinity).filter(Boolean));
 

@@ -251,6 +251,7 @@ class GenerateCall(Call):
             self._close_step(now, (), None)
             if self.length is None and getattr(self.config, "prefill_chunk_size", None) is not None:
                 self.cached += self._look_at_inputs(given)[1] or 0
+            self.overhead += perf_counter_ns() - now
         if self.awaiting:
             if self.first_token is None:
                 self._token_known(now)
@@ -261,6 +262,7 @@ class GenerateCall(Call):
 
     def begin_step(self, inputs: Any) -> None:
         """Inputs are prepared; the forward pass starts."""
+        began = perf_counter_ns()
         if self.part is not None:
             with contain("profiler window"):
                 self.part.begin()
@@ -276,7 +278,7 @@ class GenerateCall(Call):
             if self.hooked or self.index == 0 or (self.all_steps and (budget.spent < budget.soft or budget.keeps_next_step)):
                 clock.begin()
         now = perf_counter_ns()
-        self.overhead += now - self.last
+        self.overhead += now - began
         self.step_start = now
         self.step_open = True
 

@@ -36,6 +36,7 @@ from inferspan.records import AttributeValue, Failure, ModuleInfo, RequestEnd, R
 from .budget import Budget
 from .call import Call, current
 from .failures import error_type, failure_of
+from .owner import Owner
 
 if TYPE_CHECKING:
     from inferspan.capture.device.clock import CallClock
@@ -52,9 +53,11 @@ INTERRUPTED = Failure("_OTHER", "the forward pass was interrupted", "")
 class ForwardCall(Call):
     """One plain forward pass of an instrumented model."""
 
-    def __init__(self, target: Target, inputs: Described, *, compiled: bool = False, **options: Any) -> None:
+    def __init__(self, target: Owner, inputs: Described, *, compiled: bool = False, by_hooks: bool = True, **options: Any) -> None:
         super().__init__(**options)
         self.compiled = compiled
+        self.by_hooks = by_hooks
+        """Whether only hooks on the root tell its end, which an interrupt skips."""
         self.target = target
         self.engine = target.engine
         self.inputs = inputs
@@ -74,7 +77,7 @@ class ForwardCall(Call):
                     target.engine.release()
                 raise
 
-    def _open(self, target: Target) -> None:
+    def _open(self, target: Owner) -> None:
         """Attach and begin what detail needs."""
         self.output_stats = target.new_output_stats()
         engine = target.engine
@@ -277,14 +280,24 @@ def close_stale(root: nn.Module | None) -> None:
         # One that uninstrument() has ended may still run, but nothing belongs to it any more.
         if not call.finished:
             owner = call.target.model
-            if call.target.compiled_call is not None or (owner is not None and _runs(owner, within=1 if owner is root else 0)):
+            if not call.by_hooks or (owner is not None and _runs(owner, within=1 if owner is root else 0)):
                 return
         call.finish(None, INTERRUPTED, perf_counter_ns())
         call = current.call
 
 
-def start_forward(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], *, compiled: bool = False) -> ForwardCall | None:
-    """Open the request of a plain forward pass, or ``None`` where telemetry stays out; ``compiled``: Dynamo evaluates its frames."""
+def start_forward(
+    target: Owner, args: tuple[Any, ...], kwargs: dict[str, Any], *, compiled: bool = False, by_hooks: bool = True
+) -> ForwardCall | None:
+    """Open the request of a plain forward pass, or ``None`` where telemetry stays out.
+
+    Args:
+        target: the instrumentation of the model.
+        args: positional arguments of the pass.
+        kwargs: its keyword arguments.
+        compiled: whether Dynamo evaluates its frames.
+        by_hooks: whether only hooks on the root tell its end.
+    """
     compiling.listen()
     if is_transforming() or _PACKED <= kwargs.keys():
         return None
@@ -299,7 +312,9 @@ def start_forward(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any],
     try:
         inputs = describe((*args[:8], *kwargs.values())) if kwargs else describe(args)
         budget = Budget(target.settings.span_budget, steps=False)
-        call = ForwardCall(target, inputs, compiled=compiled, scope=scope, start=start, offset=offset, budget=budget, outer=outer)
+        call = ForwardCall(
+            target, inputs, compiled=compiled, by_hooks=by_hooks, scope=scope, start=start, offset=offset, budget=budget, outer=outer
+        )
     except BaseException:
         # Nothing else would end the request.
         scope.end(RequestEnd(start + offset, None, {}))
@@ -312,7 +327,7 @@ def start_forward(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any],
         target.opened(call)
         if call.part is not None:
             with contain("profiler window"):
-                call.part.begin(by_hooks=target.compiled_call is None)
+                call.part.begin(by_hooks=by_hooks)
             if call.clock is not None:
                 call.clock.begin()
         call.overhead = perf_counter_ns() - start
@@ -449,7 +464,7 @@ class CompiledCall:
             model = target.model
             if model is not None and not (outer is not None and outer.follows(model)):
                 close_stale(None)
-                call = start_forward(target, args, kwargs)
+                call = start_forward(target, args, kwargs, by_hooks=False)
         if call is None:
             return self.original(*args, **kwargs)
         try:

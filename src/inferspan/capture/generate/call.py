@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -24,6 +24,7 @@ from inferspan.capture.failures import failure_of
 from inferspan.capture.logits.ring import LogitRing
 from inferspan.capture.logits.statistics import StepLogits, whole_logits
 from inferspan.capture.modules.shapes import Described, describe, describe_like
+from inferspan.capture.owner import Owner
 from inferspan.guard import contain, report
 from inferspan.records import Failure, Phase, RequestEnd, Step
 
@@ -31,9 +32,6 @@ from .criteria import observe_criteria
 from .end import MAX_TOKENS_IN_ARRAYS, describe_end, kv_cache_bytes, reused_tokens
 from .step_attributes import StepFacts, StepRow
 from .tokens import Loop, sequences_of
-
-if TYPE_CHECKING:
-    from inferspan.capture.target import Target
 
 __all__ = ["GenerateCall"]
 
@@ -108,7 +106,7 @@ class GenerateCall(Call):
         "without_ids",
     )
 
-    def __init__(self, target: Target, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> None:
+    def __init__(self, target: Owner, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> None:
         super().__init__(**options)
         self.target = target
         self.engine = target.engine

@@ -8,16 +8,14 @@ exceptions through untouched.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from inferspan.capture.call import current
 from inferspan.capture.compile.state import is_compiling
 from inferspan.guard import contain, report
 
 from .call import GenerateCall
-
-if TYPE_CHECKING:
-    from inferspan.capture.target import Target
 
 __all__ = ["METHODS", "around_generate"]
 
@@ -30,7 +28,14 @@ def _running(module: Any) -> GenerateCall | None:
     return call if call is not None and call.follows(module) else None
 
 
-def around_generate(target_of: Any) -> Any:
+class _Instrumented(Protocol):
+    """The instrumentation of a model, as far as these wrappers know it."""
+
+    def start_generate(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GenerateCall | None:
+        """Open the request of a ``generate()``, or ``None`` where telemetry stays out."""
+
+
+def around_generate(target_of: Callable[[object], _Instrumented | None]) -> Any:
     """Wrapper of ``generate``; ``target_of(module)`` finds the instrumentation of a model, if it has one."""
 
     def generate(original: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -44,7 +49,7 @@ def around_generate(target_of: Any) -> Any:
                 inner = running
                 inner.enter_inner(args, kwargs)
             else:
-                target: Target | None = target_of(model)
+                target = target_of(model)
                 if target is not None:
                     call = target.start_generate(model, args, kwargs)
         if inner is not None:

@@ -1,0 +1,131 @@
+"""What a running request may ask of the model that it belongs to.
+
+Calls (plain forward passes and ``generate()``) see an :class:`Owner` and nothing else of the instrumentation, so the instrumentation may
+import them. :class:`~inferspan.capture.target.Target` is the owner of every real request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch import nn
+
+from inferspan.records import ModelInfo, ModuleInfo, Recorder
+from inferspan.settings import Settings
+
+from .call import Call
+from .device.clock import CallClock
+from .device.energy import RequestEnergy
+from .modules.hooks import ModuleObservers
+from .modules.output_stats import OutputStats
+from .profiler.window import Windows
+
+__all__ = ["Owner"]
+
+
+class Owner(Protocol):
+    """The instrumentation of one model, as its requests see it. Nothing here waits for a device."""
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+
+    @property
+    def recorder(self) -> Recorder:
+        """Where requests are recorded."""
+
+    @property
+    def is_open(self) -> bool:
+        """False from ``uninstrument()`` on, also while calls are still running."""
+
+    # ------------------------------------------------------------------------------------------------- facts of the model
+    @property
+    def model(self) -> nn.Module | None:
+        """The instrumented model; ``None`` once it has been collected."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """Name, architecture and static attributes."""
+
+    @property
+    def root_info(self) -> ModuleInfo:
+        """Facts of the model as a module, for a model that calls itself."""
+
+    @property
+    def device(self) -> Any:
+        """Device of the first parameter (a ``torch.device``), ``None`` for a model without parameters."""
+
+    @property
+    def members(self) -> Mapping[int, Any]:
+        """Weak references to generating modules inside the model, by identity: their passes belong to the model's request."""
+
+    @property
+    def has_plain_generate(self) -> bool:
+        """Whether ``generate()`` is that of transformers, so that its results mean what is documented."""
+
+    @property
+    def text_only(self) -> bool:
+        """Whether the model takes neither images nor audio."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """Decodes captured content; ``None`` without one."""
+
+    @property
+    def unobserved(self) -> str | None:
+        """What cannot be seen of the model, and why."""
+
+    def sharded_vocabulary(self) -> int:
+        """Number of entries of whole logits, if the model is tensor-parallel; else 0."""
+
+    # ---------------------------------------------------------------------------------------------------- what is recorded
+    @property
+    def content(self) -> bool:
+        """Whether prompts and outputs may be captured."""
+
+    @property
+    def ids_on_spans(self) -> bool:
+        """Whether token ids and texts may stand on spans."""
+
+    @property
+    def steps_wanted(self) -> str:
+        """Which steps get a span: ``all``, ``sampled`` or ``none``."""
+
+    @property
+    def hook_cost(self) -> int:
+        """Our own time for one recorded module call, in nanoseconds."""
+
+    @property
+    def engine(self) -> ModuleObservers:
+        """The observers of the submodules."""
+
+    @property
+    def windows(self) -> Windows:
+        """The profiler windows of the model."""
+
+    @property
+    def first_call(self) -> bool:
+        """True once: whether the call that asks is the first on this model."""
+
+    def new_output_stats(self) -> OutputStats | None:
+        """A collector of module output statistics, where the settings want them."""
+
+    def new_device_clock(self) -> CallClock | None:
+        """A clock for the device times of one request, where they can be measured."""
+
+    def new_energy_meter(self) -> RequestEnergy | None:
+        """A meter for the energy of one request, where it can be measured."""
+
+    def decode_token(self, token: int) -> str:
+        """Text of one token id."""
+
+    # ------------------------------------------------------------------------------------------------------- running calls
+    def opened(self, call: Call) -> None:
+        """Register a call that is running now."""
+
+    def closed(self, call: Call) -> None:
+        """Remove a call that has ended; hooks that waited for its end may go or come back now."""
+
+    def pause_root_hooks(self, call: Call) -> None:
+        """Keep hooks of ours off the model until ``call`` ends, because a region of it is about to be compiled."""

@@ -37,12 +37,12 @@ class Sleeping(LlamaForCausalLM):
         return super().prepare_inputs_for_generation(*args, **options)
 
     @functools.wraps(LlamaForCausalLM._update_model_kwargs_for_generation)
-    def _update_model_kwargs_for_generation(self, *args: Any, **options: Any) -> Any:
+    def _update_model_kwargs_for_generation(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
         self.nap("_update_model_kwargs_for_generation")
         return super()._update_model_kwargs_for_generation(*args, **options)
 
     @functools.wraps(LlamaForCausalLM.forward)
-    def forward(self, *args: Any, **options: Any) -> Any:
+    def forward(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
         """The forward pass."""
         self.nap("forward")
         return super().forward(*args, **options)

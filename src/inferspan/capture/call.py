@@ -50,6 +50,8 @@ class Call(CallLog):
         self._watched = False
         self.root_id = 0
         """Identity of the object whose ``generate()`` this is; 0 for a plain forward pass."""
+        self.adapter: Any = None
+        """What translates a loop into this request, for its wrappers to find; ``None`` for a plain forward pass."""
 
     def follows(self, module: object) -> bool:
         """Whether forward passes of ``module`` are steps of this call rather than requests of their own."""

@@ -16,12 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from inferspan import semconv
 from inferspan.capture.compile.state import SLOT
 from inferspan.capture.compile.watch import compiling
 from inferspan.capture.device.clock import CallClock, DeviceClock
 from inferspan.capture.device.energy import RequestEnergy
-from inferspan.capture.generate.call import GenerateCall
 from inferspan.capture.generate.wrappers import METHODS, around_generate
 from inferspan.capture.modules.hooks import ModuleObservers, iterates_hooks
 from inferspan.capture.modules.output_stats import OutputStats
@@ -29,15 +27,15 @@ from inferspan.capture.modules.recorder import IN_C
 from inferspan.capture.profiler.switch import install_switches
 from inferspan.capture.profiler.window import Window, Windows
 from inferspan.guard import contain
-from inferspan.records import ModuleInfo, Recorder, RequestEnd, RequestStart
+from inferspan.records import ModuleInfo, Recorder
 from inferspan.settings import Settings
 
-from .budget import Budget
 from .call import Call, current
 from .device import energy
 from .forward import INTERRUPTED, CompiledCall, ForwardCall, RootEnter, RootExit, close_stale
 from .model_info import model_device, model_info
 from .patching import ClassMethods, InstanceMethod, Undo
+from .request import Request
 
 __all__ = ["Target", "target_of"]
 
@@ -219,7 +217,7 @@ class Target:
     def compilation_begins(self) -> None:
         """Take hooks off while Dynamo compiles on this thread."""
         call = current.call
-        if isinstance(call, ForwardCall | GenerateCall) and call.target is self and not call.compiled:
+        if isinstance(call, ForwardCall | Request) and call.target is self and not call.compiled:
             self.engine.compiled_inside = True
         model, mine = self._model(), threading.get_ident()
         with self._root_lock:
@@ -260,44 +258,6 @@ class Target:
             self._restore_root_hooks()
 
     # --------------------------------------------------------------------------------------------------------- calls
-    def start_generate(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GenerateCall | None:
-        """Open the request of a ``generate()``, or ``None`` where telemetry stays out."""
-        began = perf_counter_ns()
-        compiling.listen()
-        close_stale(None)
-        outer = current.call
-        start, offset = Call.host_clock(outer)
-        nested = outer is not None
-        operation = self.settings.operation or self._operation(kwargs)
-        scope = self.recorder.start(
-            RequestStart("generate", operation, self.info, start + offset, nested, {}), outer.scope if outer is not None else None
-        )
-        if scope is None:
-            return None
-        try:
-            call = GenerateCall(
-                self, model, args, kwargs, scope=scope, start=start, offset=offset, budget=Budget(self.settings.span_budget), outer=outer
-            )
-        except BaseException:
-            # Nothing else would end the request, and its span would stay the current one.
-            scope.end(RequestEnd(start + offset, None, {}))
-            raise
-        try:
-            call.push()
-            call.overhead = perf_counter_ns() - began
-            self.opened(call)
-        except BaseException as error:
-            call.fail(error)
-            raise
-        return call
-
-    @staticmethod
-    def _operation(kwargs: dict[str, Any]) -> str:
-        media = ("pixel_values", "input_features", "input_values", "pixel_values_videos", "audio_values")
-        return (
-            semconv.OPERATION_GENERATE_CONTENT if any(kwargs.get(name) is not None for name in media) else semconv.OPERATION_TEXT_COMPLETION
-        )
-
     def opened(self, call: Call) -> None:
         """Note a running call, so that ``close`` can end it."""
         with self._root_lock:

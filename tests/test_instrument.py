@@ -284,12 +284,12 @@ def test_shut_down_early(telemetry: Telemetry) -> None:
 
 def test_failure_of_ours_at_the_start(telemetry: Telemetry, contained: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that we fail to follow runs all the same, its span ends, and the next one is whole."""
-    from inferspan.capture.generate import call as generate_call
+    from inferspan.capture.generate.step_modules import StepModules
 
     model = llama()
     telemetry.instrument(model, modules="none")
     with monkeypatch.context() as patch:
-        patch.setattr(generate_call.GenerateCall, "_sample_modules", lambda self, index: 1 / 0)
+        patch.setattr(StepModules, "choose", lambda self, index: 1 / 0)
         expected = _generate(llama())
         assert torch.equal(_generate(model), expected)
         assert trace.get_current_span() is trace.INVALID_SPAN

@@ -11,10 +11,11 @@ from opentelemetry import trace
 from torch import nn
 
 from inferspan import guard
-from inferspan.capture import budget, call, forward, root_hooks, target
+from inferspan.capture import budget, call, forward, recording, request, root_hooks, target
 from inferspan.capture.device import energy, memory
 from inferspan.capture.generate import call as generate_call
 from inferspan.capture.generate import criteria as stopping
+from inferspan.capture.generate import outcome, step_log, step_logits, step_modules, step_rows, wrappers
 from inferspan.capture.generate import step_attributes as step_facts
 from inferspan.capture.logits import ring as logit_ring
 from inferspan.capture.modules import device_rows, output_stats
@@ -37,23 +38,14 @@ PLACES: list[tuple[Any, str]] = [
     (forward, "describe"),
     (forward, "shape_attributes"),
     (forward.ForwardCall, "_describe_end"),
-    (generate_call, "LogitRing"),
-    (generate_call, "MemoryMeter"),
-    (generate_call, "_main_key"),
-    (generate_call, "compiled_graphs"),
-    (generate_call, "describe_like"),
-    (generate_call, "describe_end"),
-    (generate_call, "kv_cache_bytes"),
+    (generate_call, "describe_outcome"),
     (generate_call, "observe_criteria"),
     (generate_call, "reused_tokens"),
     (generate_call, "sequences_of"),
-    (generate_call.GenerateCall, "_append_logits"),
-    (generate_call.GenerateCall, "_close_step"),
-    (generate_call.GenerateCall, "_look_at_outputs"),
-    (generate_call.GenerateCall, "_sample_modules"),
-    (generate_call.GenerateCall, "_token_known"),
-    (generate_call.GenerateCall, "begin_step"),
+    (generate_call.GenerateCall, "begin_loop"),
     (generate_call.GenerateCall, "choose"),
+    (generate_call.GenerateCall, "look_at_inputs"),
+    (generate_call.GenerateCall, "look_at_pass"),
     (logit_ring.LogitRing, "append"),
     (logit_ring.LogitRing, "read"),
     (memory.MemoryMeter, "attributes"),
@@ -66,10 +58,39 @@ PLACES: list[tuple[Any, str]] = [
     (output_stats.OutputStats, "append"),
     (output_stats.OutputStats, "read"),
     (step_facts.StepFacts, "_attributes"),
+    (outcome, "_configuration"),
+    (outcome, "count_input"),
+    (outcome, "count_output"),
+    (outcome, "kv_cache_bytes"),
+    (recording, "Request"),
+    (request, "MemoryMeter"),
+    (request, "StepLog"),
+    (request, "compiled_graphs"),
+    (request, "describe_end"),
+    (request.Request, "begin_phase"),
+    (request.Request, "end_phase"),
+    (step_log, "describe_like"),
+    (step_log.StepLog, "_pattern_of"),
+    (step_log.StepLog, "begin"),
+    (step_log.StepLog, "choose"),
+    (step_log.StepLog, "close"),
+    (step_log.StepLog, "prepare"),
+    (step_log.StepLog, "token_known"),
+    (step_logits, "LogitRing"),
+    (step_logits.StepStatistics, "describe"),
+    (step_logits.StepStatistics, "last_position"),
+    (step_logits.StepStatistics, "take"),
+    (step_modules.StepModules, "choose"),
+    (step_rows.StepRows, "hand_over_some"),
+    (step_modules.StepModules, "hand_over"),
     (stopping, "_observed_class"),
-    (target, "GenerateCall"),
     (target.Target, "first_call"),
     (target.Target, "new_output_stats"),
+    (generate_call, "GenerateCall"),
+    (wrappers, "generate_arguments"),
+    (wrappers, "main_input"),
+    (wrappers, "pass_end"),
+    (wrappers, "start_generate"),
 ]
 
 

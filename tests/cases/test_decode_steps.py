@@ -17,7 +17,7 @@ from torch import Tensor
 import inferspan
 from inferspan import semconv
 from inferspan.capture.device import clock as device_clock
-from inferspan.capture.generate import call as generate_call
+from inferspan.capture.generate import step_log, step_logits
 from inferspan.capture.logits.ring import LogitRing
 from inferspan.capture.modules.recorder import IN_C
 from tests.capture.device.fake_cuda import FakeCuda
@@ -55,7 +55,7 @@ def _calls_of_ours(model: Any) -> float:
             model.generate(models.prompt(1, 6), do_sample=False, max_new_tokens=110, min_new_tokens=110, stopping_criteria=[Between()])
     finally:
         sys.setprofile(before)
-    assert calls["generate_call.choose"] == len(STEPS)
+    assert calls["call.choose"] == len(STEPS)
     return sum(calls.values()) / len(STEPS)
 
 
@@ -90,7 +90,7 @@ def test_calls_of_a_step_with_a_fused_kernel_and_device_times(telemetry: Telemet
     """What a GPU adds: a kernel is launched, two events are recorded, and read in groups."""
     kernel, cuda = FakeKernel(), FakeCuda(pointers=True)
     fused = kernel.kernels()
-    monkeypatch.setattr(generate_call, "LogitRing", functools.partial(LogitRing, fused=fused))
+    monkeypatch.setattr(step_logits, "LogitRing", functools.partial(LogitRing, fused=fused))
     monkeypatch.setattr(device_clock, "torch_cuda", cuda.torch_cuda)
     monkeypatch.setattr(device_clock, "load_driver", lambda devices: cuda)
     monkeypatch.setattr(device_clock, "cuda_devices", lambda model: (0,))
@@ -120,7 +120,7 @@ def test_steps_have_the_same_attributes_however_they_are_noted(
         return [dict(step.attributes or {}) for step in telemetry.spans() if step.name in STEP_NAMES][before:]
 
     quick = found()
-    monkeypatch.setattr(generate_call.GenerateCall, "_is_like", lambda *_: False)
+    monkeypatch.setattr(step_log.StepLog, "_pattern_of", lambda *_: None)
     assert found() == quick
     assert len(quick) == 40
 

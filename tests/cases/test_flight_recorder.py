@@ -22,8 +22,8 @@ from torch import Tensor, nn
 import inferspan
 from inferspan import semconv
 from inferspan.buffer import Buffer
-from inferspan.capture.generate import call as generate_call
 from inferspan.capture.generate import step_attributes as step_facts
+from inferspan.capture.generate import step_rows
 from inferspan.capture.logits import statistics as logits
 from inferspan.records import RequestEnd
 from tests.cases.models import llama, prompt
@@ -328,7 +328,7 @@ def test_what_is_not_kept_costs_nothing_but_the_appends(telemetry: Telemetry, mo
     monkeypatch.setattr(Buffer, "put", noting(put))
     monkeypatch.setattr(Buffer, "consume_now", noting(consume_now))
     monkeypatch.setattr(step_facts, "logit_attributes", lambda *args, **options: (next(texts), made(*args, **options))[1])
-    monkeypatch.setattr(generate_call, "LIVE", 3)
+    monkeypatch.setattr(step_rows, "LIVE", 3)
     model, plain = llama(), nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     telemetry.instrument(model, keep="errors", every_step=True)
     telemetry.instrument(plain, keep="errors", modules="all")

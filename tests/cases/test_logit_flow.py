@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from inferspan import semconv
-from inferspan.capture.generate import call as generate_call
+from inferspan.capture.generate import step_logits, step_rows
 from inferspan.capture.logits.ring import LogitRing
 from tests.capture.logits.fused_fakes import FakeKernel, FakeLink
 from tests.cases import models
@@ -41,13 +41,13 @@ def _entropies(telemetry: Telemetry) -> list[Any]:
 
 def _counting(handed: list[tuple[bool, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Note each hand-over: whether it may wait, and how many steps are kept after it."""
-    original = generate_call.GenerateCall._hand_over_steps
+    original = step_rows.StepRows.hand_over
 
-    def hand_over(call: Any, count: int, *, wait: bool, last: bool = False) -> None:
-        original(call, count, wait=wait, last=last)
-        handed.append((wait, len(call.steps_kept)))
+    def hand_over(rows: Any, count: int, *, wait: bool, last: bool = False) -> None:
+        original(rows, count, wait=wait, last=last)
+        handed.append((wait, len(rows.kept)))
 
-    monkeypatch.setattr(generate_call.GenerateCall, "_hand_over_steps", hand_over)
+    monkeypatch.setattr(step_rows.StepRows, "hand_over", hand_over)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["copies arrive", "copies are late"])
@@ -68,10 +68,10 @@ def test_a_long_request_hands_over_what_has_landed(telemetry: Telemetry, monkeyp
     entropies = _entropies(telemetry)
     assert len(entropies) == 100
     assert None not in entropies
-    monkeypatch.setattr(generate_call, "LIVE", 8)
-    monkeypatch.setattr(generate_call, "MOST_LIVE", 64)
+    monkeypatch.setattr(step_rows, "LIVE", 8)
+    monkeypatch.setattr(step_rows, "MOST_LIVE", 64)
     monkeypatch.setattr("inferspan.capture.logits.rows.CHUNK_STEPS", 4)
-    monkeypatch.setattr(generate_call, "LogitRing", functools.partial(LogitRing, link=link))
+    monkeypatch.setattr(step_logits, "LogitRing", functools.partial(LogitRing, link=link))
     _counting(handed, monkeypatch)
     assert torch.equal(_generate(model, 100), want)
     assert _entropies(telemetry)[100:] == entropies
@@ -95,7 +95,7 @@ def test_a_request_with_a_fused_kernel_has_the_same_spans(telemetry: Telemetry, 
     telemetry.instrument(model, modules="none", top_k=3, capture_content="SPAN_ONLY")
     _generate(model, 6)
     want = _steps(telemetry)
-    monkeypatch.setattr(generate_call, "LogitRing", functools.partial(LogitRing, fused=fused))
+    monkeypatch.setattr(step_logits, "LogitRing", functools.partial(LogitRing, fused=fused))
     _generate(model, 6)
     fused.join(10)
     launched = kernel.launches

@@ -16,7 +16,8 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 import inferspan
 from inferspan import semconv
 from inferspan.capture.call import current
-from inferspan.capture.generate import call as generate_call
+from inferspan.capture.generate import step_log
+from inferspan.capture.generate.arguments import PassEnd
 from inferspan.records import ModuleBatch, ModuleInfo
 from inferspan.spans.recorder import LiveRequestSpan
 from tests.cases import models
@@ -27,7 +28,7 @@ LIFTED = {"max_spans_per_trace": 50_000_000, "span_hard_cap": 50_000_000}
 
 def test_module_calls_leave_while_the_request_runs(telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of a long request are handed over every few thousand calls, all but the newest, and every span has its parent."""
-    monkeypatch.setattr(generate_call, "LIVE_CALLS", 30)
+    monkeypatch.setattr(step_log, "LIVE_CALLS", 30)
     handed: list[int] = []
     detail = LiveRequestSpan.detail
 
@@ -85,20 +86,23 @@ def test_memory_of_a_long_request(steps: int, mebibytes: int, settings: dict[str
 
     def loop(self: Any, inputs: Any, **options: Any) -> Any:
         """A decoding loop that calls what the wrappers of a real one call, without a model in it."""
-        call: Any = current.call
-        assert call is not None
-        criteria = call.begin_loop((), {}, [])
+        request: Any = current.call
+        assert request is not None
+        call = request.adapter
+        criteria = call.begin_loop(None, [])
         assert criteria is not None
         for step in range(steps):
-            call.before_step()
-            call.begin_step({"input_ids": zero})
+            call.steps.prepare()
+            call.steps.begin(zero)
             for info in infos:
-                if call.room > 0:
+                if request.room > 0:
                     now = perf_counter_ns()
-                    call.enter(info, (), now)
-                    call.leave(now)
-            call.end_step(({}, {}), {})
-            call.choose(call.loops[-1], zero.expand(1, step + 2), None)
+                    request.enter(info, (), now)
+                    request.leave(now)
+            call.steps.end(None)
+            if not call.known:
+                call.look_at_pass(PassEnd(True, None, None))
+            call.choose(call.run.loops[-1], zero.expand(1, step + 2), None)
             if step % (steps // 4) == steps // 4 - 1:
                 held.append(_held())
         return zero.expand(1, steps + 1)

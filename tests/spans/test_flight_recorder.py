@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from inferspan import semconv
 from inferspan.buffer import Buffer
-from inferspan.capture.generate import call as generate_call
+from inferspan.capture.generate import step_rows
 from inferspan.capture.generate.step_attributes import StepFacts
 from inferspan.capture.logits.statistics import LogitStatistics, StepLogits
 from inferspan.metrics.requests import RequestMetrics
@@ -134,7 +134,7 @@ def _step(number: int, modules: int, rows: int = 1) -> list[Any]:
             module: {key: number + place / 7 for place, key in enumerate(keys)} | {"a": 0, "b": 0, "c": number} for module in range(modules)
         }
     device = {module: number + module / 7 for module in statistics}
-    return [ModuleBatch(number, "decode", 0, ModuleCalls(calls), statistics, device), step._replace(size=step.size + generate_call.ROW_BYTES * rows)]
+    return [ModuleBatch(number, "decode", 0, ModuleCalls(calls), statistics, device), step._replace(size=step.size + step_rows.ROW_BYTES * rows)]
 
 
 def _long_request(bench: _Bench, steps: int, modules: int, rows: int = 1) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from inferspan import semconv
 from inferspan.capture.modules import recorder
@@ -61,6 +61,8 @@ class Call(CallLog):
         """Identity of the object whose ``generate()`` this is; 0 for a plain forward pass."""
         self.compiled = False
         """Whether passes of this call run inside something that was compiled."""
+        self.adapter: Any = None
+        """What translates a loop into this request, for its wrappers to find; ``None`` for a plain forward pass."""
 
     def follows(self, module: object) -> bool:
         """Whether forward passes of ``module`` are steps of this call rather than requests of their own."""

@@ -11,17 +11,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from time import perf_counter_ns
 from typing import Any
 
 import torch
 from torch import nn
 
-from inferspan import semconv
 from inferspan.capture.compile.watch import compiling
 from inferspan.capture.device.clock import CallClock, DeviceClock
 from inferspan.capture.device.energy import RequestEnergy
-from inferspan.capture.generate.call import GenerateCall
 from inferspan.capture.generate.wrappers import METHODS, around_generate
 from inferspan.capture.modules.hooks import ModuleObservers
 from inferspan.capture.modules.output_stats import OutputStats
@@ -29,10 +26,9 @@ from inferspan.capture.modules.recorder import IN_C
 from inferspan.capture.profiler.switch import install_switches
 from inferspan.capture.profiler.window import Window, Windows
 from inferspan.guard import contain
-from inferspan.records import ModuleInfo, Recorder, RequestEnd, RequestStart
+from inferspan.records import ModuleInfo, Recorder
 from inferspan.settings import Settings
 
-from .budget import Budget
 from .call import Call, current
 from .device import energy
 from .forward import close_stale
@@ -208,43 +204,6 @@ class Target:
             self._root.pause(call)
 
     # --------------------------------------------------------------------------------------------------------- calls
-    def start_generate(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GenerateCall | None:
-        """Open the request of a ``generate()``, or ``None`` where telemetry stays out."""
-        began = perf_counter_ns()
-        compiling.listen()
-        close_stale(None)
-        outer = current.call
-        start, offset = Call.host_clock(outer)
-        nested = outer is not None
-        operation = self.settings.operation or self._operation(kwargs)
-        scope = self.recorder.start(
-            RequestStart("generate", operation, self.info, start + offset, nested, {}), outer.scope if outer is not None else None
-        )
-        if scope is None:
-            return None
-        try:
-            call = GenerateCall(
-                self, model, args, kwargs, scope=scope, start=start, offset=offset, budget=Budget(self.settings.span_budget), outer=outer
-            )
-        except BaseException:
-            # Nothing else would end the request, and its span would stay the current one.
-            scope.end(RequestEnd(start + offset, None, {}))
-            raise
-        try:
-            call.push()
-            call.overhead = perf_counter_ns() - began
-        except BaseException as error:
-            call.fail(error)
-            raise
-        return call
-
-    @staticmethod
-    def _operation(kwargs: dict[str, Any]) -> str:
-        media = ("pixel_values", "input_features", "input_values", "pixel_values_videos", "audio_values")
-        return (
-            semconv.OPERATION_GENERATE_CONTENT if any(kwargs.get(name) is not None for name in media) else semconv.OPERATION_TEXT_COMPLETION
-        )
-
     def open_pass(self) -> OpenPass | None:
         """Register a forward pass of this thread; ``None`` if the model is not instrumented any more."""
         return self._root.open_pass() if self._root is not None else None

@@ -81,7 +81,7 @@ def test_calls_of_the_driver_for_a_step(cuda: FakeCuda) -> None:
 
 def test_long_generate(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that are handed over while the request runs have their times by then."""
-    monkeypatch.setattr("inferspan.capture.generate.call.LIVE", 8)
+    monkeypatch.setattr("inferspan.capture.generate.step_rows.LIVE", 8)
     handed: list[tuple[int, Any]] = []
 
     def detail(scope: object, records: Any) -> None:

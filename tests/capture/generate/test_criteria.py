@@ -37,7 +37,7 @@ class Listener:
 
 def _observe(*criteria: Any) -> tuple[Any, Loop, Listener]:
     loop, listener = Loop(), Listener()
-    return observe_criteria(StoppingCriteriaList(criteria), loop, listener), loop, listener  # type: ignore[arg-type]
+    return observe_criteria(StoppingCriteriaList(criteria), loop, listener.choose), loop, listener
 
 
 def test_reports_and_decides_as_before() -> None:
@@ -59,7 +59,7 @@ def test_length_and_end_tokens_are_not_custom() -> None:
 def test_users_list_is_untouched_and_copies_are_plain() -> None:
     """The caller's list stays what it is, and copies and pickles of ours are plain lists."""
     mine = StoppingCriteriaList([Own()])
-    observed = observe_criteria(mine, Loop(), Listener())  # type: ignore[arg-type]
+    observed = observe_criteria(mine, Loop(), Listener().choose)
     assert type(mine) is StoppingCriteriaList and observed is not mine and list(observed) == list(mine)
     assert {type(copy.deepcopy(observed)), type(pickle.loads(pickle.dumps(observed)))} == {StoppingCriteriaList}
 
@@ -67,8 +67,8 @@ def test_users_list_is_untouched_and_copies_are_plain() -> None:
 def test_anything_else_comes_back() -> None:
     """What is no criteria list is not replaced."""
     odd = [Own()]
-    assert observe_criteria(odd, Loop(), Listener()) is odd  # type: ignore[arg-type]
-    assert observe_criteria(None, Loop(), Listener()) is None  # type: ignore[arg-type]
+    assert observe_criteria(odd, Loop(), Listener().choose) is odd
+    assert observe_criteria(None, Loop(), Listener().choose) is None
 
 
 def test_errors(contained: list[guard.Swallowed]) -> None:

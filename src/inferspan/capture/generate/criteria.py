@@ -1,25 +1,26 @@
-"""Stopping criteria that report each decision to the running call, and otherwise are the user's list.
+"""Stopping criteria that report each decision, and otherwise are the user's list.
 
-The list is replaced by one of the same items whose call also says which tokens were chosen and which rows ended. It adds no criterion,
-no tensor operation and no read, and copies and pickles of it are plain lists.
+The list is replaced by one of the same items that also passes the chosen tokens and the decision to a callback. It adds no criterion, no
+tensor operation and no read, and copies and pickles of it are plain lists.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from inferspan.guard import report
 
 from .tokens import Loop
 
-if TYPE_CHECKING:
-    from .call import GenerateCall
-
 __all__ = ["observe_criteria"]
 
 _OF_LENGTH = frozenset({"MaxLengthCriteria", "MaxTimeCriteria", "EosTokenCriteria", "ConfidenceCriteria"})
 """Criteria after which the result alone tells the length of a row."""
+
+Chosen: TypeAlias = Callable[[Loop, Any, Any], None]
+"""Called with the loop, its ids ``[rows, width]`` and the decision for each row."""
 
 _classes: dict[type, type] = {}
 
@@ -30,7 +31,7 @@ def _observed_class(plain: type) -> type:
         return _classes[plain]
 
     class Observed(plain):  # type: ignore[misc]
-        _inferspan: tuple[Loop, GenerateCall] | None = None
+        _inferspan: tuple[Chosen, Loop] | None = None
 
         def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
             done = plain.__call__(self, input_ids, scores, **kwargs)
@@ -38,7 +39,7 @@ def _observed_class(plain: type) -> type:
             if watched is not None:
                 # Not ``contain``, for the reason that ``prepare_inputs`` has.
                 try:
-                    watched[1].choose(watched[0], input_ids, done)
+                    watched[0](watched[1], input_ids, done)
                 except Exception as error:
                     report("stopping criteria", error)
             return done
@@ -56,8 +57,8 @@ def _observed_class(plain: type) -> type:
     return Observed
 
 
-def observe_criteria(criteria: Any, loop: Loop, call: GenerateCall) -> Any:
-    """The same criteria, reporting to ``call``; anything that is no criteria list comes back as it is."""
+def observe_criteria(criteria: Any, loop: Loop, chosen: Chosen) -> Any:
+    """The same criteria, which call ``chosen`` after each decision; anything that is no criteria list comes back as it is."""
     module = sys.modules.get("transformers.generation.stopping_criteria")
     known = getattr(module, "StoppingCriteriaList", None)
     if known is None or not isinstance(criteria, known):
@@ -65,5 +66,5 @@ def observe_criteria(criteria: Any, loop: Loop, call: GenerateCall) -> Any:
     loop.custom = any(type(one).__name__ not in _OF_LENGTH or not type(one).__module__.startswith("transformers.") for one in criteria)
     observed = _observed_class(type(criteria))(criteria)
     observed.__dict__.update(criteria.__dict__)
-    observed._inferspan = (loop, call)
+    observed._inferspan = (chosen, loop)
     return observed

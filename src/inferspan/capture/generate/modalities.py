@@ -21,8 +21,6 @@ _PLACEHOLDERS = {kind: (f"{kind}_token_id", f"{kind}_token_index") for kind in (
 """Where configurations keep the id of a placeholder."""
 _PARTS = {"image": "vision_config", "audio": "audio_config"}
 """What a configuration has if its model takes the modality; for versions of transformers whose models do not say it."""
-_FEATURES = {"pixel_values_videos": "video", "pixel_values": "image", "input_features": "audio", "input_values": "audio"}
-"""Modality of an argument by how its name begins; the first that fits counts."""
 _KNOWN = ("text", "image", "audio")
 
 
@@ -50,16 +48,6 @@ def _taken(model: Any) -> set[str]:
     return told | {kind for kind, part in _PARTS.items() if getattr(config, part, None) is not None}
 
 
-def _given(arguments: Mapping[str, Any]) -> set[str]:
-    """Modalities that the caller passed features of."""
-    kinds = (
-        next((kind for start, kind in _FEATURES.items() if key.startswith(start)), None)
-        for key, value in arguments.items()
-        if isinstance(value, Tensor)
-    )
-    return {kind for kind in kinds if kind is not None}
-
-
 def _generated(model: Any, *, text_only: bool) -> str:
     kinds = _listed(getattr(model, "output_modalities", None))
     if not kinds:
@@ -74,9 +62,8 @@ def _tokens(model: Any) -> dict[str, int]:
     return {kind: values[0] for kind, each in found.items() if (values := [value for value in each if type(value) is int])}
 
 
-def _attended(arguments: Mapping[str, Any], loop: Loop | None, rows: int) -> Tensor | None:
+def _attended(mask: Any, loop: Loop | None, rows: int) -> Tensor | None:
     """[rows, width], true where a position of the prompt counts; ``None`` if all of them do."""
-    mask = arguments.get("attention_mask")
     if mask is None and loop is not None and isinstance(loop.attention_mask, Tensor):
         mask = loop.attention_mask
         if mask.dim() == 2 and mask.shape[0] % rows == 0:
@@ -117,7 +104,8 @@ def _split(whole: int, counts: Mapping[str, tuple[int, int]], place: int) -> dic
 
 def modalities(
     model: Any,
-    arguments: Mapping[str, Any],
+    features: frozenset[str],
+    mask: Any,
     *,
     text_only: bool,
     ids: Tensor | None,
@@ -129,7 +117,8 @@ def modalities(
 
     Args:
         model: that generates.
-        arguments: of the caller.
+        features: modalities that the caller passed features of.
+        mask: attention mask of the caller, or ``None``.
         text_only: whether the configuration names no other input.
         ids: [rows, width] ids of the prompt, or ``None``.
         rows: tokens of each row of the prompt as they were counted, or ``None``.
@@ -143,12 +132,12 @@ def modalities(
     if not rows or not (taken or reused):
         return Modalities({}, {}, generated)
     tokens = _tokens(model) if taken else {}
-    attended = _attended(arguments, loop, len(rows))
+    attended = _attended(mask, loop, len(rows))
     counts = _counts(ids, attended, tokens, rows=len(rows), reused=reused)
     whole = sum(rows)
     placed = {kind for kind in tokens if counts.get(kind, (0, 0))[0]}
     complete = ids is not None and taken - {"video"} <= counts.keys() and counts["all"][0] == whole
-    known = not taken or (complete and "video" not in placed and _given(arguments) <= placed)
+    known = not taken or (complete and "video" not in placed and features <= placed)
     cached = min(counts["all"][1], whole)
     if not known:
         return Modalities({"unknown": whole}, {"unknown": cached} if cached else {}, generated)

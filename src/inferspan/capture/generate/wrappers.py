@@ -1,41 +1,42 @@
-"""Wrappers around ``generate()`` and the helpers that its decoding loop calls, which tell entry, steps, tokens and end.
+"""Wrappers around ``generate()`` and the helpers that its decoding loop calls: they see its entry, its steps and its end.
 
 The loop takes ``_sample`` and its kin from the class, but calls ``prepare_inputs_for_generation`` before each forward pass,
 ``_update_model_kwargs_for_generation`` after it and its stopping criteria once per step; those three give the clock of a step. They are
 called on every path (beams, assisted, compiled), so latencies do not depend on hooks. Every wrapper passes arguments, results and
-exceptions through untouched.
+exceptions through untouched, and hands on plain values: no argument tuple goes further than this file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from inferspan.capture.call import current
 from inferspan.capture.compile.state import is_compiling
+from inferspan.capture.owner import Owner
 from inferspan.guard import contain, report
 
-from .call import GenerateCall
+from .arguments import generate_arguments, loop_config, main_input, pass_end
+from .call import GenerateCall, start_generate
 
 __all__ = ["METHODS", "around_generate"]
 
+_get: Callable[[Any, str], Any] = dict.get
+"""The base class's own: a subclass may have put side effects into its overrides."""
+
 
 def _running(module: Any) -> GenerateCall | None:
-    """The innermost generate call of this thread whose loop ``module`` runs."""
+    """The innermost ``generate()`` of this thread whose loop ``module`` runs."""
     call = current.call
-    while call is not None and not isinstance(call, GenerateCall):
+    while call is not None:
+        adapter = call.adapter
+        if type(adapter) is GenerateCall:
+            return adapter if call.follows(module) else None
         call = call.outer
-    return call if call is not None and call.follows(module) else None
+    return None
 
 
-class _Instrumented(Protocol):
-    """The instrumentation of a model, as far as these wrappers know it."""
-
-    def start_generate(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GenerateCall | None:
-        """Open the request of a ``generate()``, or ``None`` where telemetry stays out."""
-
-
-def around_generate(target_of: Callable[[object], _Instrumented | None]) -> Any:
+def around_generate(target_of: Callable[[object], Owner | None]) -> Any:
     """Wrapper of ``generate``; ``target_of(module)`` finds the instrumentation of a model, if it has one."""
 
     def generate(original: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -45,13 +46,13 @@ def around_generate(target_of: Callable[[object], _Instrumented | None]) -> Any:
         inner: GenerateCall | None = None
         with contain("start of generate()"):
             running = _running(model)
-            if running is not None and not running.is_root(model):
+            if running is not None and running.request.root_id != id(model):
                 inner = running
-                inner.enter_inner(args, kwargs)
+                inner.enter_inner(generate_arguments(args, kwargs))
             else:
                 target = target_of(model)
                 if target is not None:
-                    call = target.start_generate(model, args, kwargs)
+                    call = start_generate(target, model, generate_arguments(args, kwargs))
         if inner is not None:
             result = original(*args, **kwargs)
             with contain("inner generate()"):
@@ -72,19 +73,23 @@ def around_generate(target_of: Callable[[object], _Instrumented | None]) -> Any:
 
 def prepare_inputs(original: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Around ``prepare_inputs_for_generation``: the previous token is on the host, a forward pass is about to begin."""
-    call = current.call
-    if type(call) is not GenerateCall or call.root_id != id(model):
-        call = _running(model)
-        if call is None:
-            return original(*args, **kwargs)
+    request = current.call
+    call = request.adapter if request is not None and request.root_id == id(model) else _running(model)
+    if call is None:
+        return original(*args, **kwargs)
     # Not ``contain``: between the device's last result and its next work, each half microsecond is the user's.
+    steps = call.steps
     try:
-        call.before_step()
+        if steps.open:
+            call.look_at_inputs()
+        steps.prepare()
     except Exception as error:
         report("start of a step", error)
     inputs = original(*args, **kwargs)
     try:
-        call.begin_step(inputs)
+        # Looked at once the pass has been launched.
+        call.inputs = inputs
+        steps.begin()
     except Exception as error:
         report("start of a step", error)
     return inputs
@@ -92,13 +97,25 @@ def prepare_inputs(original: Any, model: Any, args: tuple[Any, ...], kwargs: dic
 
 def update_model_kwargs(original: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Around ``_update_model_kwargs_for_generation``: a forward pass has been launched and returned."""
-    call = current.call
-    if type(call) is not GenerateCall or call.root_id != id(model):
-        call = _running(model)
-        if call is None:
-            return original(*args, **kwargs)
+    request = current.call
+    call = request.adapter if request is not None and request.root_id == id(model) else _running(model)
+    if call is None:
+        return original(*args, **kwargs)
     try:
-        call.end_step(args, kwargs)
+        call.fresh = True
+        outputs = args[0] if args else kwargs.get("outputs")
+        logits = None
+        if isinstance(outputs, dict):
+            logits = _get(outputs, "logits")
+            cache = _get(outputs, "past_key_values")
+            call.run.cache = _get(outputs, "cache") if cache is None else cache
+        inputs, call.inputs = call.inputs, None
+        main = inputs.get(call.main_key) if type(inputs) is dict else None
+        if main is None:
+            call.main_key, main = main_input(inputs)
+        call.steps.end(logits, main)
+        if not call.known or len(args) > 3 or "num_new_tokens" in kwargs:
+            call.look_at_pass(pass_end(args, kwargs))
     except Exception as error:
         report("end of a step", error)
     return original(*args, **kwargs)
@@ -110,7 +127,7 @@ def stopping_criteria(original: Any, model: Any, args: tuple[Any, ...], kwargs: 
     call = _running(model)
     if call is not None:
         with contain("stopping criteria"):
-            return call.begin_loop(args, kwargs, criteria)
+            return call.begin_loop(loop_config(args, kwargs), criteria)
     return criteria
 
 

@@ -1,0 +1,109 @@
+"""Arguments of transformers' methods under names of their own: the one file that knows positions and keywords.
+
+In: what a wrapped method was called with. Out: plain values. ``None`` stands for what was not given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+__all__ = ["Arguments", "PassEnd", "generate_arguments", "loop_config", "main_input", "pass_end"]
+
+_MEDIA = ("pixel_values", "input_features", "input_values", "pixel_values_videos", "audio_values")
+_FEATURES = {"pixel_values_videos": "video", "pixel_values": "image", "input_features": "audio", "input_values": "audio"}
+"""Modality of an argument by how its name begins; the first that fits counts."""
+_ROWS = ("inputs", "input_ids", "inputs_embeds", "input_features", "pixel_values", "input_values")
+"""Arguments whose first axis is the batch."""
+_MAIN_INPUTS = ("decoder_input_ids", "input_ids", "decoder_inputs_embeds", "inputs_embeds")
+_get: Callable[[Any, str], Any] = dict.get
+"""The base class's own: a subclass may have put side effects into its overrides."""
+
+
+class Arguments(NamedTuple):
+    """What the caller has passed to ``generate()``, as far as telemetry looks at it."""
+
+    inputs: Any = None
+    input_ids: Any = None
+    inputs_embeds: Any = None
+    attention_mask: Any = None
+    encoder_outputs: Any = None
+    caches: tuple[Any, ...] = ()
+    """Caches of keys and values from earlier calls."""
+    streamed: bool = False
+    seed: Any = None
+    assisted: bool = False
+    """Whether a draft model goes along."""
+    media: bool = False
+    """Whether images, sound or video go in."""
+    features: frozenset[str] = frozenset()
+    """Modalities that features were passed of."""
+    rows: int | None = None
+    """First axis of whatever the model takes."""
+
+
+class PassEnd(NamedTuple):
+    """What the loop hands on when a forward pass has returned."""
+
+    outputs: bool
+    """Whether the pass has returned a mapping of outputs."""
+    attention_mask: Any
+    new_tokens: Any
+    """Tokens that the pass has accepted, where the loop says so."""
+
+
+def generate_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
+    """The arguments of ``generate(inputs, generation_config, ...)``."""
+    inputs = kwargs.get("inputs", args[0] if args else None)
+    rows = None
+    for name in _ROWS:
+        value = inputs if name == "inputs" else kwargs.get(name)
+        if isinstance(value, Tensor) and value.dim():
+            rows = int(value.shape[0])
+            break
+    return Arguments(
+        inputs=inputs,
+        input_ids=kwargs.get("input_ids"),
+        inputs_embeds=kwargs.get("inputs_embeds"),
+        attention_mask=kwargs.get("attention_mask"),
+        encoder_outputs=kwargs.get("encoder_outputs"),
+        caches=(kwargs.get("cache"), kwargs.get("past_key_values")),
+        streamed=kwargs.get("streamer") is not None,
+        seed=kwargs.get("seed"),
+        assisted=kwargs.get("assistant_model") is not None,
+        media=any(kwargs.get(name) is not None for name in _MEDIA),
+        features=frozenset(_features(kwargs)),
+        rows=rows,
+    )
+
+
+def _features(kwargs: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in kwargs.items():
+        kind = next((kind for start, kind in _FEATURES.items() if key.startswith(start)), None)
+        if kind is not None and isinstance(value, Tensor):
+            yield kind
+
+
+def loop_config(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The final configuration, which ``_get_stopping_criteria(generation_config, ...)`` is called with."""
+    return kwargs.get("generation_config", args[0] if args else None)
+
+
+def main_input(inputs: Any) -> tuple[str | None, Any]:
+    """Among the inputs of a forward pass the tensor whose second dimension is that of the positions, with its name."""
+    if isinstance(inputs, dict):
+        for name in _MAIN_INPUTS:
+            value = inputs.get(name)
+            if isinstance(value, Tensor) and value.dim() >= 2:
+                return name, value
+    return None, None
+
+
+def pass_end(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PassEnd:
+    """The arguments of ``_update_model_kwargs_for_generation(outputs, model_kwargs, is_encoder_decoder, num_new_tokens)``."""
+    outputs = args[0] if args else kwargs.get("outputs")
+    model_kwargs = args[1] if len(args) > 1 else kwargs.get("model_kwargs")
+    mask = model_kwargs.get("attention_mask") if isinstance(model_kwargs, dict) else None
+    return PassEnd(isinstance(outputs, dict), mask, kwargs.get("num_new_tokens", args[3] if len(args) > 3 else None))

@@ -1,0 +1,283 @@
+"""What a ``generate()`` amounts to: its configuration, tokens of each sequence, reasons, cache, content.
+
+Everything comes from the arguments, the final configuration, the loops that ran and the returned sequences. At most four host reads,
+whatever the length. What cannot be known is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from inferspan import messages, semconv
+from inferspan.capture.outcome import Outcome
+from inferspan.capture.owner import Owner
+from inferspan.guard import contain
+from inferspan.records import AttributeValue, Failure, Message
+
+from .arguments import Arguments
+from .modalities import Modalities, modalities
+from .tokens import Generated, Loop, count_input, count_output, sequences_of
+
+__all__ = ["Run", "describe_outcome", "kv_cache_bytes", "reused_tokens"]
+
+
+@dataclass
+class Run:
+    """What was seen of a ``generate()`` that is running.
+
+    Attributes:
+        arguments: what the caller has passed.
+        config: final configuration of the first loop.
+        loops: the decoding loops, in order.
+        inner_arguments: of ``generate()`` calls of models inside the model.
+        inner_results: what those have returned.
+        cache: the cache of keys and values that the last pass returned.
+        reused: positions that were in the cache when it began.
+        drafted: whether a pass may be about candidates.
+        compiled: whether a compiled forward pass is used.
+    """
+
+    arguments: Arguments
+    config: Any = None
+    loops: list[Loop] = field(default_factory=list)
+    inner_arguments: list[Arguments] = field(default_factory=list)
+    inner_results: list[Tensor] = field(default_factory=list)
+    cache: Any = None
+    reused: int | None = None
+    drafted: bool = False
+    compiled: bool = False
+
+
+def _layers(cache: Any) -> Sequence[Any]:
+    """Layers of a cache, self- and cross-attention alike; empty for what is no transformers cache."""
+    if cache is None or not type(cache).__module__.startswith("transformers."):
+        return ()
+    parts = [part for name in ("self_attention_cache", "cross_attention_cache") if (part := cache.__dict__.get(name)) is not None] or [
+        cache
+    ]
+    return [layer for part in parts for layer in (part.__dict__.get("layers") or ())]
+
+
+def kv_cache_bytes(cache: Any) -> int | None:
+    """Bytes that the keys and values of a cache take, or ``None`` if they cannot be seen."""
+    tensors = [value for layer in _layers(cache) for value in (layer.__dict__.get("keys"), layer.__dict__.get("values"))]
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors if isinstance(tensor, Tensor)]
+    return sum(sizes) if sizes else None
+
+
+def reused_tokens(caches: Iterable[Any]) -> int | None:
+    """Positions already in a cache that the caller passes in; dynamic caches only, a static one would have to be read."""
+    with contain("cache length"):
+        for cache in caches:
+            for layer in _layers(cache):
+                keys = layer.__dict__.get("keys")
+                if type(layer).__name__ == "DynamicLayer" and isinstance(keys, Tensor) and keys.dim() == 4:
+                    return int(keys.shape[-2]) or None
+                # A sliding window holds fewer positions than it has seen.
+                seen = layer.__dict__.get("cumulative_length")
+                if type(layer).__name__.startswith("Dynamic") and type(seen) is int:
+                    return seen or None
+    return None
+
+
+def _prompt(arguments: Arguments, main_input: str) -> Any:
+    value = arguments.input_ids
+    if value is None and main_input == "input_ids":
+        value = arguments.inputs
+    # Token ids only: `inputs` of a speech or vision model are features.
+    return value if isinstance(value, Tensor) and value.dim() == 2 and not value.is_floating_point() else None
+
+
+def _encoded(outputs: Any) -> Any:
+    """The hidden states of an encoder, [rows, width, hidden], that the caller ran beforehand."""
+    if isinstance(outputs, dict):
+        outputs = dict.get(outputs, "last_hidden_state")
+    elif isinstance(outputs, tuple | list) and outputs:
+        outputs = outputs[0]
+    return outputs if isinstance(outputs, Tensor) else None
+
+
+def _input_tokens(run: Run, model: Any) -> list[int] | None:
+    main_input = getattr(model, "main_input_name", "input_ids")
+    main_input = main_input if isinstance(main_input, str) else "input_ids"
+    loop = run.loops[0] if run.loops else None
+    # A wrapper that joins images to the prompt feeds its language model more than the caller's text.
+    sources = [*run.inner_arguments, run.arguments] if len(run.inner_arguments) == 1 else [run.arguments]
+    for arguments in sources:
+        inner = arguments is not run.arguments
+        encoded = _encoded(arguments.encoder_outputs)
+        counted = count_input(
+            input_ids=_prompt(arguments, "input_ids" if inner else main_input),
+            inputs_embeds=arguments.inputs_embeds if encoded is None else encoded,
+            attention_mask=arguments.attention_mask,
+            # What the loop starts with is the prompt of a decoder-only model; elsewhere it is the decoder's start.
+            loop=loop if encoded is None else None,
+            text_encoder_or_decoder=inner or main_input == "input_ids",
+        )
+        if counted is not None:
+            return counted
+    return None
+
+
+def _modalities(run: Run, model: Any, inputs: list[int] | None, *, text_only: bool) -> Modalities:
+    return modalities(
+        model,
+        run.arguments.features,
+        run.arguments.attention_mask,
+        text_only=text_only,
+        ids=_prompt(run.arguments, getattr(model, "main_input_name", "input_ids")),
+        rows=inputs,
+        loop=run.loops[0] if run.loops else None,
+        reused=run.reused,
+    )
+
+
+def _generated(run: Run, result: Any, *, has_plain_generate: bool) -> Generated | None:
+    sequences = sequences_of(result)
+    prompt = _prompt(run.arguments, "input_ids")
+    inner = run.inner_results
+    if len(inner) == 1 and len(run.loops) == 1 and (sequences is None or inner[0].shape[0] == sequences.shape[0]):
+        return count_output(inner[0], run.loops, exact=True, prompt=None)
+    if sequences is None:
+        return None
+    own = has_plain_generate and not run.inner_arguments
+    if not run.loops and not own:
+        return None
+    return count_output(sequences, run.loops, exact=own, prompt=prompt)
+
+
+def _configuration(run: Run) -> dict[str, AttributeValue]:
+    config = run.config
+    attributes: dict[str, AttributeValue] = {}
+    if run.arguments.streamed:
+        attributes[semconv.REQUEST_STREAM] = True
+    if type(run.arguments.seed) is int:
+        attributes[semconv.REQUEST_SEED] = run.arguments.seed
+    if config is None:
+        return attributes
+    loop = run.loops[0]
+    sampled = bool(getattr(config, "do_sample", False))
+    attributes |= {semconv.DO_SAMPLE: sampled, semconv.NUM_BEAMS: loop.beams}
+    rows: list[tuple[str, str, type]] = [(semconv.MODEL_CACHE, "cache_implementation", str)]
+    if sampled:
+        rows += [
+            (semconv.REQUEST_TEMPERATURE, "temperature", float),
+            (semconv.REQUEST_TOP_P, "top_p", float),
+            (semconv.REQUEST_TOP_K, "top_k", int),
+        ]
+    for key, name, kind in rows:
+        value = getattr(config, name, None)
+        if isinstance(value, int | float | str) and not isinstance(value, bool):
+            attributes[key] = kind(value)
+    attributes.setdefault(semconv.MODEL_CACHE, "dynamic")
+    penalty = getattr(config, "repetition_penalty", None)
+    if isinstance(penalty, int | float) and penalty != 1:
+        attributes[semconv.REPETITION_PENALTY] = float(penalty)
+    if loop.returned != 1:
+        attributes[semconv.REQUEST_CHOICE_COUNT] = loop.returned
+    limit = getattr(config, "max_new_tokens", None)
+    if not isinstance(limit, int) and isinstance(loop.max_length, int) and loop.prompt_width is not None:
+        limit = loop.max_length - loop.prompt_width
+    if isinstance(limit, int) and limit > 0:
+        attributes[semconv.REQUEST_MAX_TOKENS] = limit
+    stops = getattr(config, "stop_strings", None)
+    if stops:
+        attributes[semconv.REQUEST_STOP_SEQUENCES] = [stops] if isinstance(stops, str) else [str(stop) for stop in stops]
+    return attributes
+
+
+def _content(run: Run, target: Owner, generated: Generated | None) -> tuple[Sequence[Message], Sequence[Message]]:
+    if not target.content or target.tokenizer is None:
+        return (), ()
+    limit = target.settings.max_content_chars
+    prompt = _prompt(run.arguments, "input_ids")
+    inputs = messages.input_messages(target.tokenizer, prompt, run.arguments.attention_mask, max_chars=limit)
+    outputs = messages.output_messages(target.tokenizer, generated.rows, generated.reasons, max_chars=limit) if generated else []
+    return inputs, outputs
+
+
+def _produced(loops: Sequence[Loop]) -> int | None:
+    """Tokens that a failed request had produced: known for one row, which cannot have ended before; 0 before the first."""
+    if not loops:
+        return None
+    loop = loops[-1]
+    if len(loops) > 1 or loop.beams > 1 or (loop.rows or 1) > 1:
+        return None
+    return (loop.width or 0) - loop.prompt_width if loop.prompt_width is not None else 0
+
+
+def _unobserved(run: Run, *, modules: bool, logits: bool) -> list[str]:
+    reasons = []
+    if run.compiled and modules:
+        chunked = getattr(run.config, "prefill_chunk_size", None) is not None
+        reasons.append("modules: compiled" if chunked else "modules of decode steps: compiled")
+    if logits and any(loop.assisted for loop in run.loops):
+        reasons.append("logits: several tokens a step")
+    return reasons
+
+
+def _rows(run: Run) -> int | None:
+    """Rows of the caller's batch where the prompt has no tokens."""
+    loop = run.loops[0] if run.loops else None
+    if run.arguments.rows is not None or loop is None or not loop.rows:
+        return run.arguments.rows
+    return max(1, loop.rows // max(1, loop.beams, loop.returned))
+
+
+def describe_outcome(run: Run, target: Owner, result: Any, failure: Failure | None, *, logits: bool) -> Outcome:
+    """The outcome of a ``generate()`` that returned ``result`` or failed.
+
+    Args:
+        run: what was seen of it.
+        target: instrumentation of the model.
+        result: what it returned.
+        failure: the exception that came out of it.
+        logits: whether statistics of logits were taken.
+    """
+    generated: Generated | None = None
+    inputs: list[int] | None = None
+    attributes: dict[str, AttributeValue] = {}
+    cache_bytes: int | None = None
+    loops = run.loops
+    if run.cache is not None:
+        with contain("size of the cache"):
+            cache_bytes = kv_cache_bytes(run.cache)
+    with contain("counting input tokens"):
+        inputs = _input_tokens(run, target.model)
+    if failure is None:
+        with contain("counting output tokens"):
+            generated = _generated(run, result, has_plain_generate=target.has_plain_generate)
+    split = Modalities({}, {}, "text" if target.text_only else "unknown")
+    with contain("counting tokens by modality"):
+        split = _modalities(run, target.model, inputs, text_only=target.text_only)
+    with contain("attributes of generate()"):
+        attributes = _configuration(run)
+    prompt_messages: Sequence[Message] = ()
+    output_messages: Sequence[Message] = ()
+    with contain("content"):
+        prompt_messages, output_messages = _content(run, target, generated)
+    return Outcome(
+        failure=failure,
+        input_tokens=inputs,
+        output_tokens=None if generated is None else generated.counts,
+        finish_reasons=None if generated is None else generated.reasons,
+        produced=_produced(loops) if failure is not None else None,
+        rows=_rows(run),
+        returned=loops[0].returned if loops else 1,
+        reused_tokens=run.reused,
+        cache_bytes=cache_bytes,
+        one_token_a_step=len(loops) == 1 and not loops[0].assisted and loops[0].beams <= 1,
+        token_ids=generated.rows[0] if generated is not None and generated.rows else (),
+        attributes=attributes,
+        unobserved=_unobserved(run, modules=bool(target.engine.expected), logits=logits),
+        modality="text" if target.text_only else "unknown",
+        output_modality=split.generated,
+        input_split=split.given,
+        cached_split=split.cached,
+        input_messages=prompt_messages,
+        output_messages=output_messages,
+    )

@@ -1,0 +1,121 @@
+"""Which steps of a request are recorded with their modules, and the batches that come of it.
+
+The first, second, fourth, eighth ... step is, every step where the settings say so, and steps of a profiler window. Observers are on the
+modules during such steps only.
+"""
+
+from __future__ import annotations
+
+from inferspan.capture.call import Call
+from inferspan.capture.device.memory import MemoryMeter
+from inferspan.capture.owner import Owner
+from inferspan.guard import contain
+
+__all__ = ["StepModules"]
+
+LIVE_CALLS = 4096
+"""Module calls that are kept before they are handed over while the request still runs."""
+
+
+class StepModules:
+    """The modules of one request's steps.
+
+    Args:
+        request: writes the log of module calls.
+        target: instrumentation of the model.
+        memory: is read at sampled steps.
+
+    Attributes:
+        attached: whether observers are on the modules for the coming step.
+        refused: module spans of the coming step for which the budget has no room.
+        next_sampled: number of the next step that is recorded by default.
+        every_step: whether each step is.
+        live_calls: module calls that have not been handed over.
+        compiled: whether decode steps run compiled code, in which nothing of ours may be.
+    """
+
+    __slots__ = (
+        "_count",
+        "_memory",
+        "_request",
+        "_target",
+        "_warmup",
+        "attached",
+        "compiled",
+        "every_step",
+        "live_calls",
+        "next_sampled",
+        "refused",
+    )
+
+    def __init__(self, request: Call, target: Owner, memory: MemoryMeter | None, *, warmup: bool) -> None:
+        self._request = request
+        self._target = target
+        self._memory = memory
+        self._warmup = warmup
+        self._count = target.engine.expected
+        """Module calls of the last pass that was recorded, the best guess for the next one."""
+        self.live_calls = 0
+        self.every_step = target.settings.every_step
+        self.next_sampled = 0
+        self.attached = False
+        self.refused = 0
+        self.compiled = False
+
+    def choose(self, index: int) -> None:
+        """Decide whether the step ``index`` is recorded with its modules, and attach or detach observers for it."""
+        target, request = self._target, self._request
+        if request.part is None and target.windows.active:
+            request.part = target.windows.claim(first_call=self._warmup)
+        profiled = request.part is not None and request.part.due
+        wanted = target.engine.expected > 0 and (self.every_step or profiled or index == self.next_sampled)
+        if index == self.next_sampled:
+            self.next_sampled = max(1, index * 2)
+            if self._memory is not None:
+                self._memory.look()
+        if (self.compiled and index > 0) or not target.is_open:
+            wanted = False
+        opened = wanted and request.open_modules(self._count, whole=True)
+        # Left out only if the step comes to be.
+        self.refused = self._count if wanted and not opened else 0
+        if not opened:
+            self.release()
+        elif not self.attached:
+            target.engine.acquire()
+            self.attached = True
+
+    def release(self) -> None:
+        """Take the observers off."""
+        self._request.room = 0
+        if self.attached:
+            self.attached = False
+            self._target.engine.release()
+
+    def cut_before_step(self, phase: str, began: int, now: int) -> None:
+        """Put what ran before the first pass, such as an encoder, under the phase, which ``began`` then."""
+        if self._request.recorded:
+            self.cut(None, phase, began, now, None)
+            if self.attached:
+                self._request.open_modules(self._target.engine.expected, whole=False)
+
+    def cut(self, step: int | None, phase: str, began: int, now: int, failure: str | None) -> None:
+        """Make a batch of the calls since ``began``, under a step or, without one, under the phase."""
+        request = self._request
+        self._count = max(request.recorded + request.missed, 1)
+        if request.begun_before(began):
+            # Our wrappers were off for a while, so what was recorded meanwhile has no place.
+            request.discard()
+        self.live_calls += request.recorded
+        request.close_modules(step, phase, now, failure)
+
+    def hand_over(self) -> None:
+        """Give away the calls of all passes but the newest, which the device may still be at; their steps follow."""
+        request = self._request
+        with contain("hand-over of modules"):
+            self.live_calls = 0
+            if request.clock is not None:
+                request.clock.read()
+            newest = request.pending[-1:]
+            del request.pending[-1:]
+            request.hand_over()
+            request.pending += newest

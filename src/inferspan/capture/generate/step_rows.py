@@ -1,0 +1,107 @@
+"""Rows of the steps that have ended, until records are made of them and handed over.
+
+In: a row for each step, noted by the step log. Out: records, with the statistics of their logits, in batches while the request runs and the
+rest at its end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from inferspan.capture.call import Call
+from inferspan.capture.owner import Owner
+from inferspan.guard import contain, report
+from inferspan.records import Step
+
+from .step_attributes import StepFacts, StepRow
+from .step_logits import StepStatistics
+
+__all__ = ["StepRows"]
+
+LIVE = 512
+"""Steps that are kept before they are handed over while the request still runs."""
+MOST_LIVE = 8 * LIVE
+"""Steps that are kept at most before their statistics are waited for."""
+ROW_BYTES = 550
+"""Statistics of one row of a step's logits as Python numbers."""
+SIZE = Step._field_defaults["size"]
+
+
+class StepRows:
+    """Rows of one request.
+
+    Args:
+        request: gets the records.
+        target: instrumentation of the model.
+        statistics: of the logits, if any are taken.
+
+    Attributes:
+        kept: rows that have not been handed over.
+        most: how many of them there may be until some are.
+    """
+
+    __slots__ = ("_request", "_target", "kept", "most", "statistics")
+
+    def __init__(self, request: Call, target: Owner, statistics: StepStatistics | None) -> None:
+        self._request = request
+        self._target = target
+        self.statistics = statistics
+        self.kept: list[StepRow] = []
+        self.most = LIVE
+
+    def add_logits(self, number: int, logits: Any) -> Tensor | None:
+        """Add logits that came after the end of the step ``number``; those of its last position, if statistics are taken of such."""
+        if self.statistics is None or not self.kept or self.kept[-1][0] != number:
+            return None
+        last = self.statistics.last_position(logits)
+        if last is not None:
+            row = self.kept[-1]
+            self.kept[-1] = (*row[:6], self.statistics.describe(last), *row[7:])
+        return last
+
+    def hand_over_some(self) -> None:
+        """Hand over those whose statistics have come, all but the newest; with very many kept, wait for the statistics."""
+        count = len(self.kept)
+        self.hand_over(count - 1, wait=count > MOST_LIVE)
+        # Those whose statistics are still on the device come with the next ones.
+        self.most = len(self.kept) + LIVE
+
+    def hand_over(self, count: int, *, wait: bool, last: bool = False) -> None:
+        """Give the first ``count`` rows to the request as records; the last ones leave with its end. Contains errors of its own.
+
+        Without ``wait`` only those go that have their statistics by now.
+        """
+        request, statistics = self._request, self.statistics
+        with contain("hand-over of steps"):
+            if statistics is not None:
+                statistics.fetch(wait=wait)
+                if not wait:
+                    count = statistics.known_of([row[0] for row in self.kept[:count]])
+            request.pending.extend(self._records(self.kept[:count]))
+            del self.kept[:count]
+            if statistics is not None:
+                statistics.drop_taken()
+            if not last:
+                if request.clock is not None:
+                    request.clock.read(leave=len(self.kept))
+                request.hand_over()
+
+    def _records(self, rows: list[StepRow]) -> list[Step]:
+        """Records of steps, with the statistics of their logits where there are any."""
+        target, statistics, offset = self._target, self.statistics, self._request.offset
+        content = target.ids_on_spans
+        decode = target.decode_token if content else None
+        records = []
+        for row in rows:
+            logits = None
+            # On its own, because the modules of the step need it as their parent.
+            try:
+                logits = None if statistics is None else statistics.take(row[0])
+            except Exception as error:
+                report("logit statistics", error)
+            size = SIZE if logits is None else SIZE + ROW_BYTES * logits.rows_kept
+            facts = StepFacts(row, logits, content=content, decode=decode)
+            records.append(Step(row[0], row[3], row[1] + offset, row[2] + offset, row[4], facts, size))
+        return records

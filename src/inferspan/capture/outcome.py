@@ -1,0 +1,57 @@
+"""How a request ended, in the words of its adapter: a value that holds no model, no tensor and no running loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from inferspan.records import AttributeValue, Failure, Message
+
+__all__ = ["Outcome"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an adapter knows of a request that has ended; what it does not know is ``None`` and is left out of the telemetry.
+
+    Attributes:
+        failure: the exception that ended the request, as text.
+        input_tokens: attended positions of each sequence of the caller's batch.
+        output_tokens: tokens of each returned sequence, up to and including the first end token.
+        finish_reasons: why each returned sequence ended.
+        produced: tokens of a request that failed before it returned any.
+        rows: sequences of the caller's batch where ``input_tokens`` is not known.
+        returned: sequences that are returned for each of them.
+        reused_tokens: positions of a sequence that were in the cache when the request began.
+        cache_bytes: what keys and values take at the end.
+        one_token_a_step: whether each step has made one token of the first sequence, so that arrays by token can be told.
+        token_ids: ids of the first returned sequence; content, recorded only where that is captured.
+        attributes: more of the request span, such as the configuration.
+        unobserved: what was not seen, and why.
+        modality: of all input tokens, where they are not split.
+        output_modality: of all output tokens.
+        input_split: input tokens by modality, where that is known.
+        cached_split: those of them that were in the cache when the request began.
+        input_messages: captured content.
+        output_messages: captured content.
+    """
+
+    failure: Failure | None = None
+    input_tokens: Sequence[int] | None = None
+    output_tokens: Sequence[int] | None = None
+    finish_reasons: Sequence[str] | None = None
+    produced: int | None = None
+    rows: int | None = None
+    returned: int = 1
+    reused_tokens: int | None = None
+    cache_bytes: int | None = None
+    one_token_a_step: bool = False
+    token_ids: Sequence[int] = ()
+    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
+    unobserved: Sequence[str] = ()
+    modality: str = "text"
+    output_modality: str = "text"
+    input_split: Mapping[str, int] = field(default_factory=dict)
+    cached_split: Mapping[str, int] = field(default_factory=dict)
+    input_messages: Sequence[Message] = ()
+    output_messages: Sequence[Message] = ()

@@ -1,0 +1,131 @@
+"""The recording interface: every way of running a model becomes a request through the calls in this file.
+
+An adapter translates its loop into ``start``, phases, steps and ``finish``, and knows nothing of spans. Phases, steps, tokens, statistics
+of logits, device times, the span budget, metrics and error handling are written once, behind it.
+
+    request = recording.start(kind, owner)
+    request.begin_phase("prefill")
+    request.begin_step(inputs=ids)              # before a forward pass
+    request.end_step(logits=logits, tokens=ids) # after it, or once its tokens are chosen
+    request.end_phase()
+    request.finish(outcome)                     # exactly once
+
+Begin and end nest; an end that is missing when the request finishes is closed with the request's failure. Every call returns at once and
+contains its own errors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any
+
+from torch import Tensor
+
+from inferspan.guard import contain
+from inferspan.records import AttributeValue, Failure, ModuleCalls, RequestEnd, RequestScope, RequestStart
+
+from .budget import Budget
+from .call import Call, current
+from .outcome import Outcome
+from .owner import Owner
+from .request import Request
+
+__all__ = ["UNRECORDED", "Outcome", "Request", "Unrecorded", "start"]
+
+
+class Unrecorded:
+    """Stands for a request where telemetry is switched off: every call does nothing."""
+
+    recording = False
+
+    def __bool__(self) -> bool:
+        return False
+
+    def begin_phase(self, name: str, *, at: int | None = None) -> None:
+        """Do nothing."""
+
+    def end_phase(self, failure: Failure | None = None, *, at: int | None = None) -> None:
+        """Do nothing."""
+
+    def begin_step(self, rows: int | None = None, tokens: int | None = None, *, inputs: Tensor | None = None) -> None:
+        """Do nothing."""
+
+    def end_step(self, logits: Tensor | None = None, tokens: Tensor | None = None, failure: Failure | None = None) -> None:
+        """Do nothing."""
+
+    def add_modules(self, calls: ModuleCalls) -> None:
+        """Do nothing."""
+
+    def close(self, failure: Failure | None = None, *, at: int | None = None) -> None:
+        """Do nothing."""
+
+    def finish(self, outcome: Outcome) -> None:
+        """Do nothing."""
+
+    def fail(self, error: BaseException) -> None:
+        """Do nothing."""
+
+
+UNRECORDED = Unrecorded()
+
+
+def start(
+    kind: str,
+    owner: Owner,
+    parent: Call | None = None,
+    *,
+    operation: str | None = None,
+    root: object = None,
+    cached: int = 0,
+    bound: bool = True,
+    now: Callable[[], int] = perf_counter_ns,
+    epoch: Callable[[], int] = time.time_ns,
+    **facts: AttributeValue,
+) -> Request | Unrecorded:
+    """Begin a request; its span starts here.
+
+    Args:
+        kind: of request, such as ``generate``.
+        owner: instrumentation of the model; its ``recorder`` makes spans and their ids.
+        parent: request inside which this one runs, default the innermost one of the thread.
+        operation: name of the operation in the conventions.
+        root: module whose forward passes are steps of this request rather than requests of their own.
+        cached: positions of a row that are in the cache when it begins.
+        bound: whether it stays on this thread, where it is then the innermost one.
+        now: monotonic clock, in nanoseconds.
+        epoch: nanoseconds since the epoch.
+        facts: attributes of the request span from its start on.
+
+    Returns:
+        The request, ``UNRECORDED`` (which is false) where the caller has switched telemetry off or an error of ours was contained.
+    """
+    with contain(f"start of {kind}()"):
+        outer = current.call if parent is None else parent
+        base, began = epoch(), now()
+        offset = base - began if outer is None else outer.offset
+        scope = owner.recorder.start(
+            RequestStart(kind, operation, owner.info, began + offset, outer is not None, facts), None if outer is None else outer.scope
+        )
+        if scope is not None:
+            return _open(kind, scope, owner, bound=bound, start=began, offset=offset, outer=outer, root=root, cached=cached, now=now)
+    return UNRECORDED
+
+
+def _open(kind: str, scope: RequestScope, owner: Owner, *, bound: bool, start: int, offset: int, **options: Any) -> Request:
+    try:
+        budget = Budget(owner.settings.span_budget)
+        request = Request(kind, owner, scope=scope, start=start, offset=offset, budget=budget, **options)
+    except BaseException:
+        # Nothing else would end the request, and its span would stay the current one.
+        scope.end(RequestEnd(start + offset, None, {}))
+        raise
+    try:
+        if bound:
+            request.push()
+        request.overhead = options["now"]() - start
+    except BaseException as error:
+        request.fail(error)
+        raise
+    return request

@@ -1,0 +1,358 @@
+"""A request that is being recorded: its phases, steps, tokens and end, whatever loop runs it.
+
+In: the calls of an adapter (``recording`` has them in short), and module calls, which observers write into it. Out: records for the sinks.
+On the model's path a step costs a few clock readings and appends; what waits for the device waits at the end of the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from inferspan import semconv
+from inferspan.guard import contain
+from inferspan.records import AttributeValue, Failure, ModuleBatch, ModuleCalls, Phase, RequestEnd
+
+from .budget import PHASES
+from .call import Call
+from .compile.state import compiled_graphs
+from .device.memory import MemoryMeter
+from .failures import failure_of
+from .generate.end import Measured, describe_end
+from .generate.step_log import StepLog
+from .generate.step_logits import StepStatistics
+from .generate.step_modules import StepModules
+from .outcome import Outcome
+from .owner import Owner
+
+__all__ = ["Request"]
+
+
+
+class _Phase(NamedTuple):
+    """An open or a finished phase; ``first_step`` is the number of its first step, ``begins`` and ``ends`` are device boundaries."""
+
+    name: str
+    start: int
+    first_step: int
+    begins: int
+    end: int = 0
+    ends: int = 0
+    failure: str | None = None
+
+
+class Request(Call):
+    """A request that is being recorded. Made by ``start``.
+
+    Attributes:
+        steps: the log of its steps. An adapter for which each call counts may call it directly, and contains its errors then.
+        adapter: what translates a loop into this request, for wrappers that find the request on the thread.
+        compiled: whether a compiled forward pass is used, in which nothing is observed.
+        end: when it ended, once it is closed.
+    """
+
+    __slots__ = ("adapter", "budget", "measured", "part", "recording", "root_id", "steps", "target")
+
+    def __init__(self, kind: str, target: Owner, *, root: object, cached: int, now: Callable[[], int], **options: Any) -> None:
+        super().__init__(**options)
+        self._ending = f"end of {kind}()"
+        self.target = target
+        self.engine = target.engine
+        self.root_id = 0 if root is None else id(root)
+        self.compiled = False
+        self.end: int | None = None
+        self._finished = False
+        self._phase: _Phase | None = None
+        self._phases: list[_Phase] = []
+        self._positions = cached
+        """Of a row, in the cache and in the step, where the adapter begins steps here."""
+        self._given_calls: list[ModuleCalls] = []
+        self._memory: MemoryMeter | None = None
+        with contain("memory reading"):
+            self._memory = MemoryMeter(target.device)
+        vocabulary = 0
+        with contain("size of the vocabulary"):
+            vocabulary = target.sharded_vocabulary()
+        statistics = None
+        if self.recording and target.settings.logits:
+            statistics = StepStatistics(
+                top_k=target.settings.top_k if target.ids_on_spans else 0,
+                entropy_metric=target.settings.entropy_metric,
+                vocabulary=vocabulary,
+            )
+        self._energy = target.new_energy_meter()
+        self._warmup = target.first_call
+        self._graphs = compiled_graphs()
+        if self.recording:
+            target.engine.prepare()
+        modules = StepModules(self, target, self._memory, warmup=self._warmup)
+        self.steps = StepLog(self, target, statistics, modules, now=now, cached=cached)
+        if self.recording:
+            self.output_stats = target.new_output_stats()
+            self.clock = target.new_device_clock()
+            modules.choose(0)
+
+    def follows(self, module: object) -> bool:
+        """Whether ``module`` is the model of this request, or a generating model inside it."""
+        return self.root_id != 0 and (id(module) == self.root_id or id(module) in self.target.members)
+
+    # ------------------------------------------------------------------------------------------------------------ phases
+    def begin_phase(self, name: str, *, at: int | None = None) -> None:
+        """Begin a phase; one that is open ends.
+
+        Args:
+            name: of its span.
+            at: reading of the request's clock, default now.
+        """
+        with contain("start of a phase"):
+            now = self.steps.now() if at is None else at
+            if self._phase is not None:
+                self.end_phase(at=now)
+            if len(self._phases) >= PHASES:
+                self.budget.spend(1)
+            if self.clock is not None and self._phases and self._phases[-1].end != now:
+                self.clock.anchor()
+            self._phase = _Phase(name, now, self.steps.index, self._boundary())
+            self.steps.begin_phase(name, now)
+
+    def end_phase(self, failure: Failure | None = None, *, at: int | None = None) -> None:
+        """End the open phase; the token that was chosen last is known by now."""
+        with contain("end of a phase"):
+            now = self.steps.now() if at is None else at
+            if self.steps.awaiting:
+                self.steps.token_known(now)
+            if self.steps.open:
+                self._close_step(now, None if failure is None else failure.type)
+            phase, self._phase = self._phase, None
+            if phase is not None:
+                if self.clock is not None:
+                    self.clock.anchor()
+                kind = None if failure is None else failure.type
+                self._phases.append(phase._replace(end=now, ends=self._boundary(), failure=kind))
+
+    def _boundary(self) -> int:
+        """Number of the last device boundary; the first one is where the first pass began."""
+        return 0 if self.clock is None else max(0, self.clock.anchors - 1)
+
+    # ------------------------------------------------------------------------------------------------------------- steps
+    def begin_step(self, rows: int | None = None, tokens: int | None = None, *, inputs: Tensor | None = None) -> None:
+        """A forward pass is about to begin; a token that was chosen before is known by now.
+
+        Args:
+            rows: sequences that go in.
+            tokens: positions of each of them.
+            inputs: the tensor ``[rows, positions, ...]`` that goes in, instead of the two numbers; its shape is shown.
+        """
+        with contain("start of a step"):
+            steps = self.steps
+            steps.prepare()
+            if self._phase is None:
+                self.begin_phase(semconv.SPAN_PREFILL if steps.first_token is None else semconv.SPAN_DECODE)
+            if steps.length is None:
+                steps.cached = self._positions
+            steps.width = tokens
+            self._positions += (tokens or 0) if inputs is None else int(inputs.shape[1])
+            steps.begin(inputs)
+
+    def end_step(self, logits: Tensor | None = None, tokens: Tensor | None = None, failure: Failure | None = None) -> None:
+        """The forward pass has returned, or its tokens have been chosen, or both.
+
+        Args:
+            logits: ``[rows, positions, vocabulary]`` that it gave.
+            tokens: ``[rows, n]`` or ``[rows]`` ids, of which the last were chosen after it; may come in a second call.
+            failure: the exception that ended it.
+        """
+        with contain("end of a step"):
+            steps = self.steps
+            if failure is not None:
+                self._close_step(steps.now(), failure.type)
+                return
+            if steps.open:
+                steps.end(logits)
+                self._add_given_calls()
+            elif logits is not None:
+                steps.logits = steps.rows.add_logits(steps.index - 1, logits)
+            if tokens is not None:
+                steps.uniform = True
+                steps.choose(steps.now(), tokens if tokens.dim() == 2 else tokens.unsqueeze(1), self._positions + 1)
+
+    def _close_step(self, now: int, failure: str | None) -> None:
+        self.steps.close(now, (), failure)
+        self._add_given_calls()
+
+    def add_modules(self, calls: ModuleCalls) -> None:
+        """Module calls of the open step; without one, of the phase.
+
+        For adapters whose modules run where the observers of the model do not see them. Times are readings of the request's clock.
+        """
+        with contain("module calls"):
+            if not self.recording or not len(calls):
+                return
+            self._given_calls.append(calls)
+            if not self.steps.open:
+                self._add_given_calls()
+
+    def _add_given_calls(self) -> None:
+        """Put the rows of an adapter under the step that has just ended, as far as the budget goes."""
+        if not self._given_calls:
+            return
+        given, self._given_calls = self._given_calls, []
+        kept = self.steps.rows.kept
+        number = self.steps.index - 1
+        step = number if kept and kept[-1][0] == number else None
+        for calls in given:
+            spans = len(calls)
+            if spans > self.budget.module_room(spans, whole=False):
+                self.budget.leave_out(spans)
+                continue
+            self.budget.spend(spans)
+            self.pending.append(ModuleBatch(step, self.steps.phase, self.offset, calls, {}))
+
+    # --------------------------------------------------------------------------------------------------------------- end
+    def close(self, failure: Failure | None = None, *, at: int | None = None) -> None:
+        """End what is open: nothing of the request runs any more. ``finish`` does so too; twice does nothing.
+
+        An adapter that has to look at results first closes the request before, so that its time ends here.
+        """
+        if self.end is not None:
+            return
+        self.end = now = self.steps.now() if at is None else at
+        kind = None if failure is None else failure.type
+        self.pop(now)
+        steps = self.steps
+        # Each on its own, so that no child is handed over without its parent.
+        with contain(self._ending):
+            if steps.awaiting:
+                steps.token_known(now)
+        with contain(self._ending):
+            if steps.open or self.open_calls:
+                self._close_step(now, kind or "_OTHER")
+        phase, self._phase = self._phase, None
+        if phase is not None and self._phases and failure is None and phase.first_step == steps.index:
+            # Begun with the last token: nothing has happened in it.
+            phase = None
+        with contain(self._ending):
+            if self.recorded and self.recording:
+                last = phase or (self._phases[-1] if self._phases else None)
+                self.close_modules(None, steps.phase if last is None else last.name, now, kind)
+        steps.rows.hand_over(len(steps.rows.kept), wait=True, last=True)
+        with contain(self._ending):
+            if self.clock is not None:
+                self.clock.anchor()
+            if phase is not None:
+                self._phases.append(phase._replace(end=now, ends=self._boundary(), failure=kind))
+
+    def finish(self, outcome: Outcome) -> None:
+        """End the request; once only, a second call does nothing."""
+        if self._finished:
+            return
+        self._finished = True
+        end: RequestEnd | None = None
+        # An interrupt that arrives in here must not leave the span open or its context attached.
+        try:
+            self.close(outcome.failure)
+            with contain(self._ending):
+                end = describe_end(outcome, self._measure(outcome))
+            with contain(self._ending):
+                end = self._add_phases(end)
+            with contain("hand-over of detail"):
+                self.hand_over()
+        finally:
+            try:
+                with contain(self._ending):
+                    self.steps.modules.release()
+                self._drop()
+                self.target.closed(self)
+            finally:
+                moment = self.epoch(self.start if self.end is None else self.end)
+                self.scope.end(RequestEnd(moment, outcome.failure, {}) if end is None else end)
+
+    def fail(self, error: BaseException) -> None:
+        """End the request with an exception that passes through, of which nothing else is known."""
+        self.finish(Outcome(failure=self.failure_of(error)))
+
+    def failure_of(self, error: BaseException) -> Failure:
+        """What the request's telemetry may say of an exception."""
+        failure = Failure(type(error).__name__, "", "")
+        with contain("text of an exception"):
+            failure = failure_of(error, content=self.target.settings.content_on_spans)
+        return failure
+
+    def _readings(self) -> dict[str, AttributeValue]:
+        attributes: dict[str, AttributeValue] = {}
+        if self._memory is not None:
+            with contain("memory reading"):
+                attributes |= self._memory.attributes()
+        if self._warmup or compiled_graphs() > self._graphs:
+            attributes[semconv.WARMUP] = True
+        if self.part is not None and self.part.steps:
+            attributes[semconv.PROFILER_STEPS] = self.part.steps
+        return attributes
+
+    def _measure(self, outcome: Outcome) -> Measured:
+        """What was measured of the request, which is closed."""
+        steps, target = self.steps, self.target
+        statistics = steps.statistics
+        end = steps.last if self.end is None else self.end
+        joules = None
+        if self._energy is not None:
+            with contain("energy reading"):
+                joules = self._energy.end(now=end)
+        unobserved = [target.unobserved] if target.unobserved else []
+        unobserved += outcome.unobserved
+        if statistics is not None and statistics.sharded:
+            unobserved.append("logits: sharded")
+        return Measured(
+            start=self.start,
+            end=end,
+            offset=self.offset,
+            first_token=steps.first_token,
+            token_times=steps.token_times,
+            step_seconds=steps.seconds,
+            logprobs=() if statistics is None else statistics.logprobs,
+            entropies=() if statistics is None else statistics.entropies,
+            top1_probabilities=() if statistics is None else statistics.top1_probabilities,
+            nonfinite={} if statistics is None else statistics.nonfinite,
+            attributes=self._readings(),
+            joules=joules,
+            unobserved=unobserved,
+            dropped=self.budget.dropped,
+            overhead=self.overhead + steps.overhead,
+            arrays=self.recording and target.settings.token_arrays,
+            content=target.ids_on_spans,
+        )
+
+    def _add_phases(self, end: RequestEnd | None) -> RequestEnd | None:
+        """Add the records of the phases, and the device's time on them and on the request as far as it is known.
+
+        The loop has waited for most of it; nothing here does.
+        """
+        clock, phases = self.clock, self._phases
+        seconds: list[float | None] = [None] * len(phases)
+        if clock is not None:
+            with contain("device clock"):
+                clock.read(leave=0)
+                seconds = [clock.between(phase.begins, phase.ends) for phase in phases]
+                whole = clock.between(0, clock.anchors - 1)
+                if whole is not None and end is not None:
+                    end = replace(end, attributes={**end.attributes, semconv.DEVICE_TIME: whole})
+        if self.recording:
+            for phase, device in zip(phases, seconds, strict=True):
+                attributes = {} if device is None else {semconv.DEVICE_TIME: device}
+                self.pending.append(Phase(phase.name, self.epoch(phase.start), self.epoch(phase.end), phase.failure, attributes))
+        return end
+
+    def _drop(self) -> None:
+        """Drop every tensor and event, and what refers back to this object, so that nothing depends on when it is collected."""
+        if self.clock is not None:
+            with contain("device clock"):
+                self.clock.close()
+        if self.part is not None:
+            with contain("profiler window"):
+                self.part.release()
+        self.output_stats = self._energy = self.adapter = None
+        self.steps.drop()
+        del self.steps

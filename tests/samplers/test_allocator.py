@@ -137,7 +137,7 @@ class TestAllocator:
 
         setattr(owner, attribute, failing)
         samples = AllocatorSampler(devices=CudaDevices(library=torch, environ={}), library=torch).collect()
-        devices = {sample.attributes["inferspan.device"]: sample.attributes.get("hw.id") for sample in samples}
+        devices = {sample.attributes[semconv.DEVICE]: sample.attributes.get("hw.id") for sample in samples}
         assert devices["cuda:1"] == f"GPU-{UUIDS[1]}"
         assert devices.get("cuda:0", "absent") == (None if name == "get_device_properties" else "absent")
 

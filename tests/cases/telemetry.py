@@ -138,6 +138,22 @@ class Telemetry:
                             total += point.sum if isinstance(point, HistogramDataPoint) else point.value  # type: ignore[union-attr]
         return total
 
+    def metrics(self) -> dict[str, list[tuple[str, Any]]]:
+        """What each metric says, by its attributes: the number of values of a histogram, else the value, unless that is a time."""
+        data = self._reader.get_metrics_data()
+        found: dict[str, list[tuple[str, Any]]] = {}
+        for resource in data.resource_metrics if data else ():
+            for scope in resource.scope_metrics:
+                for metric in scope.metrics:
+                    rows = found.setdefault(metric.name, [])
+                    for point in metric.data.data_points:
+                        value: Any = point.count if isinstance(point, HistogramDataPoint) else None
+                        if value is None and metric.unit != "s":
+                            value = point.value  # type: ignore[union-attr]
+                        rows.append((str(sorted((point.attributes or {}).items())), value))
+                    rows.sort()
+        return found
+
     # ------------------------------------------------------------------------------------------------------------ rules
     def check(self, *, complaints: bool = False) -> None:
         """Fail if what came out breaks a rule.

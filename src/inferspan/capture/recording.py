@@ -43,7 +43,7 @@ class Unrecorded:
     def __bool__(self) -> bool:
         return False
 
-    def begin_phase(self, name: str, *, at: int | None = None) -> None:
+    def begin_phase(self, name: str, *, at: int | None = None, then: str | None = None) -> None:
         """Do nothing."""
 
     def end_phase(self, failure: Failure | None = None, *, at: int | None = None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -100,13 +101,16 @@ class Request(Call):
         return self.root_id != 0 and (id(module) == self.root_id or id(module) in self.target.members)
 
     # ------------------------------------------------------------------------------------------------------------ phases
-    def begin_phase(self, name: str, *, at: int | None = None) -> None:
+    def begin_phase(self, name: str, *, at: int | None = None, then: str | None = None) -> None:
         """Begin a phase; one that is open ends.
 
         Args:
             name: of its span.
             at: reading of the request's clock, default now.
+            then: name of the phase that follows by itself when the first token is known.
         """
+        if self._finished:
+            return
         with contain("start of a phase"):
             now = self.steps.now() if at is None else at
             if self._phase is not None:
@@ -117,9 +121,16 @@ class Request(Call):
                 self.clock.anchor()
             self._phase = _Phase(name, now, self.steps.index, self._boundary())
             self.steps.begin_phase(name, now)
+            self.steps.when_first_token = None if then is None else partial(self._follow, then)
+
+    def _follow(self, name: str, now: int) -> None:
+        self.end_phase(at=now)
+        self.begin_phase(name, at=now)
 
     def end_phase(self, failure: Failure | None = None, *, at: int | None = None) -> None:
         """End the open phase; the token that was chosen last is known by now."""
+        if self._finished:
+            return
         with contain("end of a phase"):
             now = self.steps.now() if at is None else at
             if self.steps.awaiting:
@@ -146,11 +157,14 @@ class Request(Call):
             tokens: positions of each of them.
             inputs: the tensor ``[rows, positions, ...]`` that goes in, instead of the two numbers; its shape is shown.
         """
+        if self._finished:
+            return
         with contain("start of a step"):
             steps = self.steps
             steps.prepare()
             if self._phase is None:
-                self.begin_phase(semconv.SPAN_PREFILL if steps.first_token is None else semconv.SPAN_DECODE)
+                first = steps.first_token is None
+                self.begin_phase(semconv.SPAN_PREFILL if first else semconv.SPAN_DECODE, then=semconv.SPAN_DECODE if first else None)
             if steps.length is None:
                 steps.cached = self._positions
             steps.width = tokens
@@ -165,6 +179,8 @@ class Request(Call):
             tokens: ``[rows, n]`` or ``[rows]`` ids, of which the last were chosen after it; may come in a second call.
             failure: the exception that ended it.
         """
+        if self._finished:
+            return
         with contain("end of a step"):
             steps = self.steps
             if failure is not None:
@@ -189,7 +205,7 @@ class Request(Call):
         For adapters whose modules run where the observers of the model do not see them. Times are readings of the request's clock.
         """
         with contain("module calls"):
-            if not self.recording or not len(calls):
+            if not self.recording or not len(calls) or self._finished:
                 return
             self._given_calls.append(calls)
             if not self.steps.open:

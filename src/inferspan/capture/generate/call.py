@@ -49,7 +49,6 @@ class GenerateCall:
         self.target = target
         self.run = run
         self.steps = request.steps
-        self.steps.when_first_token = self._first_token
         self.inputs: Any = None
         self.main_key: str | None = None
         self.known = False
@@ -155,11 +154,6 @@ class GenerateCall:
             if getattr(self.run.config, "prefill_chunk_size", None) is not None:
                 self.steps.modules.release()
 
-    def _first_token(self, now: int) -> None:
-        """The first token is known, which ends the prefill."""
-        self.request.end_phase(at=now)
-        self.request.begin_phase(semconv.SPAN_DECODE, at=now)
-
     # ------------------------------------------------------------------------------------------------------------- end
     def fail(self, error: BaseException) -> None:
         """End the request with the exception that passes through."""
@@ -197,7 +191,7 @@ def start_generate(target: Owner, model: Any, arguments: Arguments) -> GenerateC
         return None
     try:
         call = request.adapter = GenerateCall(request, target, run)
-        request.begin_phase(semconv.SPAN_PREFILL, at=request.start)
+        request.begin_phase(semconv.SPAN_PREFILL, at=request.start, then=semconv.SPAN_DECODE)
     except BaseException as error:
         request.fail(error)
         raise

@@ -115,18 +115,20 @@ def _readings(outcome: Outcome, measured: Measured) -> dict[str, AttributeValue]
         (semconv.KV_CACHE_BYTES, outcome.cache_bytes),
         (semconv.KV_CACHE_REUSED_TOKENS, outcome.reused_tokens),
         (semconv.UNOBSERVED, "; ".join(measured.unobserved) or None),
-        (semconv.ENERGY, measured.joules),
     ):
         if value is not None:
             attributes[key] = value
     if measured.nonfinite:
         attributes[semconv.NONFINITE] = True
-    tokens = sum(outcome.output_tokens) if outcome.output_tokens else 0
-    if measured.joules is not None and tokens:
-        attributes[semconv.ENERGY_PER_OUTPUT_TOKEN] = measured.joules / tokens
+    attributes.update(measured.attributes)
+    if measured.joules is not None:
+        attributes[semconv.ENERGY] = measured.joules
+        tokens = sum(outcome.output_tokens) if outcome.output_tokens else 0
+        if tokens:
+            attributes[semconv.ENERGY_PER_OUTPUT_TOKEN] = measured.joules / tokens
     if measured.content and outcome.token_ids:
         attributes[semconv.TOKEN_IDS] = outcome.token_ids[:MAX_TOKENS_IN_ARRAYS]
-    return {**attributes, **measured.attributes}
+    return attributes
 
 
 def describe_end(outcome: Outcome, measured: Measured) -> RequestEnd:

@@ -137,14 +137,13 @@ def _buckets() -> list[str]:
 
 SETTINGS_INTRODUCTION = """\
 A setting comes from the first of these that has it: an argument of `inferspan.instrument(...)`, the environment variable, a YAML
-file (`INFERSPAN_CONFIG`, needs the extra `inferspan[yaml]`), a preset (`INFERSPAN_PRESET`), the default. A wrong argument or file
-raises `SettingsError`, which names the setting, the value and what is allowed; a wrong environment variable is a warning, and the
-next source counts; a variable `INFERSPAN_...` that is none of these is a warning too. Where telemetry goes is set by OpenTelemetry's
-own `OTEL_*` variables.
+file (`INFERSPAN_CONFIG`, needs the extra `inferspan[yaml]`), a preset (`INFERSPAN_PRESET`), the default. A wrong argument raises
+`SettingsError`, which names the setting, the value and what is allowed, and so does a wrong file that an argument names. Where telemetry
+goes is set by OpenTelemetry's own `OTEL_*` variables.
 
-Two kinds of wrong variables are no warning, because telemetry would silently go nowhere: an unknown exporter or protocol
-(`OTEL_TRACES_EXPORTER`, `OTEL_EXPORTER_OTLP_PROTOCOL` and their like), and a session file that cannot be written
-(`INFERSPAN_SESSION_FILE` as well as the argument). Both raise `SettingsError` at `instrument()` or `configure()`.
+The environment never raises. A variable with a wrong value, a file that it names and that is missing, wrong or cannot be written, a
+variable `INFERSPAN_...` that is no setting, an exporter or protocol that is not here (`prometheus`, `http/json`): each is one warning that
+names the variable, and the next source, the default or the nearest thing that works counts.
 
 ```python
 import inferspan

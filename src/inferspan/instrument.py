@@ -208,6 +208,8 @@ def instrument(
             if auto_configure:
                 given = dict(zip(("traces", "metrics", "logs"), providers, strict=True))
                 otlp.automatic_setup(resolved, given={signal: provider for signal, provider in given.items() if provider is not None})
+            else:
+                otlp.hand_over_at_end(resolved)
             existing = _build(model, tokenizer, resolved, providers)
             _instrumentations[id(model)] = existing
         existing.users += 1

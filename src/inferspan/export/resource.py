@@ -2,7 +2,8 @@
 
 In come the environment, the metadata of installed packages and how the program was started, out goes an SDK ``Resource``; no framework is
 imported and no device touched. A fact that is not known is left out. What the user sets with ``OTEL_RESOURCE_ATTRIBUTES`` or
-``OTEL_SERVICE_NAME`` wins; without a name the service is called like the script or module that runs. ``Detector`` is the ``inferspan`` entry of the ``opentelemetry_resource_detector`` entry points.
+``OTEL_SERVICE_NAME`` wins; without a name the service is called like the script or module that runs. ``Detector`` is the ``inferspan``
+entry of the ``opentelemetry_resource_detector`` entry points.
 """
 
 from __future__ import annotations

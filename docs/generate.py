@@ -148,13 +148,12 @@ inferspan takes a setting from the first of these sources that has it:
 4. a preset (`INFERSPAN_PRESET`)
 5. the default
 
-A wrong argument or file raises `SettingsError`, which names the setting, the value and the allowed values. A wrong environment variable
-logs a warning, and the next source counts. An unknown variable `INFERSPAN_...` logs a warning too. OpenTelemetry's own `OTEL_*` variables
-set the destination of telemetry.
+A wrong argument raises `SettingsError`, which names the setting, the value and the allowed values; so does a wrong file that an argument
+names. OpenTelemetry's own `OTEL_*` variables set the destination of telemetry.
 
-Two kinds of wrong variables raise `SettingsError` at `instrument()` or `configure()`, because telemetry would be lost without notice: an
-unknown exporter or protocol (`OTEL_TRACES_EXPORTER`, `OTEL_EXPORTER_OTLP_PROTOCOL` and similar), and a session file that cannot be
-written (`INFERSPAN_SESSION_FILE` or the argument).
+The environment never raises. A variable with a wrong value, a file that it names and that is missing, wrong or cannot be written, an
+unknown variable `INFERSPAN_...`, an exporter or protocol that is not here (`prometheus`, `http/json`): each logs one warning that names the
+variable, and the next source, the default or the nearest thing that works counts.
 
 ```python
 import inferspan

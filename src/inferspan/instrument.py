@@ -211,6 +211,8 @@ def instrument(
         else:
             if auto_configure:
                 _set_up_export(resolved, providers)
+            else:
+                otlp.hand_over_at_end(resolved)
             existing = _build(model, tokenizer, resolved, providers)
             _instrumentations[id(model)] = existing
         existing.users += 1

@@ -102,7 +102,7 @@ class Settings:
     # where it goes
     session_file: str | None = _setting(None, check.path, "write traces, metrics and logs as OTLP JSON lines to this file")
     exit_timeout: float = _setting(5.0, check.number(0.0, 600.0), "longest time in seconds that our providers may hold up the exit")
-    flush_on_sigterm: bool = _setting(False, check.boolean, "flush on SIGTERM, then let the previous handler run")
+    flush_on_sigterm: bool | None = _setting(None, check.boolean, "flush on SIGTERM: where the program has no handler for it (default), also before its handler runs (`true`), or never (`false`)")
 
     _sources: ClassVar[Mapping[str, str]] = {}
 

@@ -17,7 +17,7 @@ from inferspan.capture.call import current
 from inferspan.capture.generate.outcome import kv_cache_bytes
 from inferspan.capture.recording import UNRECORDED, Outcome
 from inferspan.capture.target import target_of
-from inferspan.records import Failure, ModuleInfo
+from inferspan.records import Failure, ModuleCalls, ModuleInfo
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
 from tests.test_whole_trace import as_text
@@ -227,10 +227,10 @@ def test_modules_of_an_adapter(telemetry: Telemetry) -> None:
     request.begin_phase(semconv.SPAN_PREFILL)
     encoder, head = (ModuleInfo(name, "Linear", None, name) for name in ("encoder", "head"))
     moment = request.steps.now()
-    request.add_modules([0, -1, encoder, moment, moment + 1, (), (), None, None])
+    request.add_modules(ModuleCalls([(0, -1, encoder, moment, moment + 1, (), (), None, None)]))
     request.begin_step(rows=1, tokens=6)
     moment = request.steps.now()
-    request.add_modules([0, -1, head, moment, moment + 1, (), (), None, None])
+    request.add_modules(ModuleCalls([(0, -1, head, moment, moment + 1, (), (), None, None)]))
     request.end_step()
     request.finish(Outcome())
     names = {span.context.span_id: span.name for span in telemetry.spans() if span.context}
@@ -252,7 +252,7 @@ def test_a_request_ends_once(telemetry: Telemetry) -> None:
     request.begin_phase(semconv.SPAN_DECODE)
     request.begin_step()
     request.end_step()
-    request.add_modules([0] * 9)
+    request.add_modules(ModuleCalls([[0] * 9]))
     request.end_phase()
     assert [name for name, _ in _names(telemetry)] == ["text_completion", "prefill", "prefill_step"]
     telemetry.check()
@@ -269,7 +269,7 @@ def test_nothing_is_done_where_telemetry_is_off(telemetry: Telemetry) -> None:
         assert not request
         request.begin_phase(semconv.SPAN_PREFILL)
         _forward(model, request)
-        request.add_modules([])
+        request.add_modules(ModuleCalls())
         request.end_phase()
         request.close()
         request.finish(Outcome())

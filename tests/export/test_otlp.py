@@ -513,19 +513,6 @@ def test_dead_collector_holds_up_the_exit_no_longer_than_promised(program: Progr
     assert {key for line in lines for key in line} == {"resourceLogs", "resourceMetrics", "resourceSpans"}
 
 
-def test_sigterm_flushes_if_asked_to(program: Program, receiver: Received) -> None:
-    """With flush_on_sigterm what was recorded arrives, and the signal ends the process."""
-    body = """
-    import signal
-    otlp.configure(flush_on_sigterm=True)
-    record()
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(10)
-    """
-    program.ending(-15, body)
-    assert [span.name for span in receiver.spans()] == ["work"]
-
-
 # ------------------------------------------------------------------------------------------------------ configuration files
 CONFIG = """
 file_format: "1.0"

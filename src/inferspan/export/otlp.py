@@ -39,6 +39,7 @@ __all__ = [
     "detected_resource",
     "flush_first",
     "force_flush",
+    "hand_over_at_end",
     "ids",
     "queue_room",
     "raw_sink",
@@ -97,12 +98,16 @@ def automatic_setup(
     if _disabled(environ):
         return False
     if not destination_named(settings, environ):
+        if given or not all(host_has_none(signal) for signal in ("traces", "metrics")):
+            hand_over_at_end(settings)
         _tell_how_to_send(environ, given)
         return False
     settings = _with_writable_file(settings)
     # A caller that brings both its own leaves the global ones to whoever comes next.
     _write_given(settings, given)
-    if not ("traces" in given and "metrics" in given):
+    if "traces" in given and "metrics" in given:
+        hand_over_at_end(settings)
+    else:
         _set_up(settings, environ, automatic=True, signals=[signal for signal in variables.SIGNALS if signal not in given])
     return True
 
@@ -174,7 +179,7 @@ def _set_up(settings: Settings, environ: Mapping[str, str], *, automatic: bool, 
         SETUP.done = True
         if new_file is not None:
             SETUP.session_files.add(os.path.abspath(new_file))
-        _end_well(settings)
+        hand_over_at_end(settings)
 
 
 def _write_given(settings: Settings, given: Mapping[str, Any]) -> None:
@@ -188,12 +193,16 @@ def _write_given(settings: Settings, given: Mapping[str, Any]) -> None:
             return
         extend(settings.session_file, tuple(new), new)
         SETUP.session_files.update(f"{path} {signal} {id(provider)}" for signal, provider in new.items())
-        _end_well(settings)
 
 
-def _end_well(settings: Settings) -> None:
+def hand_over_at_end(settings: Settings) -> None:
+    """Before the process ends, hand what is still queued to the providers, the host's included, and flush those of ours."""
     SETUP.pipelines.close_at_exit(settings.exit_timeout)
-    if settings.flush_on_sigterm and not SETUP.pipelines.flush_at_sigterm(settings.exit_timeout):
+    wanted = settings.flush_on_sigterm
+    if wanted is False:
+        return
+    done = SETUP.pipelines.flush_at_sigterm(settings.exit_timeout, over_handlers=wanted is True)
+    if wanted is True and not done:
         _log.warning("flush_on_sigterm has no effect: a handler can only be set on the main thread, over one of Python's")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import importlib
 import inspect
 import logging
 import os
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inferspan.export import variables
 from inferspan.export.delivery import Delivery
+from inferspan.export.fork import begin_at_zero_in_children
 from inferspan.export.sdk_variables import PROVIDERS, hidden
 from inferspan.export.shutdown import Pipeline, Pipelines
 from inferspan.setting_checks import shown, warn_once
@@ -35,6 +37,11 @@ _log = logging.getLogger("inferspan")
 
 QUEUE_SIZE = 16384
 BATCH_SIZE = 2048
+_NEEDED_BY_FILES = (
+    "opentelemetry.exporter.otlp.proto.common.metrics_encoder",
+    "opentelemetry.exporter.otlp.proto.common._log_encoder",
+    "google.protobuf.json_format",
+)
 METRIC_INTERVAL = 15_000.0
 """Milliseconds; what the bundled dashboards and Prometheus are set to."""
 
@@ -158,6 +165,8 @@ def _install_metrics(built: list[Built], environ: Mapping[str, str], resource: R
 
     readers = [_reader(item, environ) for item in built]
     provider = MeterProvider(metric_readers=readers, resource=resource, shutdown_on_exit=False)
+    for reader in readers:
+        begin_at_zero_in_children(reader, provider, ours=True)
     metrics.set_meter_provider(provider)
 
 
@@ -283,7 +292,9 @@ def extend(
             if signal == "traces" and hasattr(provider, "add_span_processor"):
                 _add_spans(provider, item, os.environ)
             elif signal == "metrics" and hasattr(provider, "add_metric_reader"):
-                provider.add_metric_reader(_reader(item, os.environ))
+                reader = _reader(item, os.environ)
+                provider.add_metric_reader(reader)
+                begin_at_zero_in_children(reader, provider, ours=False)
             elif signal == "logs" and hasattr(provider, "add_log_record_processor"):
                 _add_logs(provider, item, os.environ)
             else:
@@ -299,6 +310,10 @@ def file_exporter(signal: str, session_file: str | None) -> list[Built]:
     from inferspan.export.session_file import LogFileExporter, MetricFileExporter, SpanFileExporter
 
     kinds: dict[str, Callable[[str], Any]] = {"traces": SpanFileExporter, "metrics": MetricFileExporter, "logs": LogFileExporter}
+    for module in _NEEDED_BY_FILES:
+        # Before there is a thread that would do it: a module that is being imported while the process forks cannot be in the child.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
     made, delivery = kinds[signal](session_file), Delivery(signal)  # the file itself logs what it cannot take
     return [Built("file", guarded_exporter(signal, lambda: made, delivery, limit=sys.maxsize), delivery)]
 

@@ -7,18 +7,16 @@ deadline and no longer; what is not done by then is left behind. Nothing raises.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from types import FrameType
 from typing import NamedTuple
 
 from inferspan import guard
+from inferspan.export.process_end import ProcessEnd
 
 __all__ = ["Pipeline", "Pipelines"]
 
@@ -91,8 +89,7 @@ class Pipelines:
         self._pipelines: tuple[tuple[Pipeline, _Worker], ...] = ()
         self._sources: tuple[Callable[[], None], ...] = ()
         self._source_worker: _Worker | None = None
-        self._exit_timeout: float | None = None
-        self._sigterm_installed = False
+        self._end = ProcessEnd(self.force_flush, self.shutdown)
         self._follows_fork = False
 
     def add(self, pipeline: Pipeline) -> None:
@@ -146,53 +143,12 @@ class Pipelines:
         return closed and handed_over
 
     def close_at_exit(self, timeout: float) -> None:
-        """Shut down when the interpreter, or a process of ``multiprocessing``, ends.
+        """Shut down when the process ends: see ``ProcessEnd.close_at_exit``."""
+        self._end.close_at_exit(timeout)
 
-        Args:
-            timeout: longest time in seconds that the exit may take; a fifth of it is left to the rest of the exit. The latest call
-                counts.
-        """
-        first, self._exit_timeout = self._exit_timeout is None, timeout
-        if not first:
-            return
-        atexit.register(self._at_exit)
-        with contextlib.suppress(ImportError):  # not on every platform
-            from multiprocessing import util
-
-            # Processes of multiprocessing end without atexit; their finalisers have to be registered in the child.
-            util.register_after_fork(self, lambda pipelines: util.Finalize(None, pipelines._at_exit, exitpriority=10))
-
-    def flush_at_sigterm(self, timeout: float) -> bool:
-        """Flush on SIGTERM, then do what would have happened without us.
-
-        Args:
-            timeout: longest time in seconds that the signal may be held up.
-
-        Returns:
-            Whether the handler is in place; only the main thread can set one, and only over a handler of Python's.
-        """
-        if self._sigterm_installed:
-            return True
-        previous = signal.getsignal(signal.SIGTERM)
-        if threading.current_thread() is not threading.main_thread() or previous is None:
-            return False
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            # Not on this thread: the interrupted code may hold a lock that a pipeline wants.
-            self._flush(timeout, here=False)
-            if callable(previous):
-                previous(number, frame)
-            elif previous == signal.SIG_DFL:
-                signal.signal(number, signal.SIG_DFL)
-                os.kill(os.getpid(), number)
-
-        signal.signal(signal.SIGTERM, handle)
-        self._sigterm_installed = True
-        return True
-
-    def _at_exit(self) -> None:
-        # The rest of the exit (other handlers, unloading a large program) takes its part of what was promised.
-        self.shutdown(0.8 * (self._exit_timeout or 0.0))
+    def flush_at_sigterm(self, timeout: float, *, over_handlers: bool = True) -> bool:
+        """Flush on SIGTERM: see ``ProcessEnd.flush_at_sigterm``."""
+        return self._end.flush_at_sigterm(timeout, over_handlers=over_handlers)
 
     def _worker(self, name: str) -> _Worker:
         if not self._follows_fork and hasattr(os, "register_at_fork"):

@@ -1,0 +1,43 @@
+"""Metrics of a forked child: its sums begin at zero, at a time of its own.
+
+The SDK gives a child a resource of its own and leaves it the sums of its parent, so that all processes together count the parent's
+requests once more for every child. In comes a metric reader of ours; its storage is emptied in each child, before anything of the
+program runs there. Instruments stay valid: the SDK makes what it needs of them at their next measurement. Only private parts of the SDK
+can do that; where they are not as expected, an error of ours is logged in the child and its sums are those that the SDK leaves it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from inferspan.guard import contain
+
+__all__ = ["begin_at_zero_in_children"]
+
+
+def begin_at_zero_in_children(reader: Any, provider: Any, *, ours: bool) -> None:
+    """Empty the storage of a reader in every child that is forked from now on.
+
+    Args:
+        reader: a metric reader that we have made.
+        provider: the meter provider that it reads.
+        ours: whether the provider is ours, too; of a host's only what belongs to the reader is touched.
+    """
+    if not hasattr(os, "register_at_fork"):
+        return
+
+    def begin() -> None:
+        with contain("metrics of a forked process"):
+            consumer = provider._measurement_consumer
+            storage = consumer._reader_storages[reader]
+            # Threads of the parent may have held any of the locks, and none of them is here to release it.
+            storage._lock = threading.RLock()
+            storage._instrument_view_instrument_matches = {}
+            if hasattr(reader, "_export_lock"):
+                reader._export_lock = threading.Lock()
+            if ours:
+                consumer._lock = threading.Lock()
+
+    os.register_at_fork(after_in_child=begin)

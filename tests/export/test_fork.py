@@ -1,0 +1,152 @@
+"""Metrics of forked processes: each counts what ran in it, from a time of its own, and all together what ran."""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.export.test_otlp import Program, program  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+COUNTED = """
+counter = metrics.get_meter("t").create_counter("requests")
+histogram = metrics.get_meter("t").create_histogram("seconds")
+def work(times):
+    for _ in range(times):
+        counter.add(1, {"kind": "x"})
+        histogram.record(0.5)
+"""
+
+
+def sums(path: Path) -> dict[str, list[tuple[int, int]]]:
+    """The last (requests, seconds) of each instance, with their start times."""
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for line in path.read_text().splitlines():
+        for block in json.loads(line).get("resourceMetrics", ()):
+            (instance,) = [a["value"]["stringValue"] for a in block["resource"]["attributes"] if a["key"] == "service.instance.id"]
+            for metric in [m for scope in block["scopeMetrics"] for m in scope["metrics"]]:
+                (point,) = metric.get("sum", metric.get("histogram"))["dataPoints"]
+                value = int(point.get("asInt", point.get("count", 0)))
+                found.setdefault(instance, {})[metric["name"]] = (value, int(point["startTimeUnixNano"]))
+    return {instance: [values["requests"], values["seconds"]] for instance, values in found.items()}
+
+
+def checked(found: dict[str, list[tuple[int, int]]], expected: list[int]) -> list[int]:
+    """Start times in the order of ``expected`` sums, which both metrics of each process have."""
+    ordered = sorted(found.values())
+    assert [[value for value, _ in both] for both in ordered] == [[value] * 2 for value in sorted(expected)]
+    return [start for both in ordered for _, start in both]
+
+
+def run(program: Program, body: str, **environ: str) -> Any:  # noqa: F811
+    """Run a program that counts."""
+    return program(COUNTED + textwrap.dedent(body), **environ)
+
+
+def test_child_counts_from_zero(program: Program) -> None:  # noqa: F811
+    """Parent and children add up to what ran, the sums of children start after the fork, also in a child of a child."""
+    body = """
+    otlp.configure(session_file="s.jsonl")
+    work(10)
+    otlp.force_flush(10)
+    print(time.time_ns(), flush=True)
+    if os.fork() == 0:
+        work(2)
+        if os.fork() == 0:
+            work(1)
+            otlp.force_flush(10)
+            os._exit(0)
+        os.wait()
+        otlp.force_flush(10)
+        os._exit(0)
+    os.wait()
+    work(5)
+    """
+    (forked,) = run(program, body)
+    starts = checked(sums(program.path / "s.jsonl"), [1, 2, 15])
+    assert min(starts[:4]) > forked
+    assert max(starts[4:]) < forked
+
+
+def test_child_counts_while_the_parent_collects(program: Program) -> None:  # noqa: F811
+    """A fork in the midst of collections and measurements of other threads leaves no lock behind that a child waits for."""
+    body = """
+    import threading
+    otlp.configure(session_file="s.jsonl")
+    work(1)
+    stop = threading.Event()
+    def busy(call):
+        while not stop.is_set():
+            call()
+    reader = metrics.get_meter_provider()._metric_readers[0]
+    threads = [threading.Thread(target=busy, args=(call,), daemon=True) for call in (reader.collect, lambda: work(1))]
+    [thread.start() for thread in threads]
+    statuses = []
+    for _ in range(15):
+        if os.fork() == 0:
+            work(3)
+            os._exit(0 if otlp.force_flush(20) else 1)
+        statuses.append(os.wait()[1])
+    stop.set()
+    [thread.join() for thread in threads]
+    print(json.dumps(statuses))
+    """
+    assert run(program, body, OTEL_TRACES_EXPORTER="none") == [[0] * 15]
+    children = [both for both in sums(program.path / "s.jsonl").values() if both[0][0] == 3]
+    assert len(children) == 15
+
+
+def test_processes_of_multiprocessing_count_from_zero(program: Program) -> None:  # noqa: F811
+    """Forked processes of multiprocessing add up with their parent."""
+    body = """
+    import multiprocessing
+    otlp.configure(session_file="s.jsonl")
+    work(10)
+    fork = multiprocessing.get_context("fork")
+    children = [fork.Process(target=work, args=(times,)) for times in (1, 2)]
+    [child.start() for child in children]
+    [child.join() for child in children]
+    """
+    run(program, body)
+    checked(sums(program.path / "s.jsonl"), [1, 2, 10])
+
+
+def test_hosts_provider_is_left_alone(program: Program) -> None:  # noqa: F811
+    """A reader of the host's keeps its sums in a child, as the SDK leaves them; the session file that was asked for counts from zero."""
+    body = """
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    theirs = InMemoryMetricReader()
+    metrics.set_meter_provider(MeterProvider([theirs], shutdown_on_exit=False))
+    otlp.configure(session_file="s.jsonl")
+    work(10)
+    if os.fork() == 0:
+        work(2)
+        data = theirs.get_metrics_data()
+        points = [p for r in data.resource_metrics for s in r.scope_metrics for m in s.metrics for p in m.data.data_points]
+        print(json.dumps([getattr(p, "value", None) or p.count for p in points]), flush=True)
+        otlp.force_flush(10)
+        os._exit(0)
+    os.wait()
+    """
+    assert run(program, body) == [[12, 12]]
+    checked(sums(program.path / "s.jsonl"), [2, 10])
+
+
+def test_errors_of_a_child_are_its_own(program: Program) -> None:  # noqa: F811
+    """What we have contained before the fork is counted by the parent alone."""
+    body = """
+    from inferspan import guard
+    guard.count("x")
+    if os.fork() == 0:
+        print(json.dumps(guard.error_counts()), flush=True)
+        os._exit(0)
+    os.wait()
+    print(json.dumps(guard.error_counts()))
+    """
+    assert run(program, body) == [{}, {"x": 1}]

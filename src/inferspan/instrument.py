@@ -41,18 +41,18 @@ __all__ = ["Handle", "flush", "instrument", "uninstrument"]
 HAND_OVER = 2.0
 """Longest time in seconds that ``uninstrument()`` waits for detail to be handed over."""
 
-_WAY_OUT = "call inferspan.uninstrument(model) first or pass the same"
+_REMEDY = "call inferspan.uninstrument(model) first or pass the same"
 _lock = threading.RLock()
 _writer = SpanWriter()
 _deferred = DeferredSetup()
 _instrumentations: dict[int, _Instrumentation] = {}
-_orphans: deque[_Instrumentation] = deque()
+_collected_models: deque[_Instrumentation] = deque()
 """Instrumentations whose model has been collected. A finaliser may run inside any lock, so it only puts them here."""
 _Providers = tuple[Any, Any, Any]
 
 
 class _Instrumentation:
-    """What the handles of one model share."""
+    """The state that the handles of one model share."""
 
     def __init__(
         self, target: Target, recorder: SpanRecorder, settings: Settings, providers: _Providers, release: Callable[[], None]
@@ -64,11 +64,11 @@ class _Instrumentation:
         self.users = 0
         self._release = release
         self._key = id(target.model)
-        self._collected = weakref.finalize(target.model, _orphans.append, self)
+        self._collected = weakref.finalize(target.model, _collected_models.append, self)
         self._collected.atexit = False
 
     def forget(self) -> None:
-        """Let the next ``instrument()`` of the model begin anew; called with the lock held."""
+        """Remove the entry, so that the next ``instrument()`` attaches again; called with the lock held."""
         if _instrumentations.get(self._key) is self:
             del _instrumentations[self._key]
 
@@ -83,12 +83,12 @@ class _Instrumentation:
 
 
 def _release_collected() -> None:
-    """Let go of what instrumentations of collected models still hold; called with the lock held."""
-    while _orphans:
-        orphan = _orphans.popleft()
-        orphan.forget()
+    """Release the samplers of instrumentations whose model was collected; called with the lock held."""
+    while _collected_models:
+        instrumentation = _collected_models.popleft()
+        instrumentation.forget()
         with contain("uninstrument"):
-            orphan._release()
+            instrumentation._release()
 
 
 class Handle:
@@ -257,7 +257,7 @@ def flush(timeout: float | None = 30.0) -> bool:
 
 
 def _set_up_export(settings: Settings, providers: _Providers) -> None:
-    """Set up what the environment or a session file asks for, beside the given providers."""
+    """Set up the destinations that the environment or the session file names, beside the given providers."""
     given = {
         signal: provider for signal, provider in zip(("traces", "metrics", "logs"), providers, strict=True) if provider is not None
     }
@@ -293,10 +293,10 @@ def _check_conflict(existing: _Instrumentation, settings: Settings | None, provi
     if settings is not None and settings != existing.settings:
         names = [item.name for item in fields(settings) if getattr(settings, item.name) != getattr(existing.settings, item.name)]
         told = ", ".join(f"{name}={getattr(existing.settings, name)!r} (now {getattr(settings, name)!r})" for name in names)
-        raise SettingsError(f"this model is instrumented already with {told}; {_WAY_OUT} settings")
+        raise SettingsError(f"this model is instrumented already with {told}; {_REMEDY} settings")
     for name, new, old in zip(("tracer_provider", "meter_provider", "logger_provider"), providers, existing.providers, strict=True):
         if new is not None and new is not old:
-            raise SettingsError(f"this model is instrumented already with another {name}; {_WAY_OUT} one")
+            raise SettingsError(f"this model is instrumented already with another {name}; {_REMEDY} one")
 
 
 _flushed_first: list[Callable[[], None]] = []

@@ -15,7 +15,7 @@ PHASES = 2
 
 
 class Budget:
-    """Spans of one request: what is spent, and what had to be left out.
+    """Spans of one request: those spent, and those left out.
 
     Args:
         total: spans that the request may have.
@@ -66,11 +66,11 @@ class Budget:
 
     @property
     def keeps_next_step(self) -> bool:
-        """Whether the coming step will get a span, as far as can be told before it."""
+        """Whether the next step will get a span, as far as is known before it."""
         return self.spent < self.soft or (self._skip + 1 >= self._gap and self.spent < self.total)
 
     def take_step(self, *, wanted: bool = False) -> bool:
-        """Whether the step that ends now gets a span; one that is ``wanted`` does as long as there is any room at all."""
+        """Whether the step that ends now gets a span; one that is ``wanted`` does until the whole budget is spent."""
         if self.spent < (self.total if wanted else self.soft):
             self.spent += 1
             return True

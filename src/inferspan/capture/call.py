@@ -1,4 +1,4 @@
-"""One request on one thread: what the hooks write into, and how it is turned into records.
+"""One request on one thread: the log that module observers write to, and its conversion into records.
 
 The calls that run on a thread form a stack in thread-local storage: a draft model's ``generate()`` inside ours, a model inside a model.
 State is kept per call and never on the model, so threads and recursion cannot mix. Nothing here outlives its call.
@@ -37,7 +37,7 @@ current: _Current = recorder.current
 class Call(CallLog):
     """State of one running request; the base of plain forward and generate calls.
 
-    It is the tape that the hook engine of its model writes on.
+    It is the call log of its model's observers.
     """
 
     def __init__(self, scope: RequestScope, *, start: int, offset: int, budget: Budget, outer: Call | None) -> None:

@@ -1,4 +1,4 @@
-"""What spans say of an exception: its type, and its text without the values that it may quote."""
+"""Exceptions as spans record them: type, and text without the values that it may quote."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["INTERRUPTED", "ForwardCall", "close_stale", "invocations", "start_forward"]
 
 _PACKED = frozenset({"cu_seq_lens_q", "read_index"})
-"""Arguments by which transformers' continuous batching packs the requests of several callers into one row: nobody's own request."""
+"""Arguments by which transformers' continuous batching packs the requests of several callers into one row, so the pass is not a request."""
 INTERRUPTED = Failure("_OTHER", "the forward pass was interrupted", "")
 
 
@@ -80,7 +80,7 @@ class ForwardCall(Call):
                 raise
 
     def _open(self, owner: Owner) -> None:
-        """Attach and begin what detail needs."""
+        """Attach module observers and begin the device clock and the profiler window."""
         self.output_stats = owner.new_output_stats()
         engine = owner.engine
         engine.prepare()
@@ -167,7 +167,7 @@ class ForwardCall(Call):
                 self.scope.end(end)
 
     def _claim(self) -> bool:
-        """Whether the request is still to be ended, by the one who asks; true once."""
+        """Claim the right to end the request; true for the first caller only."""
         first = not self.finished if self.opened_pass is None else self.owner.close_pass(self.opened_pass)
         self.finished = True
         return first
@@ -180,7 +180,7 @@ class ForwardCall(Call):
             self.clock = None
 
     def _release_part(self) -> None:
-        """Let go of the profiler window, on the call's own thread: only there can it be closed."""
+        """Release the profiler window, on the call's own thread: only there can it be closed."""
         if self.part is not None and threading.get_ident() == self.thread:
             with contain("profiler window"):
                 self.part.release()
@@ -244,8 +244,8 @@ class ForwardCall(Call):
 
 
 def _attended(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
-    """Tokens that an embedding model is given, padding left out; ``None`` where only a read from the device would tell."""
-    # Sentence encoders take one mapping of what others take as keywords.
+    """Input tokens of an embedding model without padding; ``None`` where counting would read from the device."""
+    # Sentence encoders take one mapping instead of keyword arguments.
     given: Mapping[str, Any] = args[0] if args and isinstance(args[0], Mapping) else kwargs
     ids = given.get("input_ids", args[0] if args else None)
     mask = given.get("attention_mask")

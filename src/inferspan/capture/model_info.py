@@ -101,7 +101,7 @@ def is_text_only(model: nn.Module) -> bool:
 
 
 def has_plain_generate(model: nn.Module) -> bool:
-    """Whether ``model.generate()`` is that of transformers, wrapped or not, so that its results mean what is documented."""
+    """Whether ``model.generate()`` is that of transformers, wrapped or not, so that its result has the documented meaning."""
     inner = getattr(model, "_orig_mod", model)
     method = getattr(type(inner), "generate", None)
     mixin = getattr(sys.modules.get("transformers.generation.utils"), "GenerationMixin", None)
@@ -122,7 +122,7 @@ def sharded_vocabulary(model: nn.Module) -> int:
 
 
 def model_info(model: nn.Module, settings: Settings) -> ModelInfo:
-    """Collect the facts of ``model``; nothing raises, what fails is left out."""
+    """Collect the facts of ``model``; nothing raises; facts that cannot be read are left out."""
     attributes: dict[str, AttributeValue] = {}
     architecture = type(model).__name__
     name = revision = None

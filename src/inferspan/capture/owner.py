@@ -1,4 +1,4 @@
-"""What a running request may ask of the model that it belongs to.
+"""The questions that a running request may ask of its model.
 
 Calls (plain forward passes and ``generate()``) see an :class:`Owner` and nothing else of the instrumentation, so the instrumentation may
 import them. :class:`~inferspan.capture.target.Target` is the owner of every real request.
@@ -77,7 +77,7 @@ class Owner(Protocol):
 
     @property
     def has_plain_generate(self) -> bool:
-        """Whether ``generate()`` is that of transformers, so that its results mean what is documented."""
+        """Whether ``generate()`` is that of transformers, so that its result has the documented meaning."""
 
     @property
     def text_only(self) -> bool:
@@ -89,19 +89,19 @@ class Owner(Protocol):
 
     @property
     def unobserved(self) -> str | None:
-        """What cannot be seen of the model, and why."""
+        """The part of the model that cannot be observed, and the reason; ``None`` if all of it can."""
 
     def sharded_vocabulary(self) -> int:
         """Number of entries of whole logits, if the model is tensor-parallel; else 0."""
 
-    # ---------------------------------------------------------------------------------------------------- what is recorded
+    # ---------------------------------------------------------------------------------------------------------- recording
     @property
     def content(self) -> bool:
         """Whether prompts and outputs may be captured."""
 
     @property
     def ids_on_spans(self) -> bool:
-        """Whether token ids and texts may stand on spans."""
+        """Whether spans may carry token ids and texts."""
 
     @property
     def steps_wanted(self) -> str:
@@ -144,7 +144,7 @@ class Owner(Protocol):
         """
 
     def close_pass(self, opened: OpenPass) -> bool:
-        """Remove the entry of a forward pass; false if somebody else has done so, who then ends the call."""
+        """Remove the entry of a forward pass; false if it was removed before, by the thread that ends the call."""
 
     def pause_root_hooks(self, call: Call) -> None:
         """Keep hooks on the root off the model until ``call`` ends, because a region of it is about to be compiled."""

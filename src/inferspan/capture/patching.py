@@ -29,7 +29,7 @@ class Undo:
         self._stack: list[Callable[[], object]] = []
 
     def push(self, undo: Callable[[], object]) -> None:
-        """Add what takes back the last change."""
+        """Add the function that undoes the last change."""
         self._stack.append(undo)
 
     def close(self) -> None:
@@ -40,7 +40,7 @@ class Undo:
 
 
 def wrap_class_method(owner: type, name: str, around: Around) -> Callable[[], None]:
-    """Wrap ``owner.name``, inherited or own, and return what takes the wrapper off.
+    """Wrap ``owner.name``, inherited or own, and return a function that removes the wrapper.
 
     An inherited method is looked up again at each call, so a patch that somebody puts on a base class later still counts.
     """
@@ -74,11 +74,11 @@ class ClassMethods:
         self._undo: dict[tuple[type, str], Callable[[], None]] = {}
 
     def forked(self) -> None:
-        """Called in a forked child, where nobody is left to release the lock."""
+        """Called in a forked child, where the thread that held the lock does not exist."""
         self._lock = threading.RLock()
 
     def acquire(self, owner: type, name: str, around: Around) -> Callable[[], None]:
-        """Wrap ``owner.name`` unless that is done, and return what lets go of it (callable once)."""
+        """Wrap ``owner.name`` unless it is wrapped, and return a function that releases it (callable once)."""
         key = (owner, name)
         with self._lock:
             if not self._users.get(key):
@@ -105,7 +105,7 @@ def _rebuild_transparent(name: str, original: Any) -> InstanceMethod:
 
 
 class InstanceMethod:
-    """Stands in for a callable that the user keeps in the model's own ``__dict__``; everything but the call is the original's."""
+    """Replaces a callable in the model's own ``__dict__``; everything but the call is delegated to the original."""
 
     def __init__(self, name: str, original: Any, owner: Any, around: Around | None) -> None:
         self._name = name
@@ -114,7 +114,7 @@ class InstanceMethod:
         self._around = around
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the original, seen from outside."""
+        """Run the original through ``around``."""
         owner = self._owner() if self._owner is not None else None
         if owner is None or self._around is None:
             return self._original(*args, **kwargs)
@@ -127,7 +127,7 @@ class InstanceMethod:
 
     @property
     def __wrapped__(self) -> Any:
-        """What ``inspect.signature`` follows."""
+        """The original, for ``inspect.signature``."""
         return self._original
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -141,7 +141,7 @@ class InstanceMethod:
 
     @classmethod
     def put(cls, owner: Any, name: str, around: Around) -> Callable[[], None]:
-        """Wrap ``owner.__dict__[name]`` and return what restores it, if it is still ours."""
+        """Wrap ``owner.__dict__[name]`` and return a function that restores it, if the wrapper is still there."""
         original = owner.__dict__[name]
         wrapper = cls(name, original, owner, around)
         owner.__dict__[name] = wrapper

@@ -30,7 +30,7 @@ from .owner import OpenPass, Owner
 __all__ = ["CompiledCall", "RootHooks"]
 
 _remaining: weakref.WeakSet[RootHooks] = weakref.WeakSet()
-"""Closed ones whose exit hook torch was going through when it should have come off."""
+"""Closed instances whose exit hook was in a table that torch was iterating, so that it could not be removed."""
 
 
 class RootHooks:
@@ -95,7 +95,7 @@ class RootHooks:
         if self._enter is not None:
             self._enter.remove()
             self._enter = None
-        # One that torch is going through stays for the moment: it does nothing, and goes when the model is called next.
+        # Removing a hook while torch iterates the table would raise there. It stays, does nothing, and is removed at the next occasion.
         if self._exit is None:
             return
         if iterates_hooks() or (not self._owner.is_open and _iterated_elsewhere(model)):
@@ -122,7 +122,7 @@ class RootHooks:
             return self._wrapper is not had
 
     def before_compile(self) -> None:
-        """Take the hooks off, because ``model.compile()`` will compile what they would run in."""
+        """Take the hooks off, because ``model.compile()`` will compile the call that runs them."""
         with self._lock:
             self._compiling = True
             self._settle()
@@ -134,7 +134,7 @@ class RootHooks:
             self._settle()
 
     def compilation_begins(self) -> None:
-        """Take the hooks off while Dynamo compiles on this thread, if that harms nobody."""
+        """Take the hooks off while Dynamo compiles on this thread, unless other hooks or running passes need them."""
         model, mine = self._owner.model, threading.get_ident()
         with self._lock:
             # If the user has hooks, Dynamo guards on their number, so ours must be present on every call. A pass needs its exit hook.
@@ -153,7 +153,7 @@ class RootHooks:
                 self._settle()
 
     def resume(self, call: Call) -> None:
-        """End what ``pause(call)`` began."""
+        """Undo ``pause(call)``."""
         if id(call) in self._paused:
             with self._lock:
                 self._paused.discard(id(call))
@@ -219,7 +219,9 @@ class RootHooks:
         _take_remaining()
 
     def forked(self, *, inside: bool) -> None:
-        """Called in a forked child, where passes of the parent's other threads do not run and nobody is left to release the lock.
+        """Called in a forked child, where passes of the parent's other threads do not run.
+
+        A lock that one of them held would never be released.
 
         Args:
             inside: whether the fork happened inside a call of the surviving thread.
@@ -238,7 +240,7 @@ def _take_remaining() -> None:
 
 
 def _iterated_elsewhere(model: nn.Module) -> bool:
-    """Whether another thread goes through the model's table of exit hooks for a failed pass: it must not change under it."""
+    """Whether another thread iterates the model's table of exit hooks for a failed pass, during which the table must not change."""
     implementation, mine = nn.Module._call_impl.__code__, threading.get_ident()
     for thread, top in sys._current_frames().items():
         frame: FrameType | None = top if thread != mine else None
@@ -252,7 +254,7 @@ def _iterated_elsewhere(model: nn.Module) -> bool:
 
 
 class _RootHook(CopiedAway):
-    """What both hooks on the root have in common."""
+    """Base of both hooks on the root."""
 
     __slots__ = ("hooks", "owner")
 
@@ -368,7 +370,7 @@ class CompiledCall:
         self.original = original
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the original, seen from outside."""
+        """Run the original as one request."""
         owner = self._owner()
         if owner is None or is_compiling():
             return self.original(*args, **kwargs)

@@ -1,8 +1,8 @@
-"""One instrumented model: what is attached to it, and how it comes off.
+"""One instrumented model: attaching to it, the registry of instrumented models, and detaching.
 
 Hooks on the root see plain forward passes (``root_hooks``), wrapped class methods see ``generate()``, the module observers see submodules
-of recorded passes. The model is held weakly and dies as without us. ``close`` undoes everything that is attached, also while calls are
-running: a ``generate()`` goes on without detail, and a plain forward pass keeps the hooks that end it until it returns.
+of recorded passes. The model is held weakly, so its lifetime does not change. ``close`` undoes everything that is attached, also while
+calls are running: a ``generate()`` goes on without detail, and a plain forward pass keeps the hooks that end it until it returns.
 """
 
 from __future__ import annotations
@@ -113,14 +113,14 @@ class Target:
         return self._model()
 
     def knows(self, module: object) -> bool:
-        """Whether the id of ``module`` still stands for the object that was registered under it."""
+        """Whether ``module`` is the object that was registered under its id, which may have been reused."""
         reference = self.members.get(id(module))
         return self._model() is module or (reference is not None and reference() is module)
 
     # -------------------------------------------------------------------------------------------------------- attach
     @property
     def unobserved(self) -> str | None:
-        """What cannot be seen of this model, and why."""
+        """The part of this model that cannot be observed, and the reason; ``None`` if all of it can."""
         return "forward passes: scripted" if self.scripted else self.engine.unobserved
 
     def sharded_vocabulary(self) -> int:
@@ -153,7 +153,7 @@ class Target:
             for name, method in METHODS.items():
                 if callable(getattr(kind, name, None)):
                     self._undo.push(_methods.acquire(kind, name, method))
-        # A wrapper without a generate() of its own hands out that of a module inside it.
+        # A wrapper without a generate() of its own exposes that of a module inside it.
         if "generate" in model.__dict__ and not callable(getattr(type(model), "generate", None)):
             self._undo.push(InstanceMethod.put(model, "generate", around))
         elif not callable(getattr(type(model), "generate", None)):
@@ -188,7 +188,7 @@ class Target:
             self._root.after_compile()
 
     def before_compile(self) -> None:
-        """Take root hooks off, because ``model.compile()`` will compile what they would run in."""
+        """Take root hooks off, because ``model.compile()`` will compile the call that runs them."""
         if self._root is not None:
             self._root.before_compile()
 
@@ -209,7 +209,7 @@ class Target:
         return self._root.open_pass() if self._root is not None else None
 
     def close_pass(self, opened: OpenPass) -> bool:
-        """Remove the entry of a forward pass; false if somebody else has done so."""
+        """Remove the entry of a forward pass; false if another thread has done so."""
         closed = self._root is not None and self._root.close_pass(opened)
         if closed and not self.is_open:
             self._close_rest()
@@ -221,7 +221,7 @@ class Target:
             self._root.resume(call)
 
     def forked(self) -> None:
-        """Called in a forked child: calls of the parent's other threads do not run in it, and nobody is left to release a lock."""
+        """Called in a forked child: calls of the parent's other threads do not run in it, and never release their locks."""
         self.engine.forked()
         self.device_clock.forked()
         call = current.call
@@ -275,7 +275,7 @@ class Target:
 
     # --------------------------------------------------------------------------------------------------------- close
     def close(self) -> None:
-        """Take everything off the model, except what ends the forward passes that run now; may be called twice."""
+        """Take everything off the model, except the hooks that end the forward passes that run now; may be called twice."""
         self.is_open = False
         self.windows.shut()
         if self._root is not None:
@@ -285,7 +285,7 @@ class Target:
         self._undo.close()
 
     def _close_rest(self) -> None:
-        """Take off what forward passes still needed, once none runs any more."""
+        """Take off the module observers, once no forward pass runs any more."""
         if self._root is None or self._root.idle:
             with contain("detaching"):
                 self.engine.close()

@@ -56,7 +56,7 @@ class CudaDevices:
         self._uuids: dict[int, str] = {}
 
     def __call__(self) -> dict[str, str] | None:
-        """``{"GPU-...": "cuda:0"}``; ``None`` while CUDA is not initialised, or if this torch cannot say."""
+        """``{"GPU-...": "cuda:0"}``; ``None`` while CUDA is not initialised, or if this torch has no UUIDs."""
         torch = _initialized(self._library)
         if torch is None or torch.version.cuda is None:  # ROCm's UUIDs are not NVML's
             return None

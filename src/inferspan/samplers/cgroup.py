@@ -16,7 +16,7 @@ _UNLIMITED = 2**60
 
 
 class MemoryLimit(NamedTuple):
-    """Bytes that we may use, and those in use under that limit without what the kernel can drop at once."""
+    """The limit in bytes, and the bytes in use under it without the caches that the kernel can drop at once."""
 
     limit: int
     usage: int | None
@@ -38,7 +38,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _folders(root: Path, controller: str) -> Iterator[tuple[bool, Path]]:
-    """Folders whose limits bind us, ours first, then those around it; true for version 2."""
+    """Folders whose limits apply to this process, its own first, then those around it; true for version 2."""
     for line in (_read(root / "proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")

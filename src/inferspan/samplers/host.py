@@ -63,7 +63,7 @@ _COUNTERS = frozenset(
 
 
 class _Shares:
-    """CPU time by mode as share of what could have been used, over windows of a second or more."""
+    """CPU time by mode as a share of the available time, over windows of a second or more."""
 
     def __init__(self) -> None:
         self._begin: tuple[float, Mapping[str, float]] | None = None
@@ -138,7 +138,7 @@ class HostSampler:
             sources += [self._host_cpu, self._host_memory]
         readings: list[Sample] = []
         for source in sources:
-            # What a source has read before it fails counts.
+            # Readings that a source has yielded before it fails are kept.
             with guard.contain("samplers.HostSampler"):
                 readings.extend(source())
         return [self._counted(sample) if sample.metric in _COUNTERS else sample for sample in readings]
@@ -147,7 +147,7 @@ class HostSampler:
         return sample._replace(value=self._rises((sample.metric, *sample.attributes.values()), sample.value))
 
     def close(self) -> None:
-        """Let go of the process handle."""
+        """Release the process handle."""
         self._process = None
 
     def _psutil(self) -> Any:

@@ -1,4 +1,4 @@
-"""One daemon thread that runs the samplers and keeps the newest readings for whoever exports them.
+"""One daemon thread that runs the samplers and caches the newest readings for exporters.
 
 Readings come in from the samplers and go out through ``read``, which wakes the thread and waits briefly for a fresh round, so
 NVML and psutil never run on an exporter's thread. What a sampler raises is contained and costs its own readings only. A
@@ -37,7 +37,7 @@ class EnergyMeter(Protocol):
 
 
 class _Ticket:
-    """Work of the thread on request. Requests have numbers, so that nobody gets an answer from before the question."""
+    """Work of the thread on request. Requests are numbered, so that no caller gets an answer older than its request."""
 
     def __init__(self) -> None:
         self.wanted = self.begun = self.done = 0
@@ -73,7 +73,7 @@ class SamplerLoop:
         _handle_forks()
 
     def _reset(self) -> None:
-        """Begin anew: at first, and in a forked child, where the thread is gone and its lock may be held for ever."""
+        """Set the initial state: at first, and in a forked child, where the thread does not exist and its lock may be held for ever."""
         self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
         self._wanted = False
@@ -210,7 +210,7 @@ class SamplerLoop:
             taken, samples = self._clock(), list[Sample]()
             with guard.contain(f"samplers.{type(sampler).__name__}"):
                 samples = list(sampler.collect())
-            # Handed out at once: a slow sampler keeps nobody from the others' readings.
+            # Published at once, so that a slow sampler does not delay the readings of others.
             with self._condition:
                 if not self._stopping:
                     self._readings[place] = taken, samples

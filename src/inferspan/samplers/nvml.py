@@ -24,7 +24,7 @@ __all__ = ["NvmlSampler"]
 
 
 class _Uninitialized(Exception):
-    """NVML says that nobody has initialised it."""
+    """NVML reports that it is not initialised."""
 
 
 class NvmlSampler:
@@ -81,11 +81,11 @@ class NvmlSampler:
         return self._sharing.get(hw_id, True)
 
     def close(self) -> None:
-        """Shut NVML down if this process initialised it here; a later ``collect`` begins anew."""
+        """Shut NVML down if this process initialised it here; a later ``collect`` initialises it again."""
         self._session.close()
 
     def _each(self, read: Callable[[Device], Any]) -> list[Any]:
-        """What ``read`` has of each device of ours; once more from the start if NVML was shut down under us."""
+        """Results of ``read`` for each device of this process; repeated once if another library has shut NVML down meanwhile."""
         for _ in range(2):
             if not self._session.ready():
                 self._sharing = {}
@@ -137,7 +137,7 @@ class NvmlSampler:
 
     def _names(self, cuda: Mapping[str, str] | None) -> list[str]:
         inventory = self._session.inventory
-        # A lost GPU is listed no more, so what was ours stays ours where the list decides.
+        # NVML does not list a lost GPU, so devices of this process stay its own where the list decides.
         lost = [device.uuid for device in self._devices.values() if device.is_lost]
         if self._all_gpus:
             return [*(entry.uuid for entry in inventory.entries()), *lost]
@@ -255,7 +255,7 @@ class NvmlSampler:
         return [Sample(semconv.M_HW_STATUS, value, device.attributes(state)) for value, state in rows.status(current)]
 
     def _unified_memory(self, device: Device) -> list[Sample]:
-        """What CUDA says of memory that the card shares with its host; NVML does not count it."""
+        """CUDA's counts of memory that the card shares with its host, which NVML does not count."""
         free = total = 0
         with guard.contain("samplers.nvml.cuda_memory"):
             counted = self._cuda_memory(device.cuda) if device.cuda is not None else None

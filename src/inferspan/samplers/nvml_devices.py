@@ -18,7 +18,7 @@ from .rise import Rises
 __all__ = ["Device", "Entry", "Inventory", "is_mig", "visible_devices"]
 
 _NOT_THERE = frozenset({2, 3, 6, 13})
-"""How NVML says that a UUID is none of its own: invalid argument, not supported, not found, function not found."""
+"""Error codes for a UUID that NVML does not know: invalid argument, not supported, not found, function not found."""
 
 
 def is_mig(uuid: str) -> bool:
@@ -27,7 +27,7 @@ def is_mig(uuid: str) -> bool:
 
 
 def visible_devices(environ: Mapping[str, str]) -> tuple[bool, list[str]] | None:
-    """What ``CUDA_VISIBLE_DEVICES`` names.
+    """Devices named by ``CUDA_VISIBLE_DEVICES``.
 
     Returns:
         Whether numbers count by PCI bus, and the names up to the first one that CUDA would not take; ``None`` if the
@@ -91,7 +91,7 @@ class Inventory:
         return matches[0] if len(matches) == 1 else None
 
     def named(self, visible: tuple[bool, Sequence[str]]) -> list[str] | None:
-        """UUIDs, or beginnings of some, of visible devices; ``None`` if numbers do not say which GPUs they mean."""
+        """UUIDs, or beginnings of some, of visible devices; ``None`` if the numbers are ambiguous."""
         by_bus, names = visible
         found: list[str] = []
         for name in names:
@@ -172,7 +172,7 @@ class Inventory:
 
 
 class Device:
-    """What is kept about a device for the life of the process: what it can read, where its counters began, its attributes."""
+    """State of a device for the life of the process: its readable rows, the first values of its counters, its attributes."""
 
     def __init__(self, uuid: str) -> None:
         self.uuid = uuid
@@ -203,7 +203,7 @@ class Device:
         self._set(semconv.HW_FIRMWARE_VERSION, _ask(library, "nvmlDeviceGetVbiosVersion", card))
 
     def label(self, cuda: str | None) -> None:
-        """Say under which CUDA number the application has the device."""
+        """Set the application's CUDA number of the device."""
         self.cuda = cuda
         if cuda is None:
             self._base.pop(semconv.DEVICE, None)
@@ -215,7 +215,7 @@ class Device:
         return {**self._base, **extra}
 
     def risen(self, row: Row, value: float) -> float:
-        """By how much a counter has risen since its first reading; a reset of the hardware's counter loses what came before it."""
+        """By how much a counter has risen since its first reading; at a reset of the hardware's counter the part before it is lost."""
         return self._rises(ROWS.index(row), value)
 
     def _set(self, key: str, value: Any) -> None:

@@ -27,7 +27,7 @@ ANYWHERE = "anywhere"
 CARD = "card"
 """A property of the physical card; a MIG instance has none of its own."""
 UNSPLIT = "unsplit"
-"""Only on a card that is not split: NVML reports no utilisation under MIG, and some drivers say 0 instead of an error."""
+"""Only on a card that is not split: NVML reports no utilisation under MIG, and some drivers return 0 instead of an error."""
 
 FAILED = "failed"
 _STATES = ("ok", "degraded", "failed", "predicted_failure")
@@ -137,7 +137,7 @@ class Query:
         return found
 
     def reasons(self) -> int | None:
-        """Bit mask of what holds the clocks down."""
+        """Bit mask of the reasons that hold the clocks down."""
         mask = clean(self.newest("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"))
         return None if mask is None else int(mask)
 
@@ -237,7 +237,7 @@ ROWS: tuple[Row, ...] = (
     Row(s.M_GPU_MEMORY_UTILIZATION, _memory_ratio, where=ANYWHERE),
     Row(s.M_GPU_PROCESS_MEMORY, _process_memory, where=ANYWHERE),
     # The PCIe throughput function is a sample that blocks for 20 ms; these are totals.
-    # Driver 580 gives 32 bits on an H200, in which a busy link wraps 15 times a second: no reading of ours could tell how often.
+    # Driver 580 gives 32 bits on an H200, in which a busy link wraps 15 times a second: so readings cannot count the wraps.
     *_fields(s.M_GPU_IO, s.PCIE_DIRECTION, {"transmit": 197, "receive": 198}, wide=True),
     *_fields(s.M_NVLINK_IO, s.NETWORK_IO_DIRECTION, {"transmit": 138, "receive": 139}, times=1024),
     *_fields(s.M_THROTTLE_TIME, s.THROTTLE_REASON, _THROTTLE_FIELDS, per=10**9),
@@ -284,7 +284,7 @@ ROWS: tuple[Row, ...] = (
 
 
 def state(query: Query) -> str:
-    """State of a card that answers: ``ok``, ``degraded`` or ``predicted_failure``; what cannot be asked says nothing."""
+    """State of a card that answers: ``ok``, ``degraded`` or ``predicted_failure``; functions that fail are ignored."""
 
     def asked(ask: Callable[[], Any], default: Any) -> Any:
         try:

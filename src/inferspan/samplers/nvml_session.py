@@ -85,7 +85,7 @@ class Session:
         return False
 
     def works(self) -> None:
-        """Say that a round went well."""
+        """Note that a round succeeded."""
         self._pause.reset()
 
     def fail(self) -> None:
@@ -94,7 +94,7 @@ class Session:
         self._pause.begin()
 
     def lapse(self) -> None:
-        """Somebody else's shutdown took our initialisation: none of ours is due any more."""
+        """Note that another library's shutdown ended our initialisation, so that no shutdown of ours is due."""
         self._owner = None
 
     def close(self) -> None:

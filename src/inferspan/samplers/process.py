@@ -82,7 +82,7 @@ _global_meters: dict[Any, Meters] = {}
 
 
 def meters_of(provider: Any) -> Meters:
-    """One ``Meters`` for each provider; the global one is one of them, whatever stands behind it later."""
+    """One ``Meters`` for each provider; the global one is one of them, whichever provider it resolves to later."""
     present = current_provider("metrics")
     if provider is None and present in _by_provider:
         provider = present
@@ -109,7 +109,7 @@ class Samplers:
         self._follows_exit = False
 
     def acquire(self, settings: Settings, meters: Meters) -> tuple[SamplerLoop | None, Callable[[], None]]:
-        """Start or share the thread and report its readings on ``meters``; returns it and what lets go of it."""
+        """Start or share the thread and report its readings on ``meters``; returns it and a function that releases it."""
         if not (settings.nvml or settings.host or settings.allocator):
             return None, lambda: None
         with _lock:
@@ -141,7 +141,7 @@ class Samplers:
         return loop, release
 
     def wake_in_child(self) -> None:
-        """In a forked child, whose thread was left behind: start it, now that a model is called."""
+        """Start the thread in a forked child, which has none, now that a model is called."""
         if self._asleep:
             self._asleep = False
             with contain("samplers"):
@@ -153,7 +153,7 @@ class Samplers:
         self._asleep = self._loop is not None
 
     def _stop(self, timeout: float) -> None:
-        """Stop the thread, which says goodbye to NVML; the collection that may follow still finds what was read last."""
+        """Stop the thread, which shuts NVML down; a collection that follows still finds the last readings."""
         loop, self._loop = self._loop, None
         if loop is None:
             return

@@ -1,4 +1,4 @@
-"""Counters as risen since their first reading: what was counted before belongs to no interval of ours.
+"""Counters as increases since their first reading: counts from before it belong to no exported interval.
 
 A counter is exported with the time since when it counts, which is that of its instrument. In: a name and a value. Out: the rise.
 """
@@ -17,7 +17,7 @@ class Rises:
         self._totals: dict[Hashable, tuple[float, float]] = {}
 
     def __call__(self, counter: Hashable, value: float) -> float:
-        """By how much a counter has risen since its first reading; a reset of the counter loses what came before it."""
+        """By how much a counter has risen since its first reading; at a reset of the counter the part before it is lost."""
         last, total = self._totals.get(counter, (value, 0))
         total += max(0, value - last)
         self._totals[counter] = (value, total)

@@ -11,7 +11,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
 
-from inferspan.export.session_file import MetricFileExporter
+from inferspan.export.files.session_file import MetricFileExporter
 from inferspan.report.histogram import Histogram
 from inferspan.report.metric_series import Series
 from inferspan.report.session import read_session

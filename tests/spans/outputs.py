@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from inferspan import semconv
 from inferspan.export import protobuf
-from inferspan.export.session_file import SpanFileExporter
+from inferspan.export.files.session_file import SpanFileExporter
 from inferspan.metrics.requests import RequestMetrics
 from inferspan.records import ModelInfo, ModuleBatch, ModuleCalls, ModuleInfo, Phase, Profiled, RequestEnd, RequestStart, Step
 from inferspan.settings import Settings

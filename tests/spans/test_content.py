@@ -191,7 +191,7 @@ def test_content_format(form: str) -> None:
 
 def test_a_session_file_keeps_lists_and_maps(tmp_path: Path) -> None:
     """A session file has structured messages as OTLP has them, and the report reads them back."""
-    from inferspan.export.session_file import SpanFileExporter
+    from inferspan.export.files.session_file import SpanFileExporter
     from inferspan.report.session import read_session
 
     everything, model = _Everything(), llama()

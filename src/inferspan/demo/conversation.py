@@ -169,7 +169,7 @@ def _say(question: str, answers: list[str]) -> None:
 
 def _replace(session_file: Path) -> None:
     """Start with an empty file, readable by its owner only: the exporters append."""
-    from inferspan.export.session_file import SessionFile
+    from inferspan.export.files.session_file import SessionFile
     from inferspan.settings import SettingsError
 
     try:

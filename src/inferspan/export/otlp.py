@@ -259,7 +259,7 @@ def _make_exporters(names: Sequence[str], signal: str, environ: Mapping[str, str
 
 def _probe(session_file: str | None) -> None:
     if session_file is not None:
-        from inferspan.export.session_file import SessionFile
+        from inferspan.export.files.session_file import SessionFile
 
         SessionFile(session_file).close()
 

@@ -307,7 +307,7 @@ def file_exporter(signal: str, session_file: str | None) -> list[Built]:
     if session_file is None:
         return []
     from inferspan.export.exporters import guarded_exporter
-    from inferspan.export.session_file import LogFileExporter, MetricFileExporter, SpanFileExporter
+    from inferspan.export.files.session_file import LogFileExporter, MetricFileExporter, SpanFileExporter
 
     kinds: dict[str, Callable[[str], Any]] = {"traces": SpanFileExporter, "metrics": MetricFileExporter, "logs": LogFileExporter}
     for module in _NEEDED_BY_FILES:

@@ -31,8 +31,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from inferspan import guard, semconv
-from inferspan.export.json_lines import spans_line
-from inferspan.export.session_file import LONGEST_LINE, LogFileExporter, MetricFileExporter, SessionFile, SpanFileExporter
+from inferspan.export.files.json_lines import spans_line
+from inferspan.export.files.session_file import LONGEST_LINE, LogFileExporter, MetricFileExporter, SessionFile, SpanFileExporter
 from inferspan.settings import SettingsError
 
 RESOURCE = Resource({"service.name": "model", "list": ["a", "b"]}, "https://example.org/resource")

@@ -19,8 +19,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from inferspan import guard, semconv
-from inferspan.export.appending import SessionFile
-from inferspan.export.json_lines import message_line, spans_line
+from inferspan.export.files.appending import SessionFile
+from inferspan.export.files.json_lines import message_line, spans_line
 from inferspan.version import version
 
 __all__ = ["LogFileExporter", "MetricFileExporter", "SessionFile", "SpanFileExporter"]

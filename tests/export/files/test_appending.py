@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from inferspan.export.appending import SessionFile
+from inferspan.export.files.appending import SessionFile
 from inferspan.settings import SettingsError
 
 resource = pytest.importorskip("resource", reason="limits and modes of POSIX")
@@ -232,7 +232,7 @@ def test_a_path_with_a_zero_byte_is_refused() -> None:
 
 def test_standard_output_may_be_a_pipe() -> None:
     """``/dev/stdout`` is a link of the system's to a pipe that is open already."""
-    code = "from inferspan.export.appending import SessionFile; SessionFile('/dev/stdout').append('line')"
+    code = "from inferspan.export.files.appending import SessionFile; SessionFile('/dev/stdout').append('line')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "line\n"
 
@@ -242,7 +242,7 @@ def test_processes_that_run_out_of_room_together_keep_lines_apart(tmp_path: Path
     path = tmp_path / "s.jsonl"
     code = """
 import os, resource, signal, sys
-from inferspan.export.appending import SessionFile
+from inferspan.export.files.appending import SessionFile
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 file, written = SessionFile(sys.argv[1]), 0
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -265,7 +265,7 @@ def test_a_forked_child_goes_on_with_the_file(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     code = """
 import os, sys
-from inferspan.export.appending import SessionFile
+from inferspan.export.files.appending import SessionFile
 file, write = SessionFile(sys.argv[1]), os.write
 def fork_first(descriptor, data):
     os.write = write

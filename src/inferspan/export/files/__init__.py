@@ -1,0 +1,1 @@
+"""Session files: OTLP JSON lines, appended whole."""

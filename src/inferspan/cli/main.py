@@ -86,7 +86,7 @@ def _discard_output() -> None:
 
 @contextlib.contextmanager
 def _any_encoding(stream: TextIO | None) -> Iterator[None]:
-    """Write escapes for what the encoding of a terminal or pipe does not have, such as names of models where it is ASCII."""
+    """Escape characters that the encoding of a terminal or pipe lacks, such as names of models where it is ASCII."""
     reconfigure = getattr(stream, "reconfigure", None)
     errors = getattr(stream, "errors", None)
     if reconfigure is None or errors is None:

@@ -45,8 +45,9 @@ ports, each with the variable for another one:
 The other variables of the configurations are read as well: the README in
 collector-config lists them.
 
-If a program ends, its last words are shown and the others are stopped. Metrics
-stay in the folder from one `up` to the next; traces are in Jaeger's memory.
+If a program ends, the end of its log is shown and the others are stopped.
+Metrics stay in the folder from one `up` to the next; traces are in Jaeger's
+memory.
 
 exit codes: 0 all healthy, or it ran already; 2 it cannot run
 
@@ -65,9 +66,9 @@ exit codes: 0 running and healthy, 1 not running or not healthy, 2 the state can
 _STACK_END = """\
 examples:
   inferspan stack up          start, and print where to look
-  inferspan stack status      what runs, is it healthy
+  inferspan stack status      which programs run, and their health
   inferspan stack logs jaeger -f
-                              what one program says, until Ctrl-C
+                              the log of one program, until Ctrl-C
   inferspan stack down        stop everything
 """
 
@@ -94,17 +95,18 @@ def add_stack(commands: Any) -> None:
         "--stop-timeout", metavar="S", type=_seconds, default=10.0, help="seconds each program has to stop before it is killed; default: 10"
     )
 
-    _part(parts, "down", "stop everything", description="Stop everything, the last started first, and see that nothing is left.")
+    _part(parts, "down", "stop everything", description="Stop everything, the last started first, and check that no process is left.")
 
     status = _part(
-        parts, "status", "what runs, and is it healthy", description="Say what runs, and whether it is healthy.", epilog=_STATUS_END
-    )
+        parts, "status", "show which programs run and their health",
+        description="Show which programs run, and whether they are healthy.", epilog=_STATUS_END,
+    )  # fmt: skip
     status.add_argument("--json", action="store_true", help="as JSON, for programs")
 
-    logs = _part(parts, "logs", "what the programs say", description="Print the end of the programs' logs.")
+    logs = _part(parts, "logs", "print the programs' logs", description="Print the end of the programs' logs.")
     logs.add_argument("program", metavar="PROGRAM", nargs="?", help="one of them, such as otelcol or jaeger; default: all")
     logs.add_argument("-n", "--lines", metavar="N", type=_count, default=20, help="lines of each; default: 20")
-    logs.add_argument("-f", "--follow", action="store_true", help="go on with what comes, until Ctrl-C")
+    logs.add_argument("-f", "--follow", action="store_true", help="continue with new lines, until Ctrl-C")
 
 
 def _part(parts: Any, name: str, what: str, **texts: str) -> argparse.ArgumentParser:

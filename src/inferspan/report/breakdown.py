@@ -1,7 +1,7 @@
 """A request's sampled steps -> where the time went: by module type and by layer, for each phase.
 
 In comes a ``Request``; out comes one ``Breakdown`` for each phase that has module spans. Times are self times, so that the parts of a
-phase add up to it: a module's own time is what is not inside recorded modules below it.
+phase add up to it: a module's own time excludes the recorded modules below it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Part(NamedTuple):
 
 
 class Breakdown(NamedTuple):
-    """Where the sampled steps of a phase spent their time; ``outside`` is what no recorded module covers."""
+    """Where the sampled steps of a phase spent their time; ``outside`` is the time that no recorded module covers."""
 
     phase: str
     steps: int

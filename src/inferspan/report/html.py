@@ -27,7 +27,7 @@ def render(session: Session, *, title: str | None = None) -> str:
     """The page as text.
 
     Args:
-        session: what ``read_session`` returned.
+        session: result of ``read_session``.
         title: heading of the page; default names the models, or else the file.
     """
     data = payload(session)
@@ -40,16 +40,16 @@ def render(session: Session, *, title: str | None = None) -> str:
         "data": _script_safe(json.dumps(data, separators=(",", ":"), allow_nan=False)),
     }
     page = _asset("report.html")
-    # Each mark is replaced where it stands in the template, so that a mark inside the data means nothing.
+    # Placeholders are replaced by their position in the template, so a placeholder inside the data has no effect.
     pieces = page.split("@@")
     return "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
 
 
 def write_report(session: Session, path: str | Path, *, title: str | None = None) -> Path:
-    """Write the page; a reader never sees half of it, and nobody but its owner may read it.
+    """Write the page; readers never see an incomplete file, and only its owner may read it.
 
     Args:
-        session: what ``read_session`` returned.
+        session: result of ``read_session``.
         path: file to write; an existing one, or a link, is replaced. A pipe or a device, such as ``/dev/stdout``, is written to.
         title: heading of the page.
 
@@ -62,7 +62,7 @@ def write_report(session: Session, path: str | Path, *, title: str | None = None
         with open(os.open(path, os.O_WRONLY | os.O_APPEND), "wb") as stream:
             stream.write(text)
         return path
-    # The name cannot be guessed, the file is made anew and with mode 0600: nobody can place a link there before.
+    # mkstemp creates the file exclusively, with an unpredictable name and mode 0600, so no link can be planted there.
     handle, temporary = tempfile.mkstemp(prefix=".inferspan-", suffix=".tmp", dir=path.parent)
     try:
         with open(handle, "wb") as file:

@@ -37,7 +37,7 @@ _WHOLE = re.compile(r"-?[0-9]{1,20}")
 
 
 def read_lines(path: Path, counts: LineCounts) -> Iterator[tuple[Mapping[str, Any], int]]:
-    """Decode a session file line by line, filling ``counts`` on the way.
+    """Decode a session file line by line, and fill ``counts``.
 
     Args:
         path: file of OTLP JSON lines, plain or gzipped; a pipe or a device as well.

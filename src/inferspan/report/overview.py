@@ -45,7 +45,7 @@ class RequestRow(NamedTuple):
 class Totals(NamedTuple):
     """Sums and percentiles over the requests that are not nested in another one, as ``handle.summary()`` takes them.
 
-    A request that failed on its way counts with what it had done by then.
+    A request that failed counts with the work done until then.
     """
 
     requests: int
@@ -100,7 +100,7 @@ _NOTES = (
 
 
 def _decision(request: Request) -> tuple[str, ...]:
-    """What was decided about the detail of a request, if the setting ``keep`` had a decision to take."""
+    """The decision about the detail of a request, if the setting ``keep`` required one."""
     kept = request.span.attributes.get(semconv.DETAIL_KEPT)
     if kept is None:
         return ()

@@ -1,7 +1,7 @@
 """A session -> the JSON that the report's page draws: compact, bounded, plain values only.
 
 In comes a ``Session``; out comes one mapping. Times inside a request are microseconds since its start. Module calls refer to a table of
-what is the same for all calls of a module. Over ``DETAIL_BUDGET`` spans the detail of later requests is left out, and each says so.
+attributes that all calls of a module share. Over ``DETAIL_BUDGET`` spans the detail of later requests is left out, and each says so.
 Values keep what the file holds: integers that a double of the page's script cannot hold are text of their digits.
 """
 
@@ -56,7 +56,7 @@ def payload(session: Session, *, budget: int = DETAIL_BUDGET) -> dict[str, Any]:
     """Everything that the page shows.
 
     Args:
-        session: what ``read_session`` returned.
+        session: result of ``read_session``.
         budget: step and module spans to keep; requests past it come without detail.
     """
     page = _Page(budget)
@@ -142,7 +142,7 @@ def _bar(span: Span, start: int, page: _Page) -> dict[str, Any]:
 
 
 def _module_calls(span: Span, start: int, page: _Page) -> list[list[Any]]:
-    """Module calls below a step, depth first: [module, depth, at, us, failed, what differs from call to call]."""
+    """Module calls below a step, depth first: [module, depth, at, us, failed, attributes that differ between calls]."""
     calls: list[list[Any]] = []
     waiting = [(child, 0) for child in reversed(span.children) if level_of(child) == MODULE]
     while waiting and page.budget > 0:

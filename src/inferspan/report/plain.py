@@ -1,4 +1,4 @@
-"""Values of a session -> values that a page's script can hold: what JSON and a double cannot carry becomes text or nothing.
+"""Values of a session -> values that a page's script can hold: others become text, or ``None``.
 
 In come attribute values and figures; out come ``None``, booleans, finite floats, integers up to 2**53, texts and lists of those. Larger
 integers become text of their digits, maps text of JSON, so that no key of a file is ever a property in the script.

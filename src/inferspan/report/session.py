@@ -1,4 +1,4 @@
-"""A session file -> requests, metric series and resources: what the report, the terminal table and the tests read.
+"""A session file -> requests, metric series and resources, the input of the report and the terminal table.
 
 In comes the path of a file of OTLP JSON lines, from inferspan or from a production collector. Out comes one ``Session``: our request
 spans with their phases, steps and modules as trees, the metric series, the resources, and counts of what was left aside (third_party
@@ -96,7 +96,7 @@ class Span:
 
 @dataclass(slots=True)
 class Request:
-    """One ``generate()`` or one plain forward pass: its span, the tree below it and who called it."""
+    """One ``generate()`` or one plain forward pass: its span, the tree below it and its callers."""
 
     span: Span
     callers: tuple[str, ...] = ()

@@ -2,7 +2,7 @@
 
 In comes a path; out come lines, plain or unpacked from gzip. Nothing is read twice, so a pipe reads as the file does. A line over
 ``LONGEST_LINE`` is skipped without being held; a stream that gives nothing but such bytes, or that expands like a decompression bomb, is
-given up. ``LineCounts`` holds what was left out.
+abandoned. ``LineCounts`` records the omissions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 
 
 class SessionFileError(Exception):
-    """The file cannot be used as a session; the message says why and what to do."""
+    """The file cannot be used as a session; the message names the reason and the remedy."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class LineCounts:
 
 
 class _Rejoined(io.RawIOBase):
-    """A stream from its first byte on, after some bytes of it were looked at; counts what was read."""
+    """A stream including the bytes already read from its start; counts the bytes read."""
 
     def __init__(self, head: bytes, rest: IO[bytes]) -> None:
         self._head, self._rest = head, rest
@@ -108,7 +108,7 @@ def open_stream(path: Path) -> Stream:
 
     Raises:
         OSError: the file cannot be opened or read.
-        SessionFileError: it is compressed in a way that is not supported, or its name cannot be one.
+        SessionFileError: its compression is not supported, or the path is not valid.
     """
     try:
         if path.is_dir():
@@ -130,7 +130,7 @@ def open_stream(path: Path) -> Stream:
 def lines_of(stream: Stream, counts: LineCounts) -> Iterator[tuple[int, bytes]]:
     """The lines with their numbers from 1 on; lines that are empty or too long are not among them.
 
-    The consumer counts every line that it can use in ``counts.read``. After a long way without one, the rest is given up.
+    The consumer counts every line that it can use in ``counts.read``. After ``_MOST_SKIPPED`` bytes without one, reading stops.
     """
     number = unused = used = 0
     while True:

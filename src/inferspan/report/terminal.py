@@ -24,7 +24,7 @@ def summary(session: Session, *, colour: bool = False, most: int = 50) -> str:
     """Totals and the table of requests of a session.
 
     Args:
-        session: what ``read_session`` returned.
+        session: result of ``read_session``.
         colour: mark failed requests red; pass whether the output is a terminal.
         most: number of requests in the table; of more, the last ones are shown.
     """
@@ -39,7 +39,7 @@ def summary(session: Session, *, colour: bool = False, most: int = 50) -> str:
 
 
 def totals_line(figures: Totals) -> str:
-    """The totals in one line; what is not known is left out."""
+    """The totals in one line; unknown figures are omitted."""
     parts = [counted(figures.requests, "request")]
     if figures.failed:
         parts[0] += f" ({figures.failed:,} failed)"

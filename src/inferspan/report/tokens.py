@@ -1,4 +1,4 @@
-"""A request -> what is known of each generated token: confidence, entropy, rank, time, and its text if content was captured.
+"""A request -> the known facts of each generated token: confidence, entropy, rank, time, and its text if content was captured.
 
 In comes a ``Request``; out comes a ``TokenTable`` with one list of tokens for each row of the batch, and sentences that say why
 something is absent. Values come from the arrays on the request span where they are there, else from the steps.

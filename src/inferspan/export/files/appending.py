@@ -34,7 +34,7 @@ _STREAM_FOLDERS = ("/dev", "/dev/fd", "/proc/self/fd")
 """Only the system places links here: ``/dev/stdout`` and the pipes of a shell's process substitution."""
 _REFUSED_KINDS = {
     stat.S_IFLNK: "it is a symbolic link, and those are not followed",
-    stat.S_IFIFO: "it is a named pipe, which would block until somebody reads it",
+    stat.S_IFIFO: "it is a named pipe, which blocks until a reader opens it",
     stat.S_IFSOCK: "it is a socket",
     stat.S_IFBLK: "it is a block device",
     stat.S_IFDIR: "it is a directory",
@@ -193,7 +193,7 @@ def _write(file: int, data: bytes, shared: _Shared) -> None:
     left = memoryview(b"\n" + data if _cut_off(file, shared) else data)
     written = 0
     try:
-        while left:  # a full disk takes a part, and refuses the rest at the next call
+        while left:  # on a full disk one call writes a part, and the next call fails
             count = os.write(file, left)
             written += count
             left = left[count:]
@@ -203,7 +203,7 @@ def _write(file: int, data: bytes, shared: _Shared) -> None:
 
 
 def _cut_off(file: int, shared: _Shared) -> bool:
-    """Whether the last line of the file has no end, whoever wrote it."""
+    """Whether the last line of the file lacks its line end, including lines of other writers."""
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode):
         return shared.cut_off

@@ -1,4 +1,4 @@
-// Metric series with a small picture each, grouped by what they are about, and the resources that sent them.
+// Metric series with a small picture each, grouped by subject, and the resources that sent them.
 const GROUPS = [
   ["Requests and tokens", (name) => /^(gen_ai|inferspan\.(generate|forward|batch|kv_cache|logits|module|numerics))/.test(name)],
   ["GPU", (name) => /^(hw\.|inferspan\.(gpu|torch))/.test(name)],

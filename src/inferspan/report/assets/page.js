@@ -75,7 +75,7 @@ const percent = (value) => (typeof value === "number" ? real(value * 100) + " %"
 const perSecond = (value) => (value === null || value === undefined ? ABSENT : real(value) + " tok/s");
 const joules = (value) => decimal(value, "J");
 
-// Base units of the telemetry -> what people read.
+// Base units of the telemetry -> units for people.
 const UNITS = new Map([
   ["s", seconds], ["By", bytes], ["1", real], ["J", joules],
   ["W", (value) => decimal(value, "W")], ["Hz", (value) => decimal(value, "Hz")], ["Cel", (value) => real(value) + " °C"],
@@ -94,12 +94,12 @@ function plain(value) {
   return String(value);
 }
 
-// A part of the page that cannot be drawn leaves a line, and the rest of the page.
+// A section that cannot be drawn is replaced by one line; the rest of the page stays.
 function drawn(draw) {
   try {
     return draw();
   } catch (error) {
-    return make("div", { class: "note" }, "This part could not be drawn: " + error.message);
+    return make("div", { class: "note" }, "This section could not be drawn: " + error.message);
   }
 }
 

@@ -121,7 +121,7 @@ function messages(request) {
   }));
 }
 
-// Events other than the exception, and links to other spans: what the program itself has put on the request.
+// Events other than the exception, and links to other spans, which the program has added to the request.
 function eventsAndLinks(request) {
   const rows = [
     ...request.events.map(([name, at, attributes]) => ["event " + name, at === null ? ABSENT : micros(at), attributes]),

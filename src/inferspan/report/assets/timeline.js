@@ -1,4 +1,4 @@
-// The waterfall of one request: an overview lane of all steps, then phases and steps; sampled steps open into their modules.
+// The waterfall of one request: an overview row of all steps, then phases and steps; sampled steps open into their modules.
 const STEPS_AT_FIRST = 8;
 const typeColours = new Map();
 
@@ -118,7 +118,7 @@ function lane(request) {
 function notKept(request) {
   if (request.attributes["inferspan.detail.kept"] !== false) return null;
   return "Detail not kept (keep=" + request.attributes["inferspan.detail.rule"] + "): " + counted(request.attributes["inferspan.detail.spans"] || 0, "span") +
-    " of phases, steps and modules were recorded, and let go of at the end, because the request was none of these.";
+    " of phases, steps and modules were recorded, and discarded at the end, because the request was none of these.";
 }
 
 function timeline(request) {
@@ -137,6 +137,6 @@ function timeline(request) {
     request.phases.length > 0 && make("div", { class: "legend" },
       make("span", {}, make("i", { style: { background: "var(--prefill)" } }), "prefill: the prompt"),
       make("span", {}, make("i", { style: { background: "var(--decode)" } }), "decode: token by token"),
-      sampled ? make("span", {}, "steps with ▸ (underlined in the lane) hold module spans: click to open") : null),
+      sampled ? make("span", {}, "steps with ▸ (underlined in the first row) hold module spans: click to open") : null),
     rows)];
 }

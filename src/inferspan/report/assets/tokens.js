@@ -114,7 +114,7 @@ function breakdownView(request) {
       make("b", { class: "small" }, "By module type, own time"),
       parts.map((piece) => meter(piece.type, piece.seconds, most, seconds(piece.seconds) + ", " + percent(part.seconds ? piece.seconds / part.seconds : 0),
         piece.calls === null ? "var(--request)" : typeColour(piece.type),
-        piece.calls === null ? "embedding, head, sampling and what else has no module span" : counted(piece.calls, "call") + ", " + seconds(piece.seconds / piece.calls) + " each, without recorded modules inside")),
+        piece.calls === null ? "embedding, head, sampling and everything else without a module span" : counted(piece.calls, "call") + ", " + seconds(piece.seconds / piece.calls) + " each, without recorded modules inside")),
       part.layers.length ? [make("b", { class: "small" }, "By layer, with everything inside"), make("div", { class: "columns", style: { marginTop: "6px" } },
         part.layers.map(([index, value]) => make("i", { tip: "layer " + index + "\n" + seconds(value), style: { height: Math.max(1, value / slowest * 100) + "%", background: phaseColour(part.phase) } }))),
       make("div", { class: "small dim" }, "layer " + part.layers[0][0] + " to " + part.layers[part.layers.length - 1][0] + ", up to " + seconds(slowest))] : null);

@@ -31,6 +31,8 @@ from .owner import Owner
 
 __all__ = ["Request"]
 
+INTERRUPTED = Failure("_OTHER", "the request was interrupted", "")
+
 
 
 class _Phase(NamedTuple):
@@ -277,14 +279,23 @@ class Request(Call):
             with contain("hand-over of detail"):
                 self.hand_over()
         finally:
-            try:
-                with contain(self._ending):
-                    self.steps.modules.release()
-                self._drop()
-                self.target.closed(self)
-            finally:
-                moment = self.epoch(self.start if self.end is None else self.end)
-                self.scope.end(RequestEnd(moment, outcome.failure, {}) if end is None else end)
+            moment = self.epoch(self.start if self.end is None else self.end)
+            self.end_span(RequestEnd(moment, outcome.failure, {}) if end is None else end)
+
+    def release(self) -> None:
+        """Drop every tensor as well, and what refers back to this object, so that nothing depends on when it is collected."""
+        with contain(self._ending):
+            self.steps.modules.release()
+        super().release()
+        self._energy = self.adapter = None
+        self.steps.drop()
+        del self.steps
+        self.target.closed(self)
+
+    def abandon(self, now: int) -> None:
+        """The request around this one ends, and the adapter has not ended this one: an interrupt has passed through both."""
+        self.close(INTERRUPTED, at=now)
+        self.finish(Outcome(failure=INTERRUPTED))
 
     def fail(self, error: BaseException) -> None:
         """End the request with an exception that passes through, of which nothing else is known."""
@@ -360,15 +371,3 @@ class Request(Call):
                 attributes = {} if device is None else {semconv.DEVICE_TIME: device}
                 self.pending.append(Phase(phase.name, self.epoch(phase.start), self.epoch(phase.end), phase.failure, attributes))
         return end
-
-    def _drop(self) -> None:
-        """Drop every tensor and event, and what refers back to this object, so that nothing depends on when it is collected."""
-        if self.clock is not None:
-            with contain("device clock"):
-                self.clock.close()
-        if self.part is not None:
-            with contain("profiler window"):
-                self.part.release()
-        self.output_stats = self._energy = self.adapter = None
-        self.steps.drop()
-        del self.steps

@@ -258,6 +258,19 @@ def test_a_request_ends_once(telemetry: Telemetry) -> None:
     telemetry.check()
 
 
+def test_a_request_that_an_interrupt_has_left(telemetry: Telemetry) -> None:
+    """A request that its adapter has not ended ends with the one around it, and says so."""
+    model = models.llama()
+    telemetry.instrument(model, modules="none")
+    outer, inner = _start(model), _start(model)
+    inner.begin_step(rows=1, tokens=6)
+    outer.finish(Outcome())
+    inner.finish(Outcome())
+    assert current.call is None
+    assert [name for name, failure in _names(telemetry) if failure == "_OTHER"] == ["text_completion", "prefill", "prefill_step"]
+    telemetry.check()
+
+
 def test_nothing_is_done_where_telemetry_is_off(telemetry: Telemetry) -> None:
     """Where the caller has switched telemetry off the request is false, and its calls do nothing."""
     model = models.llama()

@@ -6,16 +6,14 @@ State is kept per call and never on the model, so threads and recursion cannot m
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
 from inferspan import semconv
 from inferspan.capture.modules import recorder
 from inferspan.capture.modules.recorder import CallLog
 from inferspan.guard import contain
-from inferspan.records import Attributes, ModuleBatch, ModuleCalls, Phase, Profiled, RequestScope, Step
+from inferspan.records import Attributes, ModuleBatch, ModuleCalls, Phase, Profiled, RequestEnd, RequestScope, Step
 
 from .budget import Budget
 
@@ -145,10 +143,23 @@ class Call(CallLog):
         """Nanoseconds since the epoch of a monotonic reading."""
         return moment + self.offset
 
-    @staticmethod
-    def host_clock(outer: Call | None) -> tuple[int, int]:
-        """A monotonic reading and the offset that makes it epoch time; inside another call its offset, so that children fit."""
-        if outer is not None:
-            return perf_counter_ns(), outer.offset
-        epoch, moment = time.time_ns(), perf_counter_ns()
-        return moment, epoch - moment
+    def end_span(self, end: RequestEnd) -> None:
+        """Release what the call holds and end the span of the request, whatever happens meanwhile."""
+        try:
+            self.release()
+        finally:
+            self.scope.end(end)
+
+    def release(self) -> None:
+        """Release the events of the device, the profiler window and collectors."""
+        self.output_stats = None
+        if self.clock is not None:
+            with contain("device clock"):
+                self.clock.close()
+        self.release_part()
+
+    def release_part(self) -> None:
+        """Release the profiler window."""
+        if self.part is not None:
+            with contain("profiler window"):
+                self.part.release()

@@ -28,11 +28,12 @@ from inferspan.capture.logits.statistics import attributes as logit_attributes
 from inferspan.capture.logits.statistics import whole_logits
 from inferspan.capture.modules.shapes import Described, describe
 from inferspan.guard import contain
-from inferspan.records import AttributeValue, Failure, ModuleInfo, RequestEnd, RequestStart
+from inferspan.records import AttributeValue, Failure, ModuleInfo, RequestEnd
 
 from .budget import Budget
 from .call import Call, current
 from .owner import OpenPass, Owner
+from .recording import open_call
 
 if TYPE_CHECKING:
     from inferspan.capture.device.clock import CallClock
@@ -130,7 +131,7 @@ class ForwardCall(Call):
                 self._end(output, failure, now)
             else:
                 self.pop(now)
-                self._release_part()
+                self.release_part()
 
     def _end(self, output: Any, failure: Failure | None, now: int) -> None:
         end = RequestEnd(self.epoch(now), failure, {})
@@ -154,17 +155,14 @@ class ForwardCall(Call):
             with contain("hand-over of a forward pass"):
                 self.hand_over()
         finally:
-            try:
-                if self.modules:
-                    with contain("end of a forward pass"):
-                        self.owner.engine.release()
-                self.output_stats = None
-                if self.clock is not None:
-                    with contain("device clock"):
-                        self.clock.close()
-                self._release_part()
-            finally:
-                self.scope.end(end)
+            self.end_span(end)
+
+    def release(self) -> None:
+        """Take the modules' observers off as well."""
+        if self.modules:
+            with contain("end of a forward pass"):
+                self.owner.engine.release()
+        super().release()
 
     def _claim(self) -> bool:
         """Claim the right to end the request; true for the first caller only."""
@@ -179,11 +177,10 @@ class ForwardCall(Call):
             self.clock.abandon()
             self.clock = None
 
-    def _release_part(self) -> None:
+    def release_part(self) -> None:
         """Release the profiler window, on the call's own thread: only there can it be closed."""
-        if self.part is not None and threading.get_ident() == self.thread:
-            with contain("profiler window"):
-                self.part.release()
+        if threading.get_ident() == self.thread:
+            super().release_part()
 
     def abandon(self, now: int) -> None:
         """The call around this one ends, so an interrupt has passed through both."""
@@ -323,22 +320,15 @@ def start_forward(
 def _start(
     owner: Owner, args: tuple[Any, ...], kwargs: Mapping[str, Any], opened: OpenPass | None, *, compiled: bool
 ) -> ForwardCall | None:
-    outer = current.call
-    start, offset = Call.host_clock(outer)
     operation = semconv.OPERATION_EMBEDDINGS if owner.settings.operation == semconv.OPERATION_EMBEDDINGS else None
-    scope = owner.recorder.start(
-        RequestStart("forward", operation, owner.info, start + offset, outer is not None, {}), outer.scope if outer is not None else None
-    )
-    if scope is None:
-        return None
-    try:
+
+    def made(**options: Any) -> ForwardCall:
         inputs = describe((*args[:8], *kwargs.values())) if kwargs else describe(args)
-        budget = Budget(owner.settings.span_budget, steps=False)
-        call = ForwardCall(owner, inputs, opened, compiled=compiled, scope=scope, start=start, offset=offset, budget=budget, outer=outer)
-    except BaseException:
-        # Nothing else would end the request.
-        scope.end(RequestEnd(start + offset, None, {}))
-        raise
+        return ForwardCall(owner, inputs, opened, compiled=compiled, budget=Budget(owner.settings.span_budget, steps=False), **options)
+
+    call = open_call("forward", owner, made, operation=operation)
+    if call is None:
+        return None
     try:
         if operation is not None:
             with contain("counting input tokens"):
@@ -349,7 +339,7 @@ def _start(
                 call.part.begin()
             if call.clock is not None:
                 call.clock.begin()
-        call.overhead = perf_counter_ns() - start
+        call.overhead = perf_counter_ns() - call.start
     except BaseException:
         call.finish(None, INTERRUPTED, perf_counter_ns())
         raise

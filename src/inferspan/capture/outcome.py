@@ -12,7 +12,7 @@ __all__ = ["Outcome"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an adapter knows of a request that has ended; what it does not know is ``None`` and is left out of the telemetry.
+    """The facts of a request that has ended, as its adapter knows them; unknown ones are ``None`` and left out of the telemetry.
 
     Attributes:
         failure: the exception that ended the request, as text.
@@ -23,11 +23,11 @@ class Outcome:
         rows: sequences of the caller's batch where ``input_tokens`` is not known.
         returned: sequences that are returned for each of them.
         reused_tokens: positions of a sequence that were in the cache when the request began.
-        cache_bytes: what keys and values take at the end.
-        one_token_a_step: whether each step has made one token of the first sequence, so that arrays by token can be told.
+        cache_bytes: size of keys and values at the end.
+        one_token_a_step: whether each step has made one token of the first sequence, so that arrays by token are possible.
         token_ids: ids of the first returned sequence; content, recorded only where that is captured.
         attributes: more of the request span, such as the configuration.
-        unobserved: what was not seen, and why.
+        unobserved: parts that were not observed, and the reasons.
         modality: of all input tokens, where they are not split.
         output_modality: of all output tokens.
         input_split: input tokens by modality, where that is known.

@@ -17,14 +17,15 @@ contains its own errors.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from time import perf_counter_ns
-from typing import Any
+from typing import TypeVar
 
 from torch import Tensor
 
 from inferspan.guard import contain
-from inferspan.records import AttributeValue, Failure, ModuleCalls, RequestEnd, RequestScope, RequestStart
+from inferspan.records import AttributeValue, Failure, ModuleCalls, RequestEnd, RequestStart
 
 from .budget import Budget
 from .call import Call, current
@@ -32,7 +33,9 @@ from .outcome import Outcome
 from .owner import Owner
 from .request import Request
 
-__all__ = ["UNRECORDED", "Outcome", "Request", "Unrecorded", "start"]
+__all__ = ["UNRECORDED", "Outcome", "Request", "Unrecorded", "open_call", "start"]
+
+C = TypeVar("C", bound=Call)
 
 
 class Unrecorded:
@@ -102,30 +105,57 @@ def start(
         The request, ``UNRECORDED`` (which is false) where the caller has switched telemetry off or an error of ours was contained.
     """
     with contain(f"start of {kind}()"):
-        outer = current.call if parent is None else parent
-        base, began = epoch(), now()
-        offset = base - began if outer is None else outer.offset
-        scope = owner.recorder.start(
-            RequestStart(kind, operation, owner.info, began + offset, outer is not None, facts), None if outer is None else outer.scope
-        )
-        if scope is not None:
-            return _open(kind, scope, owner, bound=bound, start=began, offset=offset, outer=outer, root=root, cached=cached, now=now)
+        made = partial(Request, kind, owner, budget=Budget(owner.settings.span_budget), root=root, cached=cached, now=now)
+        request = open_call(kind, owner, made, parent, operation=operation, facts=facts, now=now, epoch=epoch)
+        if request is not None:
+            try:
+                if bound:
+                    request.push()
+                request.overhead = now() - request.start
+            except BaseException as error:
+                request.fail(error)
+                raise
+            return request
     return UNRECORDED
 
 
-def _open(kind: str, scope: RequestScope, owner: Owner, *, bound: bool, start: int, offset: int, **options: Any) -> Request:
+def open_call(
+    kind: str,
+    owner: Owner,
+    make: Callable[..., C],
+    parent: Call | None = None,
+    *,
+    operation: str | None = None,
+    facts: Mapping[str, AttributeValue] | None = None,
+    now: Callable[[], int] = perf_counter_ns,
+    epoch: Callable[[], int] = time.time_ns,
+) -> C | None:
+    """Start the span of a request and make the call that records it, for kinds of requests that have a call of their own.
+
+    Args:
+        kind: of request.
+        owner: instrumentation of the model.
+        make: makes the call from ``scope``, ``start``, ``offset`` and ``outer``. If it raises, the span ends, and the exception passes.
+        parent: as for ``start``, and so are the others.
+        operation: name of the operation in the conventions.
+        facts: attributes of the request span from its start on.
+        now: monotonic clock, in nanoseconds.
+        epoch: nanoseconds since the epoch.
+
+    Returns:
+        The call, or ``None`` where the caller has switched telemetry off.
+    """
+    outer = current.call if parent is None else parent
+    base, began = epoch(), now()
+    offset = base - began if outer is None else outer.offset
+    scope = owner.recorder.start(
+        RequestStart(kind, operation, owner.info, began + offset, outer is not None, facts or {}), None if outer is None else outer.scope
+    )
+    if scope is None:
+        return None
     try:
-        budget = Budget(owner.settings.span_budget)
-        request = Request(kind, owner, scope=scope, start=start, offset=offset, budget=budget, **options)
+        return make(scope=scope, start=began, offset=offset, outer=outer)
     except BaseException:
         # Nothing else would end the request, and its span would stay the current one.
-        scope.end(RequestEnd(start + offset, None, {}))
+        scope.end(RequestEnd(began + offset, None, {}))
         raise
-    try:
-        if bound:
-            request.push()
-        request.overhead = options["now"]() - start
-    except BaseException as error:
-        request.fail(error)
-        raise
-    return request

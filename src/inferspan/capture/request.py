@@ -1,7 +1,7 @@
 """A request that is being recorded: its phases, steps, tokens and end, whatever loop runs it.
 
 In: the calls of an adapter (``recording`` has them in short), and module calls, which observers write into it. Out: records for the sinks.
-On the model's path a step costs a few clock readings and appends; what waits for the device waits at the end of the request.
+On the model's path a step costs a few clock readings and appends; only the end of the request waits for the device.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from .owner import Owner
 
 __all__ = ["Request"]
 
+INTERRUPTED = Failure("_OTHER", "the request was interrupted", "")
 
 
 class _Phase(NamedTuple):
@@ -50,18 +51,18 @@ class Request(Call):
 
     Attributes:
         steps: the log of its steps. An adapter for which each call counts may call it directly, and contains its errors then.
-        adapter: what translates a loop into this request, for wrappers that find the request on the thread.
+        adapter: translates a loop into this request; wrappers find it through the request of the thread.
         compiled: whether a compiled forward pass is used, in which nothing is observed.
         end: when it ended, once it is closed.
     """
 
-    __slots__ = ("adapter", "budget", "measured", "part", "recording", "root_id", "steps", "target")
+    __slots__ = ("adapter", "budget", "measured", "owner", "part", "recording", "root_id", "steps")
 
-    def __init__(self, kind: str, target: Owner, *, root: object, cached: int, now: Callable[[], int], **options: Any) -> None:
+    def __init__(self, kind: str, owner: Owner, *, root: object, cached: int, now: Callable[[], int], **options: Any) -> None:
         super().__init__(**options)
         self._ending = f"end of {kind}()"
-        self.target = target
-        self.engine = target.engine
+        self.owner = owner
+        self.engine = owner.engine
         self.root_id = 0 if root is None else id(root)
         self.compiled = False
         self.end: int | None = None
@@ -73,32 +74,32 @@ class Request(Call):
         self._given_calls: list[ModuleCalls] = []
         self._memory: MemoryMeter | None = None
         with contain("memory reading"):
-            self._memory = MemoryMeter(target.device)
+            self._memory = MemoryMeter(owner.device)
         vocabulary = 0
         with contain("size of the vocabulary"):
-            vocabulary = target.sharded_vocabulary()
+            vocabulary = owner.sharded_vocabulary()
         statistics = None
-        if self.recording and target.settings.logits:
+        if self.recording and owner.settings.logits:
             statistics = StepStatistics(
-                top_k=target.settings.top_k if target.ids_on_spans else 0,
-                entropy_metric=target.settings.entropy_metric,
+                top_k=owner.settings.top_k if owner.ids_on_spans else 0,
+                entropy_metric=owner.settings.entropy_metric,
                 vocabulary=vocabulary,
             )
-        self._energy = target.new_energy_meter()
-        self._warmup = target.first_call
+        self._energy = owner.new_energy_meter()
+        self._warmup = owner.first_call
         self._graphs = compiled_graphs()
         if self.recording:
-            target.engine.prepare()
-        modules = StepModules(self, target, self._memory, warmup=self._warmup)
-        self.steps = StepLog(self, target, statistics, modules, now=now, cached=cached)
+            owner.engine.prepare()
+        modules = StepModules(self, owner, self._memory, warmup=self._warmup)
+        self.steps = StepLog(self, owner, statistics, modules, now=now, cached=cached)
         if self.recording:
-            self.output_stats = target.new_output_stats()
-            self.clock = target.new_device_clock()
+            self.output_stats = owner.new_output_stats()
+            self.clock = owner.new_device_clock()
             modules.choose(0)
 
     def follows(self, module: object) -> bool:
         """Whether ``module`` is the model of this request, or a generating model inside it."""
-        return self.root_id != 0 and (id(module) == self.root_id or id(module) in self.target.members)
+        return self.root_id != 0 and (id(module) == self.root_id or id(module) in self.owner.members)
 
     # ------------------------------------------------------------------------------------------------------------ phases
     def begin_phase(self, name: str, *, at: int | None = None, then: str | None = None) -> None:
@@ -229,7 +230,7 @@ class Request(Call):
 
     # --------------------------------------------------------------------------------------------------------------- end
     def close(self, failure: Failure | None = None, *, at: int | None = None) -> None:
-        """End what is open: nothing of the request runs any more. ``finish`` does so too; twice does nothing.
+        """End open steps and phases: nothing of the request runs any more. ``finish`` calls this; a second call does nothing.
 
         An adapter that has to look at results first closes the request before, so that its time ends here.
         """
@@ -277,24 +278,33 @@ class Request(Call):
             with contain("hand-over of detail"):
                 self.hand_over()
         finally:
-            try:
-                with contain(self._ending):
-                    self.steps.modules.release()
-                self._drop()
-                self.target.closed(self)
-            finally:
-                moment = self.epoch(self.start if self.end is None else self.end)
-                self.scope.end(RequestEnd(moment, outcome.failure, {}) if end is None else end)
+            moment = self.epoch(self.start if self.end is None else self.end)
+            self.end_span(RequestEnd(moment, outcome.failure, {}) if end is None else end)
+
+    def release(self) -> None:
+        """Drop every tensor and every reference back to this object as well, so that nothing depends on when it is collected."""
+        with contain(self._ending):
+            self.steps.modules.release()
+        super().release()
+        self._energy = self.adapter = None
+        self.steps.drop()
+        del self.steps
+        self.owner.closed(self)
+
+    def abandon(self, now: int) -> None:
+        """The request around this one ends, and the adapter has not ended this one: an interrupt has passed through both."""
+        self.close(INTERRUPTED, at=now)
+        self.finish(Outcome(failure=INTERRUPTED))
 
     def fail(self, error: BaseException) -> None:
         """End the request with an exception that passes through, of which nothing else is known."""
         self.finish(Outcome(failure=self.failure_of(error)))
 
     def failure_of(self, error: BaseException) -> Failure:
-        """What the request's telemetry may say of an exception."""
+        """An exception as text, with the values that the settings allow."""
         failure = Failure(type(error).__name__, "", "")
         with contain("text of an exception"):
-            failure = failure_of(error, content=self.target.settings.content_on_spans)
+            failure = failure_of(error, content=self.owner.settings.content_on_spans)
         return failure
 
     def _readings(self) -> dict[str, AttributeValue]:
@@ -309,15 +319,15 @@ class Request(Call):
         return attributes
 
     def _measure(self, outcome: Outcome) -> Measured:
-        """What was measured of the request, which is closed."""
-        steps, target = self.steps, self.target
+        """The measurements of the closed request."""
+        steps, owner = self.steps, self.owner
         statistics = steps.statistics
         end = steps.last if self.end is None else self.end
         joules = None
         if self._energy is not None:
             with contain("energy reading"):
                 joules = self._energy.end(now=end)
-        unobserved = [target.unobserved] if target.unobserved else []
+        unobserved = [owner.unobserved] if owner.unobserved else []
         unobserved += outcome.unobserved
         if statistics is not None and statistics.sharded:
             unobserved.append("logits: sharded")
@@ -337,8 +347,8 @@ class Request(Call):
             unobserved=unobserved,
             dropped=self.budget.dropped,
             overhead=self.overhead + steps.overhead,
-            arrays=self.recording and target.settings.token_arrays,
-            content=target.ids_on_spans,
+            arrays=self.recording and owner.settings.token_arrays,
+            content=owner.ids_on_spans,
         )
 
     def _add_phases(self, end: RequestEnd | None) -> RequestEnd | None:
@@ -360,15 +370,3 @@ class Request(Call):
                 attributes = {} if device is None else {semconv.DEVICE_TIME: device}
                 self.pending.append(Phase(phase.name, self.epoch(phase.start), self.epoch(phase.end), phase.failure, attributes))
         return end
-
-    def _drop(self) -> None:
-        """Drop every tensor and event, and what refers back to this object, so that nothing depends on when it is collected."""
-        if self.clock is not None:
-            with contain("device clock"):
-                self.clock.close()
-        if self.part is not None:
-            with contain("profiler window"):
-                self.part.release()
-        self.output_stats = self._energy = self.adapter = None
-        self.steps.drop()
-        del self.steps

@@ -1,6 +1,6 @@
 """Arguments of transformers' methods under names of their own: the one file that knows positions and keywords.
 
-In: what a wrapped method was called with. Out: plain values. ``None`` stands for what was not given.
+In: arguments of a wrapped method. Out: plain values; ``None`` for an argument that was not given.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _get: Callable[[Any, str], Any] = dict.get
 
 
 class Arguments(NamedTuple):
-    """What the caller has passed to ``generate()``, as far as telemetry looks at it."""
+    """The arguments of a ``generate()`` that telemetry reads."""
 
     inputs: Any = None
     input_ids: Any = None
@@ -41,17 +41,17 @@ class Arguments(NamedTuple):
     features: frozenset[str] = frozenset()
     """Modalities that features were passed of."""
     rows: int | None = None
-    """First axis of whatever the model takes."""
+    """First axis of the model's input."""
 
 
 class PassEnd(NamedTuple):
-    """What the loop hands on when a forward pass has returned."""
+    """Facts of a forward pass that has returned."""
 
     outputs: bool
     """Whether the pass has returned a mapping of outputs."""
     attention_mask: Any
     new_tokens: Any
-    """Tokens that the pass has accepted, where the loop says so."""
+    """Number of tokens that the pass has accepted, if the loop counts them."""
 
 
 def generate_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:

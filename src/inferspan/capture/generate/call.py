@@ -1,6 +1,6 @@
-"""One ``generate()`` of transformers as a request: what its decoding loop does is translated into phases, steps and an outcome.
+"""The adapter of transformers' ``generate()``: it translates a decoding loop into phases, steps and an outcome.
 
-Tokens are counted from what was returned. The boundaries: a step begins when its inputs are prepared and ends when the forward call
+Tokens are counted in the returned sequences. The boundaries: a step begins when its inputs are prepared and ends when the forward call
 returns; a token counts as known when the loop comes back from its stop check, which on CUDA has waited for the device.
 """
 
@@ -30,23 +30,23 @@ class GenerateCall:
     """A running ``generate()``. Wrappers and criteria call its methods and those of ``steps``, and contain their errors.
 
     Args:
-        request: what is recorded of it.
-        target: instrumentation of the model.
-        run: what was seen of it so far.
+        request: records it.
+        owner: instrumentation of the model.
+        run: facts of it, collected while it runs.
 
     Attributes:
         steps: the step log of the request.
-        inputs: what the open forward pass is called with, until it is looked at.
+        inputs: inputs of the open forward pass, until the main one has been found.
         main_key: name of the main input among those of the last forward pass.
-        known: whether all that the passes of the running loop can tell of it has been noted.
+        known: whether the facts of the running loop are complete, so that passes need not be read any more.
         fresh: whether a forward pass has returned since the criteria were asked last.
     """
 
-    __slots__ = ("_inner_depth", "fresh", "inputs", "known", "main_key", "request", "run", "steps", "target")
+    __slots__ = ("_inner_depth", "fresh", "inputs", "known", "main_key", "owner", "request", "run", "steps")
 
-    def __init__(self, request: recording.Request, target: Owner, run: Run) -> None:
+    def __init__(self, request: recording.Request, owner: Owner, run: Run) -> None:
         self.request = request
-        self.target = target
+        self.owner = owner
         self.run = run
         self.steps = request.steps
         self.inputs: Any = None
@@ -71,7 +71,7 @@ class GenerateCall:
 
     # -------------------------------------------------------------------------------------------------- the loop's events
     def begin_loop(self, config: Any, criteria: Any) -> Any:
-        """A decoding loop is about to run with its final configuration; returns the criteria that report to us."""
+        """A decoding loop is about to run with its final configuration; returns criteria that report each choice."""
         run, steps = self.run, self.steps
         if not run.loops:
             run.config = config
@@ -91,12 +91,12 @@ class GenerateCall:
         return observe_criteria(criteria, loop, self.choose)
 
     def look_at_inputs(self) -> None:
-        """Note what goes into the open step, whose end is not seen."""
+        """Find the main input of the open step, whose end is not observed."""
         inputs, self.inputs = self.inputs, None
         self.main_key, self.steps.main = main_input(inputs)
 
     def look_at_pass(self, end: PassEnd) -> None:
-        """A forward pass has returned: note what it tells of the loop."""
+        """A forward pass has returned: collect facts of the loop from it."""
         run = self.run
         loop = run.loops[-1] if run.loops else None
         if loop is None or not end.outputs:
@@ -126,7 +126,7 @@ class GenerateCall:
             return
         shape = input_ids.shape
         width = shape[1]
-        # The wrappers that tell these may have been taken off in mid-run.
+        # The wrappers that call prepare() and end() may have been removed in mid-run.
         if steps.open:
             self.look_at_inputs()
             steps.close(now, (), None)
@@ -150,7 +150,7 @@ class GenerateCall:
         """A compiled forward pass will be used from the first decode step on (and for chunks of the prompt)."""
         self.run.compiled = self.request.compiled = self.steps.modules.compiled = True
         with contain("compiled call"):
-            self.target.pause_root_hooks(self.request)
+            self.owner.pause_root_hooks(self.request)
             if getattr(self.run.config, "prefill_chunk_size", None) is not None:
                 self.steps.modules.release()
 
@@ -160,7 +160,7 @@ class GenerateCall:
         self._end(None, self.request.failure_of(error))
 
     def finish(self, result: Any) -> None:
-        """End the request with what ``generate()`` returned."""
+        """End the request with the result of ``generate()``."""
         self._end(result, None)
 
     def _end(self, result: Any, failure: Failure | None) -> None:
@@ -172,25 +172,25 @@ class GenerateCall:
                     self.look_at_inputs()
             self.request.close(failure)
             with contain("end of generate()"):
-                outcome = describe_outcome(self.run, self.target, result, failure, logits=self.steps.statistics is not None)
+                outcome = describe_outcome(self.run, self.owner, result, failure, logits=self.steps.statistics is not None)
         finally:
             self.run, self.inputs = Run(Arguments()), None
             self.request.finish(outcome)
 
 
-def start_generate(target: Owner, model: Any, arguments: Arguments) -> GenerateCall | None:
+def start_generate(owner: Owner, model: Any, arguments: Arguments) -> GenerateCall | None:
     """Open the request of a ``generate()``, or ``None`` where telemetry stays out."""
     compiling.listen()
     close_stale(None)
-    operation = target.settings.operation or (
+    operation = owner.settings.operation or (
         semconv.OPERATION_GENERATE_CONTENT if arguments.media else semconv.OPERATION_TEXT_COMPLETION
     )
     run = Run(arguments, reused=reused_tokens(arguments.caches), drafted=arguments.assisted)
-    request = recording.start("generate", target, operation=operation, root=model, cached=run.reused or 0)
+    request = recording.start("generate", owner, operation=operation, root=model, cached=run.reused or 0)
     if not isinstance(request, recording.Request):
         return None
     try:
-        call = request.adapter = GenerateCall(request, target, run)
+        call = request.adapter = GenerateCall(request, owner, run)
         request.begin_phase(semconv.SPAN_PREFILL, at=request.start, then=semconv.SPAN_DECODE)
     except BaseException as error:
         request.fail(error)

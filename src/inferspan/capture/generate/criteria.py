@@ -17,7 +17,7 @@ from .tokens import Loop
 __all__ = ["observe_criteria"]
 
 _OF_LENGTH = frozenset({"MaxLengthCriteria", "MaxTimeCriteria", "EosTokenCriteria", "ConfidenceCriteria"})
-"""Criteria after which the result alone tells the length of a row."""
+"""Criteria after which the length of a row can be read from the result."""
 
 Chosen: TypeAlias = Callable[[Loop, Any, Any], None]
 """Called with the loop, its ids ``[rows, width]`` and the decision for each row."""

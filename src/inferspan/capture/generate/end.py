@@ -1,7 +1,7 @@
-"""The end record of a request with steps: made of its outcome and of what was measured while it ran.
+"""Builds the end record of a request with steps from its outcome and its measurements.
 
-In: an ``Outcome``, as the adapter of the loop gives it, and the ``Measured`` of the recording. Out: one ``RequestEnd``. What is not known
-is left out.
+In: an ``Outcome``, as the adapter of the loop gives it, and the ``Measured`` of the recording. Out: one ``RequestEnd``, without
+whatever is not known.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from inferspan.records import AttributeValue, RequestEnd
 __all__ = ["MAX_TOKENS_IN_ARRAYS", "Measured", "describe_end"]
 
 MAX_ROWS = 1024
-"""Sequences that an array on a request span tells."""
+"""Entries of one per-sequence array on a request span."""
 MAX_TOKENS_IN_ARRAYS = 1024
 """Values of one per-token array on a request span."""
 
 
 class Measured(NamedTuple):
-    """What the recording of a request has measured. Times are readings of one monotonic clock, in nanoseconds.
+    """Measurements of a request. Times are readings of one monotonic clock, in nanoseconds.
 
-    ``arrays`` says whether per-token arrays are wanted, ``content`` whether token ids may be told; ``attributes`` are readings of the
+    ``arrays``: whether per-token arrays are wanted; ``content``: whether spans may carry token ids; ``attributes``: readings of the
     machine (memory, profiler, warm-up) that stand on the span as they are.
     """
 

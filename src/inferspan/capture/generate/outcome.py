@@ -1,7 +1,7 @@
-"""What a ``generate()`` amounts to: its configuration, tokens of each sequence, reasons, cache, content.
+"""The outcome of a ``generate()``: configuration, tokens and finish reason of each sequence, cache, content.
 
 Everything comes from the arguments, the final configuration, the loops that ran and the returned sequences. At most four host reads,
-whatever the length. What cannot be known is left out.
+whatever the length. Facts that cannot be known are left out.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = ["Run", "describe_outcome", "kv_cache_bytes", "reused_tokens"]
 
 @dataclass
 class Run:
-    """What was seen of a ``generate()`` that is running.
+    """Facts of a running ``generate()``.
 
     Attributes:
-        arguments: what the caller has passed.
+        arguments: of the caller.
         config: final configuration of the first loop.
         loops: the decoding loops, in order.
         inner_arguments: of ``generate()`` calls of models inside the model.
-        inner_results: what those have returned.
+        inner_results: sequences that those have returned.
         cache: the cache of keys and values that the last pass returned.
         reused: positions that were in the cache when it began.
         drafted: whether a pass may be about candidates.
@@ -53,7 +53,7 @@ class Run:
 
 
 def _layers(cache: Any) -> Sequence[Any]:
-    """Layers of a cache, self- and cross-attention alike; empty for what is no transformers cache."""
+    """Layers of a cache, self- and cross-attention alike; empty for anything but a cache of transformers."""
     if cache is None or not type(cache).__module__.startswith("transformers."):
         return ()
     parts = [part for name in ("self_attention_cache", "cross_attention_cache") if (part := cache.__dict__.get(name)) is not None] or [
@@ -114,7 +114,7 @@ def _input_tokens(run: Run, model: Any) -> list[int] | None:
             input_ids=_prompt(arguments, "input_ids" if inner else main_input),
             inputs_embeds=arguments.inputs_embeds if encoded is None else encoded,
             attention_mask=arguments.attention_mask,
-            # What the loop starts with is the prompt of a decoder-only model; elsewhere it is the decoder's start.
+            # The loop of a decoder-only model starts with the prompt, that of another one with the start of the decoder.
             loop=loop if encoded is None else None,
             text_encoder_or_decoder=inner or main_input == "input_ids",
         )
@@ -190,13 +190,13 @@ def _configuration(run: Run) -> dict[str, AttributeValue]:
     return attributes
 
 
-def _content(run: Run, target: Owner, generated: Generated | None) -> tuple[Sequence[Message], Sequence[Message]]:
-    if not target.content or target.tokenizer is None:
+def _content(run: Run, owner: Owner, generated: Generated | None) -> tuple[Sequence[Message], Sequence[Message]]:
+    if not owner.content or owner.tokenizer is None:
         return (), ()
-    limit = target.settings.max_content_chars
+    limit = owner.settings.max_content_chars
     prompt = _prompt(run.arguments, "input_ids")
-    inputs = messages.input_messages(target.tokenizer, prompt, run.arguments.attention_mask, max_chars=limit)
-    outputs = messages.output_messages(target.tokenizer, generated.rows, generated.reasons, max_chars=limit) if generated else []
+    inputs = messages.input_messages(owner.tokenizer, prompt, run.arguments.attention_mask, max_chars=limit)
+    outputs = messages.output_messages(owner.tokenizer, generated.rows, generated.reasons, max_chars=limit) if generated else []
     return inputs, outputs
 
 
@@ -228,13 +228,13 @@ def _rows(run: Run) -> int | None:
     return max(1, loop.rows // max(1, loop.beams, loop.returned))
 
 
-def describe_outcome(run: Run, target: Owner, result: Any, failure: Failure | None, *, logits: bool) -> Outcome:
+def describe_outcome(run: Run, owner: Owner, result: Any, failure: Failure | None, *, logits: bool) -> Outcome:
     """The outcome of a ``generate()`` that returned ``result`` or failed.
 
     Args:
-        run: what was seen of it.
-        target: instrumentation of the model.
-        result: what it returned.
+        run: facts of it.
+        owner: instrumentation of the model.
+        result: its result.
         failure: the exception that came out of it.
         logits: whether statistics of logits were taken.
     """
@@ -247,19 +247,19 @@ def describe_outcome(run: Run, target: Owner, result: Any, failure: Failure | No
         with contain("size of the cache"):
             cache_bytes = kv_cache_bytes(run.cache)
     with contain("counting input tokens"):
-        inputs = _input_tokens(run, target.model)
+        inputs = _input_tokens(run, owner.model)
     if failure is None:
         with contain("counting output tokens"):
-            generated = _generated(run, result, has_plain_generate=target.has_plain_generate)
-    split = Modalities({}, {}, "text" if target.text_only else "unknown")
+            generated = _generated(run, result, has_plain_generate=owner.has_plain_generate)
+    split = Modalities({}, {}, "text" if owner.text_only else "unknown")
     with contain("counting tokens by modality"):
-        split = _modalities(run, target.model, inputs, text_only=target.text_only)
+        split = _modalities(run, owner.model, inputs, text_only=owner.text_only)
     with contain("attributes of generate()"):
         attributes = _configuration(run)
     prompt_messages: Sequence[Message] = ()
     output_messages: Sequence[Message] = ()
     with contain("content"):
-        prompt_messages, output_messages = _content(run, target, generated)
+        prompt_messages, output_messages = _content(run, owner, generated)
     return Outcome(
         failure=failure,
         input_tokens=inputs,
@@ -273,8 +273,8 @@ def describe_outcome(run: Run, target: Owner, result: Any, failure: Failure | No
         one_token_a_step=len(loops) == 1 and not loops[0].assisted and loops[0].beams <= 1,
         token_ids=generated.rows[0] if generated is not None and generated.rows else (),
         attributes=attributes,
-        unobserved=_unobserved(run, modules=bool(target.engine.expected), logits=logits),
-        modality="text" if target.text_only else "unknown",
+        unobserved=_unobserved(run, modules=bool(owner.engine.expected), logits=logits),
+        modality="text" if owner.text_only else "unknown",
         output_modality=split.generated,
         input_split=split.given,
         cached_split=split.cached,

@@ -1,67 +1,87 @@
-"""What is known of a step when it ends, noted in few instructions: its attributes are made of it off the model's path.
+"""Facts captured on the model's thread when a step ends; span attributes are built from them later.
 
-In: what was noted of the step, later the statistics of its logits. Out: the attributes of the step's span.
+In: the row of a step, and later the statistics of its logits. Out: the attributes of the step's span.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from inferspan import semconv
 from inferspan.attribute_values import shape_attributes
+from inferspan.capture.device.clock import Measured
 from inferspan.capture.logits.statistics import StepLogits
 from inferspan.capture.logits.statistics import attributes as logit_attributes
 from inferspan.capture.modules.shapes import Described
 from inferspan.guard import contain
 from inferspan.records import AttributeValue
 
-if TYPE_CHECKING:
-    from inferspan.capture.device.clock import Measured
+__all__ = ["AnyStepRow", "StepFacts", "StepRow"]
 
-__all__ = ["StepFacts", "StepRow"]
+class StepRow(NamedTuple):
+    """Facts of a step, captured on the model's thread when it ends. Step logs append plain tuples in this order, which cost less."""
 
-StepRow: TypeAlias = "tuple[int, int, int, str, str | None, Described, Described, int | None, int, dict[str, Any] | None, Measured | None]"
-"""Number of a step; readings of the monotonic clock at its start and end; name of its phase; type of the exception that ended it; what
-goes into the forward pass; its logits; positions per row that it holds, ``None`` if that is not known; tokens of a row in the cache and in
-the step; attributes that were made already; what the device takes for it. A plain tuple, because it is made on the model's path."""
+    number: int
+    start: int
+    """Reading of the monotonic clock, as ``end`` is."""
+    end: int
+    phase: str
+    failure: str | None
+    """Type of the exception that ended it."""
+    inputs: Described
+    outputs: Described
+    """Its logits of one position."""
+    width: int | None
+    """Positions of a row in the forward pass."""
+    length: int
+    """Tokens of a row in the cache and in the step."""
+    more: dict[str, Any] | None
+    """Attributes that exist already."""
+    measured: Measured | None
+    """Device time, known later."""
+
+
+AnyStepRow: TypeAlias = (
+    "tuple[int, int, int, str, str | None, Described, Described, int | None, int, dict[str, Any] | None, Measured | None]"
+)
 
 
 class StepFacts:
     """Callable that returns the attributes of one step.
 
     Args:
-        kept: what was noted of it.
+        row: its facts.
         logits: statistics of its logits.
-        content: whether token ids and texts may be in the attributes.
-        decode: text of a token id; without, there are no texts.
+        content: whether attributes may hold token ids and texts.
+        decode: returns the text of a token id; without it there are no texts.
     """
 
-    __slots__ = ("_content", "_decode", "_kept", "_logits")
+    __slots__ = ("_content", "_decode", "_logits", "_row")
 
-    def __init__(self, kept: StepRow, logits: StepLogits | None, *, content: bool, decode: Callable[[int], str] | None) -> None:
-        self._kept, self._logits, self._content, self._decode = kept, logits, content, decode
+    def __init__(self, row: AnyStepRow, logits: StepLogits | None, *, content: bool, decode: Callable[[int], str] | None) -> None:
+        self._row, self._logits, self._content, self._decode = row, logits, content, decode
 
     def __call__(self) -> dict[str, AttributeValue]:
-        """The attributes; what cannot be made of what was noted is left out, since the step's modules need it as their parent."""
+        """Build the attributes. What fails is left out: the modules of the step need its span as their parent."""
         attributes: dict[str, AttributeValue] = {}
         with contain("attributes of a step"):
             attributes = self._attributes()
         return attributes if self._logits is None else {**attributes, **self._of_logits(self._logits)}
 
     def _attributes(self) -> dict[str, AttributeValue]:
-        inputs, outputs, width, length, more, measured = self._kept[5:]
-        attributes = shape_attributes(inputs, semconv.INPUT_SHAPES, semconv.INPUT_DTYPES)
-        attributes |= shape_attributes(outputs, semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES)
-        if width is not None:
-            attributes[semconv.STEP_TOKENS] = width
-            attributes[semconv.SEQUENCE_LENGTH] = length
-        if measured is not None and measured.seconds is not None:
-            attributes[semconv.DEVICE_TIME] = measured.seconds
-        return attributes | more if more else attributes
+        row = StepRow(*self._row)
+        attributes = shape_attributes(row.inputs, semconv.INPUT_SHAPES, semconv.INPUT_DTYPES)
+        attributes |= shape_attributes(row.outputs, semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES)
+        if row.width is not None:
+            attributes[semconv.STEP_TOKENS] = row.width
+            attributes[semconv.SEQUENCE_LENGTH] = row.length
+        if row.measured is not None and row.measured.seconds is not None:
+            attributes[semconv.DEVICE_TIME] = row.measured.seconds
+        return attributes | row.more if row.more else attributes
 
     def _of_logits(self, logits: StepLogits) -> dict[str, AttributeValue]:
-        """A tokenizer that fails costs the texts only."""
+        """Attributes of the statistics; if the tokenizer fails, without texts."""
         found = logit_attributes(logits, content=self._content, decode=None)
         if self._content and self._decode is not None:
             with contain("token texts"):

@@ -1,9 +1,9 @@
-"""The steps of one request: when each began and ended, what went in and came out, and when its tokens were known.
+"""The steps of one request: their times, the shapes of their inputs and outputs, and the times of their tokens.
 
-In: beginnings and ends of forward passes, and the tokens chosen after them. Out: rows, of which records are made off the model's path.
+In: beginnings and ends of forward passes, and the tokens chosen after them. Out: rows, which become records later.
 
-A step is noted on one of two paths. The short one serves a step that looks like the last one, as most decode steps do: 9.0 us instead of
-17.3 without statistics of logits, 33 instead of 52 with them on a CPU. Both give the same rows; a test runs them over the same steps.
+The end of a step takes one of two paths. The short one serves a step that looks like the last one, as most decode steps do: 9.0 us instead
+of 17.3 without statistics of logits, 33 instead of 52 with them on a CPU. Both append the same rows; a test compares them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["StepLog"]
 
 
 class _Pattern:
-    """What a step had in common with those that are likely to follow: a step like it is noted in few instructions."""
+    """Shapes and types of the last step; a step that has the same ones takes the short path."""
 
     __slots__ = ("dtype", "input_dtype", "input_shape", "inputs", "outputs", "shape", "width")
 
@@ -42,11 +42,11 @@ class _Pattern:
 
 
 class StepLog:
-    """The steps of one request. On its thread only; what raises is contained by the caller, unless said otherwise.
+    """The steps of one request. Used on its thread only. The caller contains exceptions, unless a method contains its own.
 
     Args:
         request: whose steps these are.
-        target: instrumentation of the model.
+        owner: instrumentation of the model.
         statistics: of the logits, if any are taken.
         modules: of the steps that are recorded with them.
         now: monotonic clock, in nanoseconds.
@@ -56,7 +56,7 @@ class StepLog:
         phase: name of the open phase.
         open: whether a step has begun and not ended.
         main: the tensor [rows, positions, ...] that goes into the open step, if there is one.
-        width: positions of a row in the open step, where no input tells.
+        width: positions of a row in the open step, if there is no main input.
         index: number of the open or the next step.
         length: tokens of a row in the cache and in the step, from the first chosen token on.
         awaiting: whether a token has been chosen of which it is not known that the host has it.
@@ -74,18 +74,18 @@ class StepLog:
         overhead: our own time, in nanoseconds.
     """
 
-    # What each step reads or writes, side by side: in a dictionary of a hundred entries each of them is a cache miss.
+    # Slots lie side by side; in a dictionary of a hundred entries each of them is a cache miss.
     __slots__ = (
         "_all_steps",
         "_budget",
         "_inputs",
+        "_owner",
         "_pattern",
         "_phase_seconds",
         "_phase_start",
         "_recording",
         "_request",
         "_start",
-        "_target",
         "awaiting",
         "cached",
         "chunked",
@@ -114,7 +114,7 @@ class StepLog:
     def __init__(
         self,
         request: Call,
-        target: Owner,
+        owner: Owner,
         statistics: StepStatistics | None,
         modules: StepModules,
         *,
@@ -122,10 +122,10 @@ class StepLog:
         cached: int = 0,
     ) -> None:
         self._request = request
-        self._target = target
+        self._owner = owner
         self._recording = request.recording
         self._budget = request.budget
-        self._all_steps = target.steps_wanted == "all"
+        self._all_steps = owner.steps_wanted == "all"
         self.statistics = statistics
         self.modules = modules
         self.now = now
@@ -146,7 +146,7 @@ class StepLog:
         self.when_first_token: Callable[[int], None] | None = None
         self.token_times = array("q")
         self.logits: Tensor | None = None
-        self.rows = StepRows(request, target, statistics)
+        self.rows = StepRows(request, owner, statistics)
         self._pattern: _Pattern | None = None
         self.uniform = self.chunked = self.awaiting = False
 
@@ -206,7 +206,7 @@ class StepLog:
 
         Args:
             logits: ``[rows, positions, vocabulary]``; anything else counts as none.
-            main: what went in, unless ``begin`` was given it.
+            main: the main input, unless ``begin`` got it.
         """
         now = self.now()
         clock = self._request.clock
@@ -229,7 +229,7 @@ class StepLog:
             ):
                 self._end_anew(now, logits, main)
             else:
-                # It does what ``_end_anew`` does, for steps without modules in the middle of a request. What may fail comes first.
+                # The same as ``_end_anew``, for steps without modules in the middle of a request. Calls that may fail come first.
                 kept = self._recording and self._budget.take_step()
                 if pattern.shape is not None:
                     self.logits = logits
@@ -246,7 +246,7 @@ class StepLog:
                     rows.kept.append((index, start, now, self.phase, None, inputs, outputs, width, self.length or 0, None, measured))
                     if len(rows.kept) > rows.most:
                         rows.hand_over_some()
-                if self._recording and (coming == self.modules.next_sampled or self._target.windows.active):
+                if self._recording and (coming == self.modules.next_sampled or self._owner.windows.active):
                     self._pattern = None
                     self.modules.choose(coming)
         except Exception as error:
@@ -307,7 +307,7 @@ class StepLog:
         if not self._recording:
             return None
         wanted = profiled or self._all_steps
-        wanted = wanted or (self._target.steps_wanted == "sampled" and (modules.attached or modules.refused > 0))
+        wanted = wanted or (self._owner.steps_wanted == "sampled" and (modules.attached or modules.refused > 0))
         kept = False
         # On its own, so that the modules of this step are not taken for those of a later one.
         try:
@@ -333,7 +333,7 @@ class StepLog:
             self.rows.kept.append((index, self._start, now, self.phase, failure, inputs, outputs, width, length, more, request.measured))
         coming = index + 1
         unlike = modules.attached or modules.every_step or coming == modules.next_sampled or part is not None
-        if unlike or self._target.windows.active:
+        if unlike or self._owner.windows.active:
             modules.choose(coming)
         else:
             request.room = modules.refused = 0
@@ -345,7 +345,7 @@ class StepLog:
 
     # --------------------------------------------------------------------------------------------------------- internals
     def _end_anew(self, now: int, logits: Any, main: Any) -> None:
-        """Note the end of a step that has to be looked at."""
+        """End a step on the long path."""
         if not self.open:
             self._start = self.last
         self.main, self._pattern = main, None
@@ -358,7 +358,7 @@ class StepLog:
         self._pattern = self._pattern_of(main, outputs)
 
     def _look_at_input(self, main: Any) -> tuple[Described, int | None]:
-        """Shape of what goes into the forward pass, and how many positions per row it holds. Contains errors of its own."""
+        """Shape of the main input, and its positions per row. Contains errors of its own."""
         width, self.width = self.width, None
         try:
             if main is None:
@@ -370,7 +370,7 @@ class StepLog:
             return (), None
 
     def _pattern_of(self, main: Any, outputs: Described) -> _Pattern | None:
-        """What the step that has just ended has in common with those that follow, if they are to be expected."""
+        """The pattern of the step that has just ended, if the next ones are likely to match it."""
         modules = self.modules
         if modules.attached or modules.refused or modules.every_step or self._request.part is not None or not self.uniform:
             return None

@@ -1,7 +1,7 @@
 """Statistics of the logits of a request's steps, from their launch until the records of the steps are made.
 
-In: logits and chosen tokens, one step at a time. Out: one ``StepLogits`` for a step, and the series by token that the request's span and
-metrics tell. They come from the device in order, later than the steps.
+In: logits and chosen tokens, one step at a time. Out: one ``StepLogits`` for a step, and the series by token for the request's span and
+metrics. They come from the device in order, later than the steps.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class StepStatistics:
         return self._described
 
     def fetch(self, *, wait: bool) -> None:
-        """Take what has come to the host; with ``wait`` all that was launched."""
+        """Take the statistics that have reached the host; with ``wait`` all that were launched."""
         with contain("logit statistics"):
             if wait:
                 self._known.extend(self.ring.read())
@@ -138,7 +138,7 @@ class StepStatistics:
         if noted >= MAX_TOKENS_IN_ARRAYS:
             return
         entropy, top1, logprob = values.confidence
-        # An array with holes cannot be told from a shorter one.
+        # An array with holes looks like a shorter one.
         if entropy is not None and len(self.entropies) == noted:
             self.entropies.append(entropy)
             if top1 is not None and self._entropy_metric:

@@ -1,7 +1,7 @@
-"""Which steps of a request are recorded with their modules, and the batches that come of it.
+"""Chooses the steps of a request that are recorded with their modules, and makes batches of the calls.
 
-The first, second, fourth, eighth ... step is, every step where the settings say so, and steps of a profiler window. Observers are on the
-modules during such steps only.
+These are the first, second, fourth, eighth ... step, every step if the settings want it, and the steps of a profiler window. Observers are
+on the modules during such steps only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class StepModules:
 
     Args:
         request: writes the log of module calls.
-        target: instrumentation of the model.
+        owner: instrumentation of the model.
         memory: is read at sampled steps.
 
     Attributes:
@@ -37,8 +37,8 @@ class StepModules:
     __slots__ = (
         "_count",
         "_memory",
+        "_owner",
         "_request",
-        "_target",
         "_warmup",
         "attached",
         "compiled",
@@ -48,15 +48,15 @@ class StepModules:
         "refused",
     )
 
-    def __init__(self, request: Call, target: Owner, memory: MemoryMeter | None, *, warmup: bool) -> None:
+    def __init__(self, request: Call, owner: Owner, memory: MemoryMeter | None, *, warmup: bool) -> None:
         self._request = request
-        self._target = target
+        self._owner = owner
         self._memory = memory
         self._warmup = warmup
-        self._count = target.engine.expected
+        self._count = owner.engine.expected
         """Module calls of the last pass that was recorded, the best guess for the next one."""
         self.live_calls = 0
-        self.every_step = target.settings.every_step
+        self.every_step = owner.settings.every_step
         self.next_sampled = 0
         self.attached = False
         self.refused = 0
@@ -64,16 +64,16 @@ class StepModules:
 
     def choose(self, index: int) -> None:
         """Decide whether the step ``index`` is recorded with its modules, and attach or detach observers for it."""
-        target, request = self._target, self._request
-        if request.part is None and target.windows.active:
-            request.part = target.windows.claim(first_call=self._warmup)
+        owner, request = self._owner, self._request
+        if request.part is None and owner.windows.active:
+            request.part = owner.windows.claim(first_call=self._warmup)
         profiled = request.part is not None and request.part.due
-        wanted = target.engine.expected > 0 and (self.every_step or profiled or index == self.next_sampled)
+        wanted = owner.engine.expected > 0 and (self.every_step or profiled or index == self.next_sampled)
         if index == self.next_sampled:
             self.next_sampled = max(1, index * 2)
             if self._memory is not None:
                 self._memory.look()
-        if (self.compiled and index > 0) or not target.is_open:
+        if (self.compiled and index > 0) or not owner.is_open:
             wanted = False
         opened = wanted and request.open_modules(self._count, whole=True)
         # Left out only if the step comes to be.
@@ -81,7 +81,7 @@ class StepModules:
         if not opened:
             self.release()
         elif not self.attached:
-            target.engine.acquire()
+            owner.engine.acquire()
             self.attached = True
 
     def release(self) -> None:
@@ -89,21 +89,21 @@ class StepModules:
         self._request.room = 0
         if self.attached:
             self.attached = False
-            self._target.engine.release()
+            self._owner.engine.release()
 
     def cut_before_step(self, phase: str, began: int, now: int) -> None:
-        """Put what ran before the first pass, such as an encoder, under the phase, which ``began`` then."""
+        """Put calls from before the pass, such as those of an encoder, under the phase, which ``began`` then."""
         if self._request.recorded:
             self.cut(None, phase, began, now, None)
             if self.attached:
-                self._request.open_modules(self._target.engine.expected, whole=False)
+                self._request.open_modules(self._owner.engine.expected, whole=False)
 
     def cut(self, step: int | None, phase: str, began: int, now: int, failure: str | None) -> None:
         """Make a batch of the calls since ``began``, under a step or, without one, under the phase."""
         request = self._request
         self._count = max(request.recorded + request.missed, 1)
         if request.begun_before(began):
-            # Our wrappers were off for a while, so what was recorded meanwhile has no place.
+            # Our wrappers were off for a while, so the calls in between have no parent.
             request.discard()
         self.live_calls += request.recorded
         request.close_modules(step, phase, now, failure)

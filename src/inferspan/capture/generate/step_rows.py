@@ -15,7 +15,7 @@ from inferspan.capture.owner import Owner
 from inferspan.guard import contain, report
 from inferspan.records import Step
 
-from .step_attributes import StepFacts, StepRow
+from .step_attributes import AnyStepRow, StepFacts
 from .step_logits import StepStatistics
 
 __all__ = ["StepRows"]
@@ -34,7 +34,7 @@ class StepRows:
 
     Args:
         request: gets the records.
-        target: instrumentation of the model.
+        owner: instrumentation of the model.
         statistics: of the logits, if any are taken.
 
     Attributes:
@@ -42,13 +42,13 @@ class StepRows:
         most: how many of them there may be until some are.
     """
 
-    __slots__ = ("_request", "_target", "kept", "most", "statistics")
+    __slots__ = ("_owner", "_request", "kept", "most", "statistics")
 
-    def __init__(self, request: Call, target: Owner, statistics: StepStatistics | None) -> None:
+    def __init__(self, request: Call, owner: Owner, statistics: StepStatistics | None) -> None:
         self._request = request
-        self._target = target
+        self._owner = owner
         self.statistics = statistics
-        self.kept: list[StepRow] = []
+        self.kept: list[AnyStepRow] = []
         self.most = LIVE
 
     def add_logits(self, number: int, logits: Any) -> Tensor | None:
@@ -88,20 +88,21 @@ class StepRows:
                     request.clock.read(leave=len(self.kept))
                 request.hand_over()
 
-    def _records(self, rows: list[StepRow]) -> list[Step]:
+    def _records(self, rows: list[AnyStepRow]) -> list[Step]:
         """Records of steps, with the statistics of their logits where there are any."""
-        target, statistics, offset = self._target, self.statistics, self._request.offset
-        content = target.ids_on_spans
-        decode = target.decode_token if content else None
+        owner, statistics, offset = self._owner, self.statistics, self._request.offset
+        content = owner.ids_on_spans
+        decode = owner.decode_token if content else None
         records = []
         for row in rows:
+            number, start, end, phase, failure = row[:5]
             logits = None
             # On its own, because the modules of the step need it as their parent.
             try:
-                logits = None if statistics is None else statistics.take(row[0])
+                logits = None if statistics is None else statistics.take(number)
             except Exception as error:
                 report("logit statistics", error)
             size = SIZE if logits is None else SIZE + ROW_BYTES * logits.rows_kept
             facts = StepFacts(row, logits, content=content, decode=decode)
-            records.append(Step(row[0], row[3], row[1] + offset, row[2] + offset, row[4], facts, size))
+            records.append(Step(number, phase, start + offset, end + offset, failure, facts, size))
         return records

@@ -1,8 +1,8 @@
-"""Counting tokens from what ``generate()`` was given and what it returned.
+"""Counts tokens in the arguments and in the result of ``generate()``.
 
 Neither the number of steps nor the width of a tensor is a count: padding, filler after the end, beams, cached prefixes, drafts and
-undone steps all lie. Input is attended positions; output is, per returned row, what follows the prompt up to and including the first
-end token. What cannot be known is ``None``, never 0.
+undone steps all differ from it. Input is attended positions; output is, per returned row, the tokens from the prompt up to and including
+the first end token. A count that cannot be known is ``None``, never 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GROUP = 512
 
 @dataclass
 class Loop:
-    """What was seen of one decoding loop; one ``generate()`` may run several."""
+    """Facts of one decoding loop; one ``generate()`` may run several."""
 
     eos: frozenset[int] = frozenset()
     pad: int | None = None
@@ -32,7 +32,7 @@ class Loop:
     returned: int = 1
     max_length: int | None = None
     custom: bool = False
-    """Whether something other than an end token or a length can stop a row, so that the result alone does not tell its length."""
+    """Whether something other than an end token or a length can stop a row, so that its length cannot be read from the result alone."""
     prompt_width: int | None = None
     width: int | None = None
     rows: int | None = None
@@ -42,7 +42,7 @@ class Loop:
     decisions: list[Tensor] = field(default_factory=list)
 
     def note_decision(self, done: Any) -> None:
-        """Keep which rows a step ended, for loops in which only that tells where a row ends."""
+        """Keep the rows that a step ended, for loops in which the end of a row cannot be found otherwise."""
         if not self.custom or self.beams > 1 or not isinstance(done, Tensor) or done.dim() != 1:
             return
         self.decisions.append(done)
@@ -70,7 +70,7 @@ class Generated:
 
 
 def sequences_of(result: Any) -> Tensor | None:
-    """The [rows, width] tensor of token ids in what ``generate()`` returned, or ``None`` for anything else."""
+    """The [rows, width] tensor of token ids in a result of ``generate()``, or ``None`` for anything else."""
     if not isinstance(result, Tensor):
         if isinstance(result, Mapping):
             result = dict.get(result, "sequences") if isinstance(result, dict) else None
@@ -114,11 +114,11 @@ def count_input(
 
 
 def _prompt_width(sequences: Tensor, loop: Loop, *, exact: bool, prompt: Any) -> int | None:
-    """How many leading positions of the returned rows are prompt; ``None`` if nothing tells."""
+    """Number of leading positions of the returned rows that are prompt; ``None`` if unknown."""
     width = loop.prompt_width
     if width is not None and (exact or not width):
         return min(width, int(sequences.shape[1]))
-    # A generate() of the model's own may have cut the prompt off, and a custom loop may not tell; the first tokens do.
+    # A generate() of the model's own may have cut the prompt off, and a custom loop may not report its width; compare the first tokens.
     comparable = isinstance(prompt, Tensor) and prompt.dim() == 2 and prompt.shape[0] == sequences.shape[0]
     known = int(prompt.shape[1]) if comparable else -1
     fits = known == (known if width is None else width) and sequences.shape[1] >= known >= 0
@@ -128,12 +128,12 @@ def _prompt_width(sequences: Tensor, loop: Loop, *, exact: bool, prompt: Any) ->
 
 
 def count_output(sequences: Tensor, loops: Sequence[Loop], *, exact: bool, prompt: Any) -> Generated | None:
-    """Tokens of each returned row, or ``None`` if nothing tells where they begin.
+    """Tokens of each returned row, or ``None`` if their beginning is unknown.
 
     Args:
         sequences: [rows, width] ids that were returned.
         loops: the loops that produced them, in order.
-        exact: whether ``sequences`` is what the one loop returned, prompt first.
+        exact: whether ``sequences`` is the result of the one loop, prompt first.
         prompt: ids that a wrapper of the model's own may have put before or cut off.
     """
     loop = loops[-1] if loops else Loop()

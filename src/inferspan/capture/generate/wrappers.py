@@ -122,7 +122,7 @@ def update_model_kwargs(original: Any, model: Any, args: tuple[Any, ...], kwargs
 
 
 def stopping_criteria(original: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Around ``_get_stopping_criteria``: the final generation config is known, and the criteria tell the chosen tokens."""
+    """Around ``_get_stopping_criteria``: the final generation config is known, and the criteria will report the chosen tokens."""
     criteria = original(*args, **kwargs)
     call = _running(model)
     if call is not None:

@@ -80,6 +80,7 @@ def start(
     root: object = None,
     cached: int = 0,
     bound: bool = True,
+    streamer: Callable[[], Any] | None = None,
     now: Callable[[], int] = perf_counter_ns,
     epoch: Callable[[], int] = time.time_ns,
     **facts: AttributeValue,
@@ -94,6 +95,7 @@ def start(
         root: module whose forward passes are steps of this request rather than requests of their own.
         cached: positions of a row that are in the cache when it begins.
         bound: whether it stays on this thread, where it is then the innermost one.
+        streamer: returns the streamer of the call while it lives; the request may belong to the span in which it was made.
         now: monotonic clock, in nanoseconds.
         epoch: nanoseconds since the epoch.
         facts: attributes of the request span from its start on.
@@ -106,7 +108,8 @@ def start(
         base, began = epoch(), now()
         offset = base - began if outer is None else outer.offset
         scope = owner.recorder.start(
-            RequestStart(kind, operation, owner.info, began + offset, outer is not None, facts), None if outer is None else outer.scope
+            RequestStart(kind, operation, owner.info, began + offset, outer is not None, facts, streamer),
+            None if outer is None else outer.scope,
         )
         if scope is not None:
             return _open(kind, scope, owner, bound=bound, start=began, offset=offset, outer=outer, root=root, cached=cached, now=now)

@@ -105,7 +105,7 @@ def test_thread_is_below_the_span_that_started_it(app: App) -> None:
     with app.span("a"):
         run(lambda: app.call())
     with app.span("b"):
-        run(app.module.forward.__self__.__call__, X)
+        run(app.module, X)
     with app.span("c"):
         run(run, app.call)
     assert app.parents() == ["a", "b", "c"]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from inferspan.export.ids import adopt_ids
 from inferspan.metrics.requests import RequestMetrics
 from inferspan.metrics.summary import Totals
+from inferspan.spans import origin
 from inferspan.spans.recorder import SpanRecorder
 from inferspan.spans.writer import SpanWriter
 
@@ -317,14 +318,17 @@ def _build(model: Any, tokenizer: Any, settings: Settings, providers: _Providers
         target = _target(model, settings, recorder, tokenizer)
         undo.callback(target.close)
         _hand_over_first()
-        release: Callable[[], None] = lambda: None  # noqa: E731 - replaced below
+        released = ExitStack()
+        undo.push(released)
+        with contain("origins of requests"):
+            released.callback(origin.follow())
         with contain("samplers"):
             loop, release = machine.samplers.acquire(settings, meters)
-            undo.callback(release)
+            released.callback(release)
             from inferspan.samplers.allocator import cuda_devices
 
             target.watch_machine(loop, cuda_devices)
-        instrumentation = _Instrumentation(target, recorder, settings, providers, release)
+        instrumentation = _Instrumentation(target, recorder, settings, providers, released.close)
         undo.pop_all()
     return instrumentation
 
@@ -373,6 +377,7 @@ def _forked() -> None:
     for instrumentation in _instrumentations.values():
         instrumentation.recorder.renew_locks()
     machine.forked()
+    origin.forked()
     for instrumentation in _instrumentations.values():
         instrumentation.target.forked()
     renew = sys.modules.get("inferspan.capture.target")

@@ -226,6 +226,8 @@ class RequestStart:
     start_ns: int
     nested: bool
     attributes: Attributes
+    streamer: Callable[[], Any] | None = None
+    """Gives the streamer of the call while it lives."""
 
 
 @dataclass(frozen=True, slots=True)

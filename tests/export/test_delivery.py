@@ -13,7 +13,7 @@ import pytest
 from inferspan import guard
 from inferspan.export.delivery import Delivery, Destination, destination_of, own_lines_only
 from inferspan.export.reasons import likely_reason
-from tests.export.test_otlp import Program, program  # noqa: F401 - a fixture
+from tests.export.program import Program
 from tests.otlp_receivers import RECEIVERS, dead_endpoint
 
 
@@ -63,7 +63,7 @@ TRACES_ONLY = {"OTEL_METRICS_EXPORTER": "none", "OTEL_LOGS_EXPORTER": "none", "O
 
 
 @pytest.mark.parametrize(("status", "words"), [(401, "401: the token"), (403, "403: the token"), (404, "404: it has no"), (503, "503 Service")])
-def test_flush_is_false_when_the_receiver_refuses(program: Program, status: int, words: str) -> None:  # noqa: F811
+def test_flush_is_false_when_the_receiver_refuses(program: Program, status: int, words: str) -> None:
     """A status that is no success makes the flush false, and one sentence names address and status; a flush of nothing is true."""
     with http_answers(status) as endpoint:
         address = endpoint.removeprefix("http://")
@@ -78,7 +78,7 @@ def test_flush_is_false_when_the_receiver_refuses(program: Program, status: int,
 
 @pytest.mark.parametrize("protocol", list(RECEIVERS))
 @pytest.mark.parametrize(("kind", "words"), [("closed", "nothing listens there"), ("silent", "no answer came in time")])
-def test_flush_is_false_when_nobody_answers(program: Program, protocol: str, kind: str, words: str) -> None:  # noqa: F811
+def test_flush_is_false_when_nobody_answers(program: Program, protocol: str, kind: str, words: str) -> None:
     """Retries that gave up and a timeout make the flush false, with one sentence and none of the SDK's, urllib3's or gRPC's lines."""
     with dead_endpoint(kind) as endpoint:
         found = program(BODY, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_EXPORTER_OTLP_PROTOCOL=protocol, **TRACES_ONLY)
@@ -88,14 +88,14 @@ def test_flush_is_false_when_nobody_answers(program: Program, protocol: str, kin
     assert not [line for line in program.errors.splitlines() if not line.startswith("inferspan")]
 
 
-def test_flush_is_false_after_its_time(program: Program) -> None:  # noqa: F811
+def test_flush_is_false_after_its_time(program: Program) -> None:
     """A receiver that takes longer than the caller will wait makes the flush false."""
     body = "otlp.configure()\nrecord()\nprint(json.dumps(otlp.force_flush(0.2)))\nos._exit(0)"
     with dead_endpoint("silent") as endpoint:
         assert program(body, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint) == [False]
 
 
-def test_flush_is_false_after_a_refusal_that_nobody_asked_for(program: Program) -> None:  # noqa: F811
+def test_flush_is_false_after_a_refusal_that_nobody_asked_for(program: Program) -> None:
     """What was refused on its own schedule counts at the next flush."""
     body = """
     otlp.configure()
@@ -112,7 +112,7 @@ def test_flush_is_false_after_a_refusal_that_nobody_asked_for(program: Program) 
     assert found == [[{"export of traces": 1}, False, True]]
 
 
-def test_full_queue_makes_the_flush_false(program: Program) -> None:  # noqa: F811
+def test_full_queue_makes_the_flush_false(program: Program) -> None:
     """What found no place in the queue is counted and told, and the SDK's line for each is not."""
     body = """
     otlp.configure()
@@ -130,7 +130,7 @@ def test_full_queue_makes_the_flush_false(program: Program) -> None:  # noqa: F8
     assert "Queue full" not in program.errors
 
 
-def test_lines_about_a_hosts_exporter_stay(program: Program) -> None:  # noqa: F811
+def test_lines_about_a_hosts_exporter_stay(program: Program) -> None:
     """The host's own exporter of the same class logs as before, while ours to the same address does not."""
     body = """
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.export.test_otlp import Program, program  # noqa: F401 - a fixture
+from tests.export.program import Program
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 COUNTED = """
@@ -43,12 +43,12 @@ def checked(found: dict[str, list[tuple[int, int]]], expected: list[int]) -> lis
     return [start for both in ordered for _, start in both]
 
 
-def run(program: Program, body: str, **environ: str) -> Any:  # noqa: F811
+def run(program: Program, body: str, **environ: str) -> Any:
     """Run a program that counts."""
     return program(COUNTED + textwrap.dedent(body), **environ)
 
 
-def test_child_counts_from_zero(program: Program) -> None:  # noqa: F811
+def test_child_counts_from_zero(program: Program) -> None:
     """Parent and children add up to what ran, the sums of children start after the fork, also in a child of a child."""
     body = """
     otlp.configure(session_file="s.jsonl")
@@ -73,7 +73,7 @@ def test_child_counts_from_zero(program: Program) -> None:  # noqa: F811
     assert max(starts[4:]) < forked
 
 
-def test_child_counts_while_the_parent_collects(program: Program) -> None:  # noqa: F811
+def test_child_counts_while_the_parent_collects(program: Program) -> None:
     """A fork in the midst of collections and measurements of other threads leaves no lock behind that a child waits for."""
     body = """
     import threading
@@ -101,7 +101,7 @@ def test_child_counts_while_the_parent_collects(program: Program) -> None:  # no
     assert len(children) == 15
 
 
-def test_processes_of_multiprocessing_count_from_zero(program: Program) -> None:  # noqa: F811
+def test_processes_of_multiprocessing_count_from_zero(program: Program) -> None:
     """Forked processes of multiprocessing add up with their parent."""
     body = """
     import multiprocessing
@@ -116,7 +116,7 @@ def test_processes_of_multiprocessing_count_from_zero(program: Program) -> None:
     checked(sums(program.path / "s.jsonl"), [1, 2, 10])
 
 
-def test_hosts_provider_is_left_alone(program: Program) -> None:  # noqa: F811
+def test_hosts_provider_is_left_alone(program: Program) -> None:
     """A reader of the host's keeps its sums in a child, as the SDK leaves them; the session file that was asked for counts from zero."""
     body = """
     from opentelemetry.sdk.metrics import MeterProvider
@@ -138,7 +138,7 @@ def test_hosts_provider_is_left_alone(program: Program) -> None:  # noqa: F811
     checked(sums(program.path / "s.jsonl"), [2, 10])
 
 
-def test_errors_of_a_child_are_its_own(program: Program) -> None:  # noqa: F811
+def test_errors_of_a_child_are_its_own(program: Program) -> None:
     """What we have contained before the fork is counted by the parent alone."""
     body = """
     from inferspan import guard

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from inferspan import guard
 from inferspan.export import protobuf
 from inferspan.export.raw_sender import OtlpSpanSender, raw_sink
-from tests.export.test_otlp import HOST, Program, program, receiver  # noqa: F401  (fixtures)
+from tests.export.program import HOST, Program
 from tests.otlp_receivers import Received, attributes_of
 
 STATIC = protobuf.static_part("layer 1", 1, {"inferspan.module.name": "model.layers.1"})
@@ -139,7 +139,7 @@ def pack(first, count):
 """
 
 
-def test_spans_arrive_beside_the_others(program: Program, receiver: Received) -> None:  # noqa: F811
+def test_spans_arrive_beside_the_others(program: Program, receiver: Received) -> None:
     """Fifty thousand packed spans, also those of a forked child, reach the receiver of the provider, with its resource and headers."""
     body = """
     otlp.configure()
@@ -182,7 +182,7 @@ def test_spans_arrive_beside_the_others(program: Program, receiver: Received) ->
         ("", {}),
     ],
 )
-def test_no_sink_where_others_must_see_the_spans(program: Program, setup: str, environ: dict[str, str]) -> None:  # noqa: F811
+def test_no_sink_where_others_must_see_the_spans(program: Program, setup: str, environ: dict[str, str]) -> None:
     """A host's provider, a file, a console, two receivers or a processor of the host: spans have to go through the provider."""
     body = f"{setup}\nsink = otlp.raw_sink(trace.get_tracer_provider())\nprint(json.dumps(sink is None))\nsys.stdout.flush()\nos._exit(0)"
     assert program(body, **environ) == [True]
@@ -194,7 +194,7 @@ def test_foreign_provider_has_no_sink(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])
-def test_missing_private_part_means_no_sink(program: Program, kind: str) -> None:  # noqa: F811
+def test_missing_private_part_means_no_sink(program: Program, kind: str) -> None:
     """If another release of the exporters lacks what the sink stands on, there is no sink, and one line says so."""
     hidden = {"http": "_OTLPHTTPClient.export", "grpc": "OTLPSpanExporter._translate_data"}[kind]
     module = {"http": "opentelemetry.exporter.otlp.common.http", "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"}[kind]

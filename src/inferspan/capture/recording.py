@@ -83,6 +83,7 @@ def start(
     root: object = None,
     cached: int = 0,
     bound: bool = True,
+    streamer: Callable[[], Any] | None = None,
     now: Callable[[], int] = perf_counter_ns,
     epoch: Callable[[], int] = time.time_ns,
     **facts: AttributeValue,
@@ -97,6 +98,7 @@ def start(
         root: module whose forward passes are steps of this request rather than requests of their own.
         cached: positions of a row that are in the cache when it begins.
         bound: whether it stays on this thread, where it is then the innermost one.
+        streamer: returns the streamer of the call while it lives; the request may belong to the span in which it was made.
         now: monotonic clock, in nanoseconds.
         epoch: nanoseconds since the epoch.
         facts: attributes of the request span from its start on.
@@ -106,7 +108,7 @@ def start(
     """
     with contain(f"start of {kind}()"):
         made = partial(Request, kind, owner, budget=Budget(owner.settings.span_budget), root=root, cached=cached, now=now)
-        request = open_call(kind, owner, made, parent, operation=operation, facts=facts, now=now, epoch=epoch)
+        request = open_call(kind, owner, made, parent, operation=operation, facts=facts, streamer=streamer, now=now, epoch=epoch)
         if request is not None:
             try:
                 if bound:
@@ -127,6 +129,7 @@ def open_call(
     *,
     operation: str | None = None,
     facts: Mapping[str, AttributeValue] | None = None,
+    streamer: Callable[[], Any] | None = None,
     now: Callable[[], int] = perf_counter_ns,
     epoch: Callable[[], int] = time.time_ns,
 ) -> C | None:
@@ -139,6 +142,7 @@ def open_call(
         parent: as for ``start``, and so are the others.
         operation: name of the operation in the conventions.
         facts: attributes of the request span from its start on.
+        streamer: as for ``start``.
         now: monotonic clock, in nanoseconds.
         epoch: nanoseconds since the epoch.
 
@@ -149,7 +153,8 @@ def open_call(
     base, began = epoch(), now()
     offset = base - began if outer is None else outer.offset
     scope = owner.recorder.start(
-        RequestStart(kind, operation, owner.info, began + offset, outer is not None, facts or {}), None if outer is None else outer.scope
+        RequestStart(kind, operation, owner.info, began + offset, outer is not None, facts or {}, streamer),
+        None if outer is None else outer.scope,
     )
     if scope is None:
         return None

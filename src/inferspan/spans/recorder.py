@@ -26,6 +26,7 @@ from inferspan.ranks import ranks
 from inferspan.records import Attributes, AttributeValue, ModuleBatch, RequestEnd, RequestScope, RequestStart
 from inferspan.settings import Settings
 
+from . import origin
 from .content import content_event, exception_attributes, exception_event, set_content
 from .flight_recorder import FlightRecorder, HeldDetail, Record, weight_of
 from .genai_interop import ThirdPartyCall, announce
@@ -215,6 +216,10 @@ class SpanRecorder:
             return None
         if isinstance(parent, LiveRequestSpan) and start.nested and not self._is_inside(current, parent):
             current = trace.set_span_in_context(parent.span, current)
+        links: Sequence[trace.Link] = ()
+        if parent is None:
+            with contain("origin of a request"):
+                current, links = origin.resolve(current, start.streamer() if start.streamer is not None else None)
         third_party = ThirdPartyCall.around(current, start) if start.operation is not None and not start.nested else None
         span: Span = trace.INVALID_SPAN
         tracer: Any = None
@@ -227,6 +232,7 @@ class SpanRecorder:
                 context=current,
                 kind=_KINDS[self.settings.span_kind] if not start.nested and third_party is None else SpanKind.INTERNAL,
                 attributes=attributes,
+                links=links,
                 start_time=start.start_ns,
                 record_exception=False,
                 set_status_on_exception=False,

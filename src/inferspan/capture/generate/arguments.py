@@ -5,6 +5,7 @@ In: arguments of a wrapped method. Out: plain values; ``None`` for an argument t
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -33,6 +34,8 @@ class Arguments(NamedTuple):
     caches: tuple[Any, ...] = ()
     """Caches of keys and values from earlier calls."""
     streamed: bool = False
+    streamer: Callable[[], Any] | None = None
+    """Returns the streamer while it lives."""
     seed: Any = None
     assisted: bool = False
     """Whether a draft model goes along."""
@@ -71,12 +74,20 @@ def generate_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Argu
         encoder_outputs=kwargs.get("encoder_outputs"),
         caches=(kwargs.get("cache"), kwargs.get("past_key_values")),
         streamed=kwargs.get("streamer") is not None,
+        streamer=_weakly(kwargs.get("streamer")),
         seed=kwargs.get("seed"),
         assisted=kwargs.get("assistant_model") is not None,
         media=any(kwargs.get(name) is not None for name in _MEDIA),
         features=frozenset(_features(kwargs)),
         rows=rows,
     )
+
+
+def _weakly(item: Any) -> Callable[[], Any] | None:
+    try:
+        return None if item is None else weakref.ref(item)
+    except TypeError:
+        return None
 
 
 def _features(kwargs: Mapping[str, Any]) -> Iterator[str]:

@@ -186,7 +186,9 @@ def start_generate(owner: Owner, model: Any, arguments: Arguments) -> GenerateCa
         semconv.OPERATION_GENERATE_CONTENT if arguments.media else semconv.OPERATION_TEXT_COMPLETION
     )
     run = Run(arguments, reused=reused_tokens(arguments.caches), drafted=arguments.assisted)
-    request = recording.start("generate", owner, operation=operation, root=model, cached=run.reused or 0)
+    request = recording.start(
+        "generate", owner, operation=operation, root=model, cached=run.reused or 0, streamer=arguments.streamer
+    )
     if not isinstance(request, recording.Request):
         return None
     try:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter_ns
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 

@@ -30,7 +30,7 @@ _observers: list[Callable[[Swallowed], None]] = []
 
 
 def _forked() -> None:
-    """Begin anew in a child: its metrics count what happens in it."""
+    """Reset the counts in a forked child: its metrics cover the child only."""
     global _lock
     _lock = threading.Lock()
     _counts.clear()
@@ -55,7 +55,7 @@ def report(place: str, error: Exception, *, reason: str = "") -> None:
     Args:
         place: what failed.
         error: the exception.
-        reason: words for the log where the exception's own may be told.
+        reason: text for the log where the exception's own text may be shown.
     """
     kind = type(error).__name__
     with _lock:
@@ -68,16 +68,16 @@ def report(place: str, error: Exception, *, reason: str = "") -> None:
             observer(swallowed)
     if first:
         # The exception's own text may quote the user's inputs, so it goes to the debug level only.
-        told = f"{kind}: {reason}" if reason else kind
+        label = f"{kind}: {reason}" if reason else kind
         try:
-            _log.warning("%s failed (%s); your program is not affected, further failures here are only counted", place, told)
+            _log.warning("%s failed (%s); your program is not affected, further failures here are only counted", place, label)
             _log.debug("%s: %s", place, traceback.format_exc())
         except Exception:
             pass  # of a log handler or filter of the program's
 
 
 def count(place: str) -> None:
-    """Count a failure that was no exception, or that somebody else has logged."""
+    """Count a failure that raised no exception, or that another module has logged."""
     with _lock:
         _counts[place] = _counts.get(place, 0) + 1
 

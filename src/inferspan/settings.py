@@ -250,7 +250,7 @@ def _read_environment(environ: Mapping[str, str], table: Mapping[str, Any]) -> d
 
 
 def _warn_of_unknown(environ: Mapping[str, str], known: set[str]) -> None:
-    """Say so where a variable of ours is misspelt: it would be the only wrong setting that passes in silence."""
+    """Warn of misspelt variables of ours, which would otherwise be ignored silently."""
     import difflib
 
     known = known.union(NO_SETTINGS)
@@ -284,8 +284,8 @@ def _preset(argument: str | None, in_environment: str, in_file: object, file: st
 def _ignore(sources: Mapping[str, str], name: str, value: object, reason: str) -> None:
     """Warn of a value of the environment that contradicts others."""
     variable = sources[name]
-    told = f"{variable}={value}" if variable == environment_name(name) else f"{variable}: {name}={value}"
-    check.warn_once("%s is ignored: %s", told, reason)
+    label = f"{variable}={value}" if variable == environment_name(name) else f"{variable}: {name}={value}"
+    check.warn_once("%s is ignored: %s", label, reason)
 
 
 def _settle_budget(values: dict[str, Any], sources: Mapping[str, str]) -> None:
@@ -354,7 +354,7 @@ def _load(path: str | os.PathLike[str]) -> Any:
 def _read_file(
     path: str | os.PathLike[str] | None, table: Mapping[str, Any], complain: Callable[[str], None] | None = None
 ) -> dict[str, Any]:
-    """The settings of a file; a wrong one is left out if there is somebody to complain to, otherwise it raises."""
+    """The settings of a file; a wrong one is passed to ``complain`` and left out, or raises without ``complain``."""
     if not path:
         return {}
     loaded = _load(path)

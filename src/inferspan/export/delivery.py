@@ -1,4 +1,4 @@
-"""What becomes of the requests of our own exporters: counted, told by ``flush()``, and logged in our words instead of the SDK's.
+"""Outcomes of the requests of our own exporters: counted, reported by ``flush()``, and logged by us instead of the SDK.
 
 In come attempts to send, out come whether they succeeded and, in the log, one sentence when an address stops taking telemetry, at most
 one a minute while that lasts, and one when it is over. Lines of the SDK, of urllib3 and of gRPC about these attempts are kept from the
@@ -69,7 +69,7 @@ def _filter_new_loggers() -> None:
     _filtered = len(known)
     for name, logger in list(known.items()):
         if name.partition(".")[0] in _LIBRARIES and isinstance(logger, logging.Logger) and _FILTER not in logger.filters:
-            # The first one, so that the SDK's filter of repetitions does not count what nobody sees.
+            # First in the list, so that the SDK's filter of repetitions does not see the lines that are kept back.
             logger.filters.insert(0, _FILTER)
 
 
@@ -86,7 +86,7 @@ def own_lines_only() -> Iterator[list[str]]:
 
 
 def tell_attempt(text: str) -> None:
-    """Add what is known of a failure to the lines of the attempt on this thread, if there is one."""
+    """Add a description of a failure to the lines of the attempt that runs on this thread, if any."""
     if _attempts.lines is not None:
         _attempts.lines.append(text)
 
@@ -98,7 +98,7 @@ class _Lost(NamedTuple):
 
 
 class Destination:
-    """One address that telemetry of ours goes to, and what is logged about it.
+    """One address that our telemetry is sent to, and the log lines about it.
 
     Args:
         address: scheme, host and port, or any other name; without secrets.
@@ -121,7 +121,7 @@ class Destination:
         self._lost_in_all: dict[str, int] = {}
 
     def sent(self, signal: str) -> None:
-        """Note a request that arrived."""
+        """Record a request that arrived."""
         if not self._failing:
             return
         with self._lock:
@@ -133,7 +133,7 @@ class Destination:
         _say(logging.WARNING, "inferspan sends to %s again; not sent were %s", self.address, _counted(lost))
 
     def lost(self, signal: str, count: int, reason: str) -> None:
-        """Note what could not be sent, and say so when it is time."""
+        """Record a request that failed, and log a line if one is due."""
         with self._lock:
             first = not self._failing and not self._announced
             self._failing.add(signal)
@@ -152,12 +152,12 @@ class Destination:
             _say(logging.WARNING, text, self.address, reason, lost.requests, _counted(lost.items))
 
     def overflowed(self, signal: str, count: int) -> None:
-        """Note what found no place in the queue."""
+        """Record items that a full queue refused."""
         with self._lock:
             self._count(signal, count, requests=0)
             now = self._clock()
             if self._failing or now < self._next_line:
-                return  # the queue is full because nothing can be sent, of which another line tells
+                return  # the queue is full because nothing can be sent, and another line reports that
             self._next_line = now + EVERY
             lost, self._lost = self._lost, _Lost(0, {})
         text = "inferspan drops telemetry for %s, more comes than can be sent: the queue was full for %s"
@@ -169,7 +169,7 @@ class Destination:
         self._lost_in_all[signal] = self._lost_in_all.get(signal, 0) + count
 
     def after_fork(self) -> None:
-        """Begin anew in a forked child, which has sent nothing yet."""
+        """Reset the state in a forked child, which has sent nothing yet."""
         self._start()
 
 
@@ -207,17 +207,17 @@ def _address(exporter: str, signal: str, environ: Mapping[str, str]) -> str:
 
 # -------------------------------------------------------------------------------------------------------- one signal to it
 class Delivery:
-    """What becomes of one signal on its way to one destination.
+    """Outcomes of one signal's requests to one destination.
 
     Args:
         signal: ``traces``, ``metrics`` or ``logs``.
-        destination: what is logged about the address; ``None`` where others log it.
+        destination: logs about the address; ``None`` where another module does.
     """
 
     def __init__(self, signal: str, destination: Destination | None = None) -> None:
         self._signal, self._destination = signal, destination
         self._lock = threading.Lock()
-        self._refused = self._told = 0
+        self._refused = self._reported = 0
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
 
@@ -227,7 +227,7 @@ class Delivery:
         return self._refused
 
     def attempt(self, send: Callable[[], bool], count: int) -> bool:
-        """Send one request and note what became of it.
+        """Send one request and record its outcome.
 
         Args:
             send: sends it, and says whether it arrived.
@@ -252,7 +252,7 @@ class Delivery:
         return False
 
     def overflowed(self, count: int) -> None:
-        """Note items for which the queue had no place."""
+        """Record items that a full queue refused."""
         with self._lock:
             self._refused += count
         if self._destination is not None:
@@ -268,13 +268,13 @@ class Delivery:
         def truthful(seconds: float) -> bool:
             done = flush(seconds)
             with self._lock:
-                told, self._told = self._told, self._refused
-                return done and told == self._refused
+                reported, self._reported = self._reported, self._refused
+                return done and reported == self._refused
 
         return truthful
 
     def _after_fork(self) -> None:
         self._lock = threading.Lock()
-        self._refused = self._told = 0
+        self._refused = self._reported = 0
         if self._destination is not None:
             self._destination.after_fork()

@@ -89,7 +89,7 @@ def _telling(export: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 def _warn_of_lines(environ: Mapping[str, str], signal: str, lines: Sequence[str]) -> None:
-    """Say in our words what an exporter would have logged while it was made: its lines show headers, which hold tokens."""
+    """Replace the warnings that an exporter logs while it is built: its lines contain headers, and these hold tokens."""
     if any("eader format" in line for line in lines):
         name, _ = read(environ, *per_signal(signal, "HEADERS")) or (per_signal(signal, "HEADERS")[1], "")
         warn_once("%s: what is not a list of name=value, separated by commas, is ignored", name)
@@ -277,7 +277,7 @@ def guarded_exporter(signal: str, make: Callable[[], Any], delivery: Delivery, *
     Args:
         signal: ``traces``, ``metrics`` or ``logs``.
         make: makes the exporter; called again in a forked child.
-        delivery: told what becomes of each request.
+        delivery: records the outcome of each request.
         limit: bytes of one request of spans or log records.
     """
     if signal == "metrics":
@@ -289,7 +289,7 @@ def open_exporter(name: str, signal: str, environ: Mapping[str, str]) -> tuple[A
     """Make the exporter of an entry-point name, with the guard around it; some of other packages are metric readers, which get none.
 
     Returns:
-        The exporter and what becomes of its requests.
+        The exporter and the record of its deliveries.
 
     Raises:
         ImportError: the package of the exporter is not installed.

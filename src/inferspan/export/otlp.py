@@ -103,7 +103,7 @@ def automatic_setup(
         _tell_how_to_send(environ, given)
         return False
     settings = _with_writable_file(settings)
-    # A caller that brings both its own leaves the global ones to whoever comes next.
+    # If the caller passes both providers, the global ones stay unset for later callers.
     _write_given(settings, given)
     if "traces" in given and "metrics" in given:
         hand_over_at_end(settings)
@@ -137,11 +137,11 @@ def _tell_how_to_send(environ: Mapping[str, str], given: Mapping[str, Any]) -> N
     """Say once how to name a destination, unless a provider of the program's may have one, or sending is switched off."""
     # Logs carry captured content only, so a program without a logger provider lacks nothing.
     signals = ("traces", "metrics")
-    if SETUP.told or not all(signal not in given and host_has_none(signal) for signal in signals):
+    if SETUP.hinted or not all(signal not in given and host_has_none(signal) for signal in signals):
         return
     if all(variables.switched_off(environ, signal) for signal in signals):
         return
-    SETUP.told = True
+    SETUP.hinted = True
     _log.warning(
         "inferspan sends nothing anywhere: set OTEL_EXPORTER_OTLP_ENDPOINT to the address of a collector, or"
         " session_file=... (INFERSPAN_SESSION_FILE) to the path of a file"
@@ -252,8 +252,8 @@ def _make_exporters(names: Sequence[str], signal: str, environ: Mapping[str, str
             warn_once("inferspan sends no %s to %s: %s", signal, name, error)
         except Exception as error:  # of the exporter, about what it read from the environment itself
             read = [each for each in sorted(environ) if each.startswith(("OTEL_EXPORTER_", "OTEL_PYTHON_EXPORTER_"))]
-            told = shown(variables.without_secrets(str(error)))
-            warn_once("inferspan sends no %s to %s: %s; it has read %s", signal, name, told, ", ".join(read) or "no variable")
+            message = shown(variables.without_secrets(str(error)))
+            warn_once("inferspan sends no %s to %s: %s; it has read %s", signal, name, message, ", ".join(read) or "no variable")
     return built
 
 

@@ -1,7 +1,7 @@
-"""The ways a process ends, and what is done before each: flush or close what we own, for a promised time and no longer.
+"""The ways a process ends, and the action before each: flush or close our pipelines, within the promised time.
 
 ===================================================  ===============================================================================
-end                                                  what is used
+end                                                  mechanism
 ===================================================  ===============================================================================
 the program returns, raises or calls ``sys.exit()``  ``atexit``
 a process of ``multiprocessing``                     its finalisers, since it ends without ``atexit``
@@ -37,7 +37,7 @@ _MARK = "_inferspan_original"
 
 
 class ProcessEnd:
-    """What happens before this process, and children that it forks, end.
+    """The actions before this process, and children that it forks, end.
 
     Args:
         flush: sends everything; is given seconds.

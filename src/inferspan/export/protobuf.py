@@ -114,7 +114,7 @@ def attributes(found: Mapping[str, Any]) -> bytes:
 
 
 def static_part(name: str, kind: int, found: Mapping[str, Any]) -> bytes:
-    """Pack what all spans of one place share.
+    """Pack the fields that all spans of one module or step share.
 
     Args:
         name: span name.
@@ -191,7 +191,7 @@ def cut(spans: bytes, room: int, *, least: bool = False) -> tuple[bytes, int]:
 
     Args:
         spans: results of ``span``, joined.
-        room: bytes that they may take.
+        room: bytes available.
         least: whether the first one is taken though it does not fit.
 
     Returns:

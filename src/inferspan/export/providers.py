@@ -43,11 +43,11 @@ _NEEDED_BY_FILES = (
     "google.protobuf.json_format",
 )
 METRIC_INTERVAL = 15_000.0
-"""Milliseconds; what the bundled dashboards and Prometheus are set to."""
+"""Milliseconds; the interval that the bundled dashboards and Prometheus assume."""
 
 
 class Built(NamedTuple):
-    """An exporter or metric reader, its name, and what becomes of its requests."""
+    """An exporter or metric reader, its name, and the record of its deliveries."""
 
     name: str
     exporter: Any
@@ -61,7 +61,7 @@ class Setup:
     lock: threading.RLock = dataclasses.field(default_factory=threading.RLock)
     pipelines: Pipelines = dataclasses.field(default_factory=Pipelines)
     done: bool = False
-    told: bool = False
+    hinted: bool = False
     installed: set[str] = dataclasses.field(default_factory=set)
     """Signals whose global provider is one of ours."""
     session_files: set[str] = dataclasses.field(default_factory=set)
@@ -111,7 +111,7 @@ def _global_provider(signal: str) -> Any:
 
 
 def _set_provider(signal: str) -> Any:
-    """The provider that somebody has set, if the API can be asked without its reading the environment."""
+    """The provider that has been set, read without having the API read the environment."""
     if signal == "traces":
         from opentelemetry import trace
 
@@ -126,7 +126,7 @@ def _set_provider(signal: str) -> Any:
 
 
 def _placeholder(signal: str) -> Any:
-    """What the API gives while nothing is set; what is taken from it comes to life once a provider is."""
+    """The API's placeholder; tracers, meters and loggers taken from it resolve once a provider is set."""
     if signal == "traces":
         from opentelemetry import trace
 
@@ -314,7 +314,7 @@ def file_exporter(signal: str, session_file: str | None) -> list[Built]:
         # Before there is a thread that would do it: a module that is being imported while the process forks cannot be in the child.
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    made, delivery = kinds[signal](session_file), Delivery(signal)  # the file itself logs what it cannot take
+    made, delivery = kinds[signal](session_file), Delivery(signal)  # the session file logs its own failures
     return [Built("file", guarded_exporter(signal, lambda: made, delivery, limit=sys.maxsize), delivery)]
 
 

@@ -1,4 +1,4 @@
-"""A second way out for child spans in bulk: bytes packed by ``protobuf``, sent beside the SDK's pipeline to the same receiver.
+"""The direct OTLP path for child spans in bulk: bytes packed by ``protobuf``, sent beside the SDK's pipeline to the same receiver.
 
 In come framed spans, out go ``ExportTraceServiceRequest``s with the provider's resource, below the receivers' size limit, through an
 exporter made from the same variables (endpoint, headers, TLS, compression, retries). Only for a provider of our own that has exactly
@@ -40,7 +40,7 @@ class OtlpSpanSender:
         room: bytes that the queue may hold.
         limit: bytes of one request.
         delay: seconds after which spans are sent at the latest.
-        delivery: told what becomes of each request.
+        delivery: records the outcome of each request.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class OtlpSpanSender:
         return taken
 
     def flush(self, timeout: float) -> bool:
-        """Send what is queued.
+        """Send the queued spans.
 
         Args:
             timeout: seconds after which no further request is begun.
@@ -120,7 +120,7 @@ class OtlpSpanSender:
         return False
 
     def close(self, timeout: float) -> None:
-        """Send what is queued and take no more.
+        """Send the queued spans and accept no more.
 
         Args:
             timeout: seconds after which no further request is begun.
@@ -232,7 +232,7 @@ def _over_grpc(exporter: Any) -> Callable[[bytes], bool]:
 
     for used in ("_translate_data", "_count_data", "_export"):
         getattr(exporter, used)
-    # What the exporter is given is bytes already; everything else (retries, deadline, reconnection) stays its own.
+    # The exporter receives bytes that are packed already; retries, deadline and reconnection stay its own.
     exporter._translate_data = ExportTraceServiceRequest.FromString
     exporter._count_data = lambda data: 0
     return lambda data: exporter._export(data).name == "SUCCESS"

@@ -1,8 +1,8 @@
-"""Why a request of an OTLP exporter failed, in words for the log: what the libraries below it said, sorted into causes.
+"""Why a request of an OTLP exporter failed, in words for the log: messages of the libraries below it, sorted into causes.
 
 In come the texts that the exporter's libraries would have logged and the exception, if any; out comes a clause without addresses and
 headers. Statuses of HTTP and gRPC, and the errors of sockets, TLS and name servers are recognised by their words, which have been the
-same for years; what is not recognised is told by the type of its exception alone.
+same for years; of an error that is not recognised, only the exception's type is shown.
 """
 
 from __future__ import annotations

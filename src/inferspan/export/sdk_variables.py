@@ -61,16 +61,16 @@ def unusable(environ: Mapping[str, str]) -> list[Unusable]:
 
 
 @contextlib.contextmanager
-def hidden(*, told: bool = True) -> Iterator[None]:
+def hidden(*, logged: bool = True) -> Iterator[None]:
     """Hide variables that cannot be used while the SDK reads its environment; a warning names each, once.
 
     Args:
-        told: whether the warnings are logged.
+        logged: whether the warnings are logged.
     """
     with _lock:
         found = unusable(os.environ)
         for item in found:
-            if told and os.environ[item.name].strip():
+            if logged and os.environ[item.name].strip():
                 warn_once("%s=%s is ignored: %s", item.name, shown(os.environ[item.name]), item.reason)
         before = {item.name: os.environ[item.name] for item in found}
         try:
@@ -90,8 +90,8 @@ def import_sdk() -> None:
     if _READ_AT_IMPORT not in os.environ or "opentelemetry.sdk.trace" in sys.modules:
         return
     if any(item.name == _READ_AT_IMPORT for item in _limits(os.environ)):
-        with hidden(told=False):  # the program has hardly begun, and its log is not set up
-            import opentelemetry.sdk.trace  # noqa: F401 - for what it does while it is imported
+        with hidden(logged=False):  # the program has usually not set its logging up yet
+            import opentelemetry.sdk.trace  # noqa: F401 - imported for its side effects
 
 
 # ---------------------------------------------------------------------------------------------------------------- the checks

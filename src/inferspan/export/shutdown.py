@@ -2,7 +2,7 @@
 
 Each pipeline (a batch processor with its exporter, a metric reader) has a daemon thread that sleeps until it is asked: an interpreter
 that is exiting refuses new threads, and one dead collector must not use up the time of the others. The caller waits until the
-deadline and no longer; what is not done by then is left behind. Nothing raises.
+deadline and no longer; unfinished work is abandoned then. Nothing raises.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Worker:
         return outcome
 
     def stop(self) -> None:
-        """Let the thread end after what it has been given so far."""
+        """End the thread after the jobs submitted so far."""
         self._jobs.put(None)
 
     def _run(self, jobs: SimpleQueue[tuple[Callable[[], bool], _Outcome] | None]) -> None:
@@ -97,7 +97,7 @@ class Pipelines:
         self._pipelines += ((pipeline, self._worker(pipeline.name)),)
 
     def flush_first(self, source: Callable[[], None]) -> Callable[[], None]:
-        """Call ``source`` before every flush and at the end, to hand over what it holds back; returns how to stop that."""
+        """Call ``source`` before every flush and at the end, so that it hands over what it holds; returns a function that removes it."""
         if self._source_worker is None:
             self._source_worker = self._worker("source")
         self._sources += (source,)

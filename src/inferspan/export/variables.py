@@ -79,7 +79,7 @@ def destination(environ: Mapping[str, str], signal: str) -> str | None:
 
 
 def switched_off(environ: Mapping[str, str], signal: str) -> bool:
-    """Whether somebody has asked for no exporter of a signal."""
+    """Whether ``OTEL_{SIGNAL}_EXPORTER`` switches a signal off."""
     found = read(environ, f"OTEL_{signal.upper()}_EXPORTER")
     return found is not None and all(name == "none" for name in _split(found[1]))
 
@@ -121,14 +121,14 @@ def unreachable(environ: Mapping[str, str], signals: Iterable[str]) -> dict[str,
             if found is None or exporter not in _PROTOCOLS.values():
                 continue
             name, text = found
-            told = shown(without_secrets(text))
+            label = shown(without_secrets(text))
             reason = _malformed(text, http=exporter == "otlp_proto_http")
             if reason is not None:
-                warn_once("%s=%s cannot be reached: %s", name, told, reason)
+                warn_once("%s=%s cannot be reached: %s", name, label, reason)
                 never.setdefault(signal, []).append(exporter)
             elif exporter == "otlp_proto_http" and name == base and text not in told_of_path and _has_path_of_a_signal(text):
                 told_of_path.add(text)
-                warn_once("%s=%s: /v1/%s is added to this variable, so leave the path away or set %s", name, told, signal, own)
+                warn_once("%s=%s: /v1/%s is added to this variable, so leave the path away or set %s", name, label, signal, own)
     return never
 
 
@@ -163,7 +163,7 @@ def choose_exporters(environ: Mapping[str, str], signal: str) -> tuple[str, ...]
             continue
         if name == "otlp":
             name = _protocol(environ, signal)
-        elif name == "logging":  # what the specification called it once
+        elif name == "logging":  # its former name in the specification
             name = "console"
         elif name not in _PROTOCOLS.values() and not is_provided(f"opentelemetry_{signal}_exporter", name):
             warn_once("%s=%s: %s is not used: use otlp, console, none, or a list of them", variable, shown(text), shown(name))

@@ -40,7 +40,7 @@ _WAITING = (threading.Condition, deque)
 
 
 class Origin(NamedTuple):
-    """A context with a span in it, and whether work that came from there belongs to nobody else."""
+    """A context with a span in it, and whether work handed over there can have no other caller."""
 
     context: Context
     certain: bool = True
@@ -94,7 +94,7 @@ def _handed_over() -> Origin | None:
     if _here.job is not None:
         return _here.job
     origin = _of_threads.get(threading.current_thread())
-    # A thread with an event loop does what its clients ask for, not who has started it.
+    # A thread with an event loop serves its clients, not the caller that started it.
     return origin._replace(certain=False) if origin is not None and asyncio._get_running_loop() is not None else origin
 
 
@@ -104,13 +104,13 @@ def _made_with(streamer: Any) -> Origin | None:
     with contextlib.suppress(TypeError):  # of one that cannot be held weakly, which has no origin
         origin = _of_streamers.get(streamer)
         if origin is not None:
-            _of_streamers[streamer] = origin._replace(certain=False)  # who uses it again is somebody else
+            _of_streamers[streamer] = origin._replace(certain=False)  # a second use may have another caller
         return origin
     return None
 
 
 def _now() -> Origin | None:
-    """The origin of what is handed over now."""
+    """The origin of work that this thread hands over now."""
     context = otel_context.get_current()
     if trace.get_current_span(context).get_span_context().is_valid:
         return Origin(context)
@@ -119,7 +119,7 @@ def _now() -> Origin | None:
 
 # ------------------------------------------------------------------------------------------------------- what is handed over
 def _narrowed(origin: Origin, function: Any, *arguments: Any, thread: bool = False) -> Origin:
-    """What an origin is worth for a function that runs elsewhere: one that is the model's own does this one call."""
+    """An origin as it applies to a function that runs elsewhere: certain for a method of the model, which makes this one call."""
     owner = getattr(function, "__self__", function)
     if hasattr(type(owner), "named_modules") or hasattr(type(_attributes(owner).get("model")), "named_modules"):
         return origin
@@ -129,7 +129,7 @@ def _narrowed(origin: Origin, function: Any, *arguments: Any, thread: bool = Fal
 
 
 def _within_reach(function: Any, arguments: Iterable[Any]) -> list[Any]:
-    """What a function can get work of others from: its arguments, object and names, and what these hold themselves."""
+    """Objects through which a function can receive other callers' work: its arguments, its object, its names, and their attributes."""
     reached = [*arguments]
     while isinstance(function, functools.partial):
         reached += [*function.args, *function.keywords.values()]
@@ -173,7 +173,7 @@ def _around_thread_start(original: Callable[..., Any]) -> Callable[..., Any]:
         with contain("origin of a thread"):
             origin = _now() if _users else None
             target = getattr(self, "_target", None)
-            # Threads of a pool are started in somebody's span and serve everybody.
+            # A pool starts its threads in one caller's span, and they serve all callers.
             if origin is not None and getattr(target, "__module__", None) not in ("concurrent.futures.thread", "multiprocessing.pool"):
                 if type(self).run is not threading.Thread.run:
                     origin = _narrowed(origin, self.run, thread=True)
@@ -232,7 +232,7 @@ def _wrap(owner: type, name: str, around: Callable[[Callable[..., Any]], Callabl
 
     def undo() -> None:
         if owner.__dict__.get(name) is not wrapper:
-            return  # somebody has wrapped ours in turn: it stays, and passes through
+            return  # another wrapper is around ours, which stays in place and passes through
         if own is None:
             delattr(owner, name)
         else:
@@ -292,6 +292,6 @@ def _unwrap(owner: type, name: str, undo: Callable[[], None]) -> None:
 
 
 def forked() -> None:
-    """Called in a forked child, where nobody is left to release the lock."""
+    """Replace the lock in a forked child, whose holder may not exist there."""
     global _lock
     _lock = threading.RLock()

@@ -35,4 +35,6 @@ def test_long_texts_cost_little(text: str) -> None:
     """No text makes the search slow, and what is kept is bounded."""
     began = time.perf_counter()
     failure = failure_of(ValueError(text), content=False)
-    assert time.perf_counter() - began < 2 and len(failure.message) <= MAX_MESSAGE
+    # A search that goes back for each character would take hours.
+    assert time.perf_counter() - began < 60
+    assert len(failure.message) <= MAX_MESSAGE

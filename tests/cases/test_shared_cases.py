@@ -15,9 +15,9 @@ import pytest
 pytestmark = pytest.mark.integration
 
 FOLDER = Path(os.environ.get("HARD_CASES") or Path(__file__).resolve().parents[3] / "shared" / "cases")
-CASES = sorted(FOLDER.glob("[0-9]*.py"))
+CASES = sorted((*FOLDER.glob("[0-9]*.py"), *FOLDER.glob("open/[0-9]*.py")), key=lambda path: path.name)
 NONE = pytest.param(None, marks=pytest.mark.skip(reason=f"no case in {FOLDER}"), id="none")
-TIMEOUT = 300.0
+TIMEOUT = 600.0
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.stem) for case in CASES] or [NONE])

@@ -122,8 +122,8 @@ def test_configuration_file_is_followed(program: Program) -> None:
     with dead_endpoint("silent") as endpoint:
         (program.path / "otel.yaml").write_text(CONFIG.replace("ENDPOINT", endpoint))
         body = "otlp.configure(exit_timeout=5)\nrecord()\nprint(json.dumps(time.time()))"
-        (finished,) = program(body, OTEL_CONFIG_FILE="otel.yaml")
-        assert time.time() - finished < 5.0
+        (finished,) = program(body, OTEL_CONFIG_FILE="otel.yaml", OTEL_EXPORTER_OTLP_TIMEOUT="3600")
+        assert time.time() - finished < 60
 
 
 def test_configuration_file_leaves_the_hosts_provider(program: Program) -> None:

@@ -142,7 +142,7 @@ def _long_request(bench: _Bench, steps: int, modules: int, rows: int = 1) -> Any
     for first in range(0, steps, 128):
         pairs = [_step(number, modules, rows) for number in range(first, min(first + 128, steps))]
         scope.detail([batch for batch, _ in pairs if batch.calls] + [step for _, step in pairs])
-        bench.recorder.writer.flush(10)  # metrics do not wait for the end
+        bench.recorder.writer.flush(600)  # metrics do not wait for the end
     scope.detail([Phase("decode", 0, 10**18 + 10**12, None, {})])
     return scope
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,10 @@ import pytest
 
 FAKE = Path(__file__).with_name("fake_server.py")
 MARK = "STACK_TEST_FOLDER"
+
+
+def _obey_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class StackCommand:
@@ -52,12 +57,14 @@ class StackCommand:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # A test run in the background ignores SIGINT, and a child would inherit that.
+            preexec_fn=_obey_interrupts if os.name == "posix" else None,
         )
 
     def __call__(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
         """Run a command to its end: exit code, output, errors."""
         with self.start(*arguments, **environment) as process:
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=240)
         return process.returncode, out, err
 
     def up(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
@@ -77,13 +84,13 @@ class StackCommand:
 
     def left(self) -> list[str]:
         """What still runs after a few seconds in which it may end."""
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while (found := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return [process.name() for process in found]
 
 
-def eventually(look: Callable[[], bool], seconds: float = 20.0) -> None:
+def eventually(look: Callable[[], bool], seconds: float = 120.0) -> None:
     """Wait until something is so."""
     deadline = time.monotonic() + seconds
     while not look():

@@ -110,7 +110,7 @@ def test_foreground_ends_with_ctrl_c(stack: StackCommand) -> None:
     assert process.stdout is not None
     assert "Stop it: Ctrl-C\n" in iter(process.stdout.readline, "")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=240)
     assert (process.returncode, err) == (0, "")
     assert [line.split() for line in out.splitlines()] == [
         *([name, "stopped"] for name in reversed(NAMES)),
@@ -121,10 +121,10 @@ def test_foreground_ends_with_ctrl_c(stack: StackCommand) -> None:
 
 def test_interrupted_up_leaves_nothing(stack: StackCommand) -> None:
     """Ctrl-C while up waits stops what was started."""
-    process = stack.start("up", "--free-ports", FAKE_JAEGER="slow=60")
+    process = stack.start("up", "--free-ports", FAKE_JAEGER="slow=600")
     eventually(lambda: (stack.folder / "logs" / "jaeger.log").exists() and len(_programs(stack)) == len(NAMES))
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=240)
     assert (process.returncode, err, stack.left()) == (130, "inferspan: interrupted\n", [])
 
 
@@ -133,7 +133,7 @@ def test_foreground_is_stopped_by_down(stack: StackCommand) -> None:
     process = stack.start("up", "--free-ports", "--foreground")
     eventually(lambda: _status(stack)[0] == 0)
     assert stack("down")[0] == 0
-    process.communicate(timeout=30)
+    process.communicate(timeout=240)
     assert (process.returncode, stack.left()) == (0, [])
 
 

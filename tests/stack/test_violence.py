@@ -44,7 +44,7 @@ def test_suspended_supervisor(stack: StackCommand) -> None:
     os.kill(_supervisor(stack), signal.SIGSTOP)
     begin = time.monotonic()
     code, out, _ = stack("down")
-    assert (code, "is killed" in out, time.monotonic() - begin < 15) == (0, False, True), out
+    assert (code, "is killed" in out, time.monotonic() - begin < 120) == (0, False, True), out
     assert stack.left() == []
 
 

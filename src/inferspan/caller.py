@@ -20,6 +20,10 @@ __all__ = ["caller_attributes", "context"]
 _attributes: ContextVar[Mapping[str, AttributeValue]] = ContextVar("inferspan_caller", default={})  # noqa: B039 - never mutated
 
 
+_ARGUMENTS = {semconv.CONVERSATION_ID: "conversation_id", semconv.USER_ID: "user_id"}
+"""Arguments whose attributes have other names."""
+
+
 def _checked(name: str, value: object) -> AttributeValue | None:
     plain = exportable(value)
     if plain is None and not all(isinstance(part, Real) for part in (value if isinstance(value, list | tuple) else (value,))):
@@ -83,7 +87,7 @@ def context(
         **dict(texts.values()),
     }
     for name, value in {**{key: one for key, one in named.items() if one is not None}, **attributes}.items():
-        checked = None if value is None else _checked(name, value)
+        checked = None if value is None else _checked(_ARGUMENTS.get(name, name), value)
         if checked is None:
             merged.pop(name, None)
         else:

@@ -29,7 +29,7 @@ from .export import otlp
 from .export.deferred import DeferredSetup
 from .guard import contain
 from .samplers import process as machine
-from .setting_checks import warn_once
+from .setting_checks import brief, warn_once
 from .settings import Settings, SettingsError
 from .version import version
 
@@ -145,9 +145,9 @@ class Handle:
         from inferspan.capture.profiler.window import Window
 
         if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= 1000:
-            raise SettingsError(f"handle.profile() cannot take steps={steps!r}: use a whole number from 1 to 1000")
-        if cpu_ops not in (None, True, False):
-            raise SettingsError(f"handle.profile() cannot take cpu_ops={cpu_ops!r}: use True, False or None")
+            raise SettingsError(f"handle.profile() cannot take steps={brief(steps)}: use a whole number from 1 to 1000")
+        if not (cpu_ops is None or isinstance(cpu_ops, bool)):
+            raise SettingsError(f"handle.profile() cannot take cpu_ops={brief(cpu_ops)}: use True, False or None")
         instrumentation = self._instrumentation
         if instrumentation is None:
             return Window(None, steps, cpu_ops=cpu_ops)

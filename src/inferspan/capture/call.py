@@ -61,6 +61,19 @@ class Call(CallLog):
         """Whether passes of this call run inside something that was compiled."""
         self.adapter: Any = None
         """What translates a loop into this request, for its wrappers to find; ``None`` for a plain forward pass."""
+        self.counts: str | None = None
+        """The kind of tokens that its usage counts, ``generated`` or ``embedded``; requests inside it that count the same are nested."""
+        self.nonfinite_seen = False
+        """Whether an output of a module, or a request inside this one, had NaN or Inf."""
+
+    def is_inside(self, counts: str) -> bool:
+        """Whether this call, or one around it, counts tokens of this kind already."""
+        call: Call | None = self
+        while call is not None:
+            if call.counts == counts:
+                return True
+            call = call.outer
+        return False
 
     def follows(self, module: object) -> bool:
         """Whether forward passes of ``module`` are steps of this call rather than requests of their own."""
@@ -131,7 +144,16 @@ class Call(CallLog):
         """Statistics of module outputs by slot, where they are asked for."""
         if self.output_stats is None:
             return {}
-        return dict(enumerate(self.output_stats.read()))
+        found = self.output_stats.read()
+        self.nonfinite_seen = self.nonfinite_seen or any(
+            statistics.get(key) for statistics in found for key in (semconv.OUTPUT_STAT_NAN_COUNT, semconv.OUTPUT_STAT_INF_COUNT)
+        )
+        return dict(enumerate(found))
+
+    def note_nonfinite(self) -> None:
+        """This request has seen NaN or Inf, so the one around it has as well."""
+        if self.outer is not None:
+            self.outer.nonfinite_seen = True
 
     def hand_over(self) -> None:
         """Give the collected detail to the recorder."""

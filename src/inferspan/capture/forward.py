@@ -221,8 +221,9 @@ class ForwardCall(Call):
             count = attributes.get(key)
             if isinstance(count, int) and count:
                 nonfinite["logits", kind] = count
-        if nonfinite:
+        if nonfinite or self.nonfinite_seen:
             attributes[semconv.NONFINITE] = True
+            self.note_nonfinite()
         rows = next((int(shape[0]) for shape, _ in self.inputs if len(shape) > 1), None)
         if rows is not None:
             attributes[semconv.BATCH_SIZE] = rows
@@ -331,6 +332,7 @@ def _start(
         return None
     try:
         if operation is not None:
+            call.counts = "embedded"
             with contain("counting input tokens"):
                 call.input_tokens = _attended(args, kwargs)
         call.push()

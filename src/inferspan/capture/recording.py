@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from inferspan import semconv
 from inferspan.guard import contain
 from inferspan.records import AttributeValue, Failure, ModuleCalls, RequestEnd, RequestStart
 
@@ -121,6 +122,15 @@ def start(
     return UNRECORDED
 
 
+def _is_nested(kind: str, operation: str | None, outer: Call | None) -> bool:
+    """Whether a request inside ``outer`` stays out of the totals, because another one counts its tokens."""
+    if outer is None:
+        return False
+    if operation == semconv.OPERATION_EMBEDDINGS:
+        return outer.is_inside("embedded")
+    return kind == "forward" or outer.is_inside("generated")
+
+
 def open_call(
     kind: str,
     owner: Owner,
@@ -153,7 +163,7 @@ def open_call(
     base, began = epoch(), now()
     offset = base - began if outer is None else outer.offset
     scope = owner.recorder.start(
-        RequestStart(kind, operation, owner.info, began + offset, outer is not None, facts or {}, streamer),
+        RequestStart(kind, operation, owner.info, began + offset, _is_nested(kind, operation, outer), facts or {}, streamer),
         None if outer is None else outer.scope,
     )
     if scope is None:

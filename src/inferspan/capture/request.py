@@ -64,6 +64,7 @@ class Request(Call):
         self.owner = owner
         self.engine = owner.engine
         self.root_id = 0 if root is None else id(root)
+        self.counts = "generated"
         self.compiled = False
         self.end: int | None = None
         self._finished = False
@@ -312,6 +313,10 @@ class Request(Call):
         if self._memory is not None:
             with contain("memory reading"):
                 attributes |= self._memory.attributes()
+        statistics = self.steps.statistics
+        if self.nonfinite_seen or (statistics is not None and statistics.nonfinite):
+            attributes[semconv.NONFINITE] = True
+            self.note_nonfinite()
         if self._warmup or compiled_graphs() > self._graphs:
             attributes[semconv.WARMUP] = True
         if self.part is not None and self.part.steps:

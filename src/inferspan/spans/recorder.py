@@ -214,7 +214,7 @@ class SpanRecorder:
         current = otel_context.get_current()
         if inside_a_provider() or current.get(otel_context._SUPPRESS_INSTRUMENTATION_KEY) or current.get("suppress_instrumentation"):
             return None
-        if isinstance(parent, LiveRequestSpan) and start.nested and not self._is_inside(current, parent):
+        if isinstance(parent, LiveRequestSpan) and not self._is_inside(current, parent):
             current = trace.set_span_in_context(parent.span, current)
         links: Sequence[trace.Link] = ()
         if parent is None:

@@ -18,13 +18,16 @@ def test_resident_memory() -> None:
     found = meter.attributes()
     start, end, peak = (found[key] for key in (semconv.MEMORY_START, semconv.MEMORY_END, semconv.MEMORY_PEAK))
     assert isinstance(start, int) and isinstance(end, int) and isinstance(peak, int)
-    assert start > 1 << 20 and peak >= max(start, end) - (1 << 20)
+    assert start > 1 << 20 and peak >= max(start, end)
     assert isinstance(found[semconv.MEMORY_PEAK_EXACT], bool) and held.numel()
 
 
-@pytest.mark.parametrize(("peaks", "peak", "exact"), [((90, 200), 200, True), ((200, 200), 120, False), ((None, None), 120, False)])
+@pytest.mark.parametrize(
+    ("peaks", "peak", "exact"),
+    [((90, 200), 200, True), ((200, 200), 120, False), ((None, None), 120, False), ((90, 95), 120, False)],
+)
 def test_peak(monkeypatch: pytest.MonkeyPatch, peaks: tuple[int | None, int | None], peak: int, exact: bool) -> None:
-    """The system's peak counts if it rose during the request, else the highest value that was seen."""
+    """The system's peak counts if it rose during the request and is no lower than what was seen, else the highest value seen."""
     now, high = iter([80, 120, 100]), iter(peaks)
     monkeypatch.setattr(memory, "_resident", lambda: next(now))
     monkeypatch.setattr(memory, "_resident_peak", lambda: next(high))

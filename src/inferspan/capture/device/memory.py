@@ -69,10 +69,12 @@ class MemoryMeter:
         end, peak = self._current(), self._peak()
         if self._start is None or end is None:
             return {}
-        exact = peak is not None and self._start_peak is not None and peak > self._start_peak
+        self._highest = max(self._highest, end)
+        # The system updates its two counters at different times, so its peak may be lower than a reading.
+        exact = peak is not None and self._start_peak is not None and peak > self._start_peak and peak >= self._highest
         return {
             semconv.MEMORY_START: self._start,
             semconv.MEMORY_END: end,
-            semconv.MEMORY_PEAK: peak if exact and peak is not None else max(self._highest, end),
+            semconv.MEMORY_PEAK: peak if exact and peak is not None else self._highest,
             semconv.MEMORY_PEAK_EXACT: exact,
         }

@@ -118,8 +118,6 @@ def _readings(outcome: Outcome, measured: Measured) -> dict[str, AttributeValue]
     ):
         if value is not None:
             attributes[key] = value
-    if measured.nonfinite:
-        attributes[semconv.NONFINITE] = True
     attributes.update(measured.attributes)
     if measured.joules is not None:
         attributes[semconv.ENERGY] = measured.joules

@@ -1,0 +1,77 @@
+"""NaN and Inf: what a module's output has is said by its request, and by the requests around that."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from inferspan import semconv
+from tests.cases import models
+from tests.cases.telemetry import Telemetry
+
+
+class Spoil(nn.Module):
+    """Puts one value into its output, which the next layer hides."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = hidden.clone()
+        hidden[..., -1] = self.value
+        return hidden
+
+
+class Mend(nn.Module):
+    """Replaces what is not finite."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.nan_to_num(hidden, nan=0.0, posinf=1.0, neginf=-1.0)
+
+
+def _net(value: float) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 5), Spoil(value), Mend())
+
+
+@pytest.mark.parametrize(("value", "said"), [(math.nan, True), (-math.inf, True), (0.5, None)])
+def test_module_output_of_a_forward_pass(telemetry: Telemetry, value: float, said: bool | None) -> None:
+    """The request of a plain forward pass says what a module's output had."""
+    model = _net(value)
+    telemetry.instrument(model, modules="all", output_stats=True)
+    model(torch.ones(2, 3))
+    assert telemetry.only(telemetry.forwards()).get(semconv.NONFINITE) is said
+
+
+@pytest.mark.parametrize(("value", "said"), [(math.nan, True), (0.5, None)])
+def test_module_output_of_generate(telemetry: Telemetry, value: float, said: bool | None) -> None:
+    """So does that of a generate() whose logits are finite."""
+    model = models.llama()
+    model.model.layers[0].mlp = nn.Sequential(model.model.layers[0].mlp, Spoil(value), Mend())
+    telemetry.instrument(model, modules="all", output_stats=True)
+    model.generate(models.prompt(), max_new_tokens=3, do_sample=False)
+    assert telemetry.only().get(semconv.NONFINITE) is said
+
+
+def test_request_around_says_so_too(telemetry: Telemetry) -> None:
+    """A model inside another instrumented model has seen NaN, so the outer request says it."""
+    inner = _net(math.nan)
+    outer = nn.Sequential(inner)
+    telemetry.instrument(inner, modules="all", output_stats=True)
+    telemetry.instrument(outer)
+    outer(torch.ones(2, 3))
+    assert [span.attributes.get(semconv.NONFINITE) for span in telemetry.forwards() if span.attributes] == [True, True]
+
+
+def test_next_request_starts_clean(telemetry: Telemetry) -> None:
+    """NaN in one request is not said of the next."""
+    spoil = Spoil(math.nan)
+    model = nn.Sequential(nn.Linear(3, 5), spoil, Mend())
+    telemetry.instrument(model, modules="all", output_stats=True)
+    model(torch.ones(2, 3))
+    spoil.value = 0.5
+    model(torch.ones(2, 3))
+    assert [bool((span.attributes or {}).get(semconv.NONFINITE)) for span in telemetry.forwards()] == [True, False]

@@ -140,6 +140,8 @@ MODEL_ATTENTION = "inferspan.model.attention.implementation"
 MODEL_COMPILE_MODE = "inferspan.model.compile.mode"
 MODEL_CACHE = "inferspan.model.cache.implementation"
 MODEL_ADAPTERS = "inferspan.model.adapter.names"
+ADAPTER = "inferspan.adapter"
+OTHER_ADAPTER = "other"
 DEVICE = "inferspan.device.id"
 DEVICE_TYPE = "inferspan.device.type"
 
@@ -329,7 +331,8 @@ OBSERVABLE_COUNTER = "ObservableCounter"
 OBSERVABLE_UP_DOWN_COUNTER = "ObservableUpDownCounter"
 OBSERVABLE_GAUGE = "ObservableGauge"
 
-_GEN_AI = (OPERATION_NAME, PROVIDER_NAME, REQUEST_MODEL, RESPONSE_MODEL)
+_GEN_AI = (OPERATION_NAME, PROVIDER_NAME, REQUEST_MODEL, RESPONSE_MODEL, ADAPTER)
+_MODEL = (REQUEST_MODEL, ADAPTER)
 # Type and layer follow from the name, so they add no series.
 _MODULE = (MODEL_NAME, MODULE_NAME, MODULE_TYPE, MODULE_LAYER_INDEX)
 _LATEST = "semconv = dup or latest"
@@ -466,13 +469,13 @@ _REQUEST_METRICS = (
     Metric(M_LEGACY_USAGE, HISTOGRAM, "{token}", "tokens of one successful call, by type", (*_GEN_AI, TOKEN_TYPE), B_TOKENS, _LEGACY),
     Metric(M_LEGACY_FIRST_CHUNK, HISTOGRAM, "s", "time to the first chunk", _GEN_AI, B_DURATION, f"streaming, {_LEGACY}"),
     Metric(M_LEGACY_PER_CHUNK, HISTOGRAM, "s", "time per chunk after the first", _GEN_AI, B_DURATION, f"streaming, {_LEGACY}"),
-    Metric(M_STEP_DURATION, HISTOGRAM, "s", "one forward pass inside generate(), host clock", (PHASE, REQUEST_MODEL), B_STEP),
-    Metric(M_FORWARD_DURATION, HISTOGRAM, "s", "one plain forward pass, host clock", (MODEL_NAME,), B_STEP),
-    Metric(M_ACTIVE, UP_DOWN_COUNTER, "{request}", "generate() calls in flight", (REQUEST_MODEL,)),
-    Metric(M_BATCH_SIZE, HISTOGRAM, "{sequence}", "rows of a call", (REQUEST_MODEL,), B_BATCH),
-    Metric(M_KV_CACHE, GAUGE, "By", "key/value cache of the last request", (REQUEST_MODEL,)),
-    Metric(M_ENTROPY, HISTOGRAM, "1", "entropy of the next-token distribution, nats", (REQUEST_MODEL,), B_ENTROPY, "entropy_metric"),
-    Metric(M_TOP1, HISTOGRAM, "1", "probability of the most likely next token", (REQUEST_MODEL,), B_PROBABILITY, "entropy_metric"),
+    Metric(M_STEP_DURATION, HISTOGRAM, "s", "one forward pass inside generate(), host clock", (PHASE, *_MODEL), B_STEP),
+    Metric(M_FORWARD_DURATION, HISTOGRAM, "s", "one plain forward pass, host clock", (MODEL_NAME, ADAPTER), B_STEP),
+    Metric(M_ACTIVE, UP_DOWN_COUNTER, "{request}", "generate() calls in flight", _MODEL),
+    Metric(M_BATCH_SIZE, HISTOGRAM, "{sequence}", "rows of a call", _MODEL, B_BATCH),
+    Metric(M_KV_CACHE, GAUGE, "By", "key/value cache of the last request", _MODEL),
+    Metric(M_ENTROPY, HISTOGRAM, "1", "entropy of the next-token distribution, nats", _MODEL, B_ENTROPY, "entropy_metric"),
+    Metric(M_TOP1, HISTOGRAM, "1", "probability of the most likely next token", _MODEL, B_PROBABILITY, "entropy_metric"),
     Metric(
         M_NONFINITE, COUNTER, "{element}", "NaN and Inf values: logits, and module outputs with `output_stats`", (*_MODULE, NONFINITE_KIND)
     ),
@@ -638,7 +641,7 @@ ATTRIBUTES = (
     Attribute(OUTPUT_MESSAGES, "string", _R, f"JSON; lists and maps with `content_format` = structured; {_CONTENT}"),
     Attribute(ERROR_TYPE, "string", f"{_R}, {_PSM}", "class of the exception"),
     Attribute(NESTED, "boolean", _R, "true on a generate() inside a generate(); left out of the usage metrics"),
-    Attribute(BATCH_SIZE, "int", _R, "rows the caller passed"),
+    Attribute(BATCH_SIZE, "int", _R, "rows the caller passed; absent where neither a layer nor the name of an argument says which axis they are"),
     Attribute(NUM_BEAMS, "int", _R, "beams"),
     Attribute(DO_SAMPLE, "boolean", _R, "sampling or greedy"),
     Attribute(REPETITION_PENALTY, "double", _R, "if not 1"),
@@ -665,7 +668,7 @@ ATTRIBUTES = (
     Attribute(TOKEN_IDS, "int[]", _R, f"generated ids of the first row, bounded, {_CONTENT}"),
     Attribute(UNOBSERVED, "string", _R, "what could not be seen and why: `modules: compiled`, `modules: compiled in parts`, `modules of decode steps: compiled`, ..."),
     Attribute(WARMUP, "boolean", _R, "true on the first call, or if a compilation happened inside"),
-    Attribute(NONFINITE, "boolean", _R, "true if NaN or Inf was seen, else absent"),
+    Attribute(NONFINITE, "boolean", _R, "true if NaN or Inf was seen in logits, module outputs or a request inside, else absent"),
     Attribute(FAILED, "boolean", _R, "true if the call ended with an exception, else absent; to search for, whichever the exception"),
     Attribute(KEEP, "boolean", _R, "for tail sampling: true if the caller or the setting `mark` says so, or if `keep` has kept its detail"),
     Attribute(
@@ -680,14 +683,20 @@ ATTRIBUTES = (
     Attribute(MODEL_REVISION, "string", _R, "commit of the hub repository"),
     Attribute(MODEL_ARCHITECTURE, "string", _R, "class of the model"),
     Attribute(MODEL_TYPE, "string", _R, "`config.model_type`"),
-    Attribute(MODEL_PARAMETERS, "int", _R, "parameters, tied ones once; absent for packed quantised weights"),
-    Attribute(MODEL_DTYPE, "string", _R, "dtype of the floating-point parameters"),
+    Attribute(MODEL_PARAMETERS, "int", _R, "parameters, tied ones once; absent where weights are packed, so that they cannot be counted"),
+    Attribute(MODEL_DTYPE, "string", _R, "dtype of the first floating-point parameter, at this call"),
     Attribute(MODEL_QUANTIZATION_METHOD, "string", _R, "from `config.quantization_config`"),
     Attribute(MODEL_QUANTIZATION_BITS, "int", _R, "from `config.quantization_config`"),
-    Attribute(MODEL_ATTENTION, "string", _R, "attention implementation"),
+    Attribute(MODEL_ATTENTION, "string", _R, "attention implementation, at this call"),
     Attribute(MODEL_COMPILE_MODE, "string", _R, "`default` for a model that torch.compile has compiled, else `none`"),
     Attribute(MODEL_CACHE, "string", _R, "cache implementation of the generation config"),
-    Attribute(MODEL_ADAPTERS, "string[]", _R, "active adapters"),
+    Attribute(MODEL_ADAPTERS, "string[]", _R, "adapters that are active in this call; absent without one"),
+    Attribute(
+        ADAPTER,
+        "string",
+        _R,
+        "the same joined by `+`; also a label of the request metrics, where it is absent without an adapter and `other` past 50 values",
+    ),
     Attribute(DEVICE, "string", f"{_R}, {_S}, {_M}, kernel", "`cuda:0`, `cpu`, ..."),
     Attribute(DEVICE_TYPE, "string", _R, "`cuda`, `cpu`, `mps`, `xpu`"),
     Attribute(PHASE, "string", f"{_PSM}, op, kernel", "`prefill`, `decode` or `forward`"),

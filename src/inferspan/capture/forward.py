@@ -30,6 +30,7 @@ from inferspan.capture.modules.shapes import Described, describe
 from inferspan.guard import contain
 from inferspan.records import AttributeValue, Failure, ModuleInfo, RequestEnd
 
+from .adapters import call_adapters
 from .budget import Budget
 from .call import Call, current
 from .owner import OpenPass, Owner
@@ -71,6 +72,7 @@ class ForwardCall(Call):
         self.graphs = compiled_graphs()
         self.modules = False
         self.input_tokens: int | None = None
+        self.rows: int | None = None
         if self.recording:
             try:
                 self._open(owner)
@@ -224,9 +226,8 @@ class ForwardCall(Call):
         if nonfinite or self.nonfinite_seen:
             attributes[semconv.NONFINITE] = True
             self.note_nonfinite()
-        rows = next((int(shape[0]) for shape, _ in self.inputs if len(shape) > 1), None)
-        if rows is not None:
-            attributes[semconv.BATCH_SIZE] = rows
+        if self.rows is not None:
+            attributes[semconv.BATCH_SIZE] = self.rows
         if self.owner.settings.operation == semconv.OPERATION_EMBEDDINGS and outputs and outputs[0][0]:
             attributes[semconv.EMBEDDINGS_DIMENSION] = int(outputs[0][0][-1])
         return RequestEnd(
@@ -234,7 +235,7 @@ class ForwardCall(Call):
             failure=failure,
             attributes=attributes,
             input_tokens=self.input_tokens,
-            batch_size=rows,
+            batch_size=self.rows,
             spans_dropped=self.budget.dropped,
             nonfinite=nonfinite,
             overhead_ns=self.overhead + self.owner.hook_cost * self.count + (self.part.closing_ns if self.part is not None else 0),
@@ -327,10 +328,11 @@ def _start(
         inputs = describe((*args[:8], *kwargs.values())) if kwargs else describe(args)
         return ForwardCall(owner, inputs, opened, compiled=compiled, budget=Budget(owner.settings.span_budget, steps=False), **options)
 
-    call = open_call("forward", owner, made, operation=operation)
+    call = open_call("forward", owner, made, operation=operation, info=owner.info_with(call_adapters(kwargs)))
     if call is None:
         return None
     try:
+        call.rows = owner.batch_rows(args, kwargs)
         if operation is not None:
             call.counts = "embedded"
             with contain("counting input tokens"):

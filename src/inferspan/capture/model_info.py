@@ -1,6 +1,7 @@
-"""Static facts of a model, read once: name, architecture, size, dtype, quantisation, attention, adapters, device.
+"""Facts of a model: name, architecture, size, dtype, quantisation, attention, adapters, device, as they are at each call.
 
-Only names and numbers are read, never the values of parameters, so meta, offloaded and sharded models are safe. A local path is
+What may change between calls is compared with the last call by a few attribute reads; the parameters are counted again only if something
+has. Only names and numbers are read, never the values of parameters, so meta, offloaded and sharded models are safe. A local path is
 never reported whole: it may hold a user's name. What is not known is left out.
 """
 
@@ -10,9 +11,10 @@ import inspect
 import re
 import sys
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from inferspan import semconv
 from inferspan.capture.compile.state import is_compiled, is_optimized
@@ -20,7 +22,14 @@ from inferspan.guard import contain
 from inferspan.records import AttributeValue, ModelInfo
 from inferspan.settings import Settings
 
-__all__ = ["has_plain_generate", "is_text_only", "model_device", "model_info", "sharded_vocabulary"]
+from .adapters import ActiveAdapters
+
+__all__ = ["ModelFacts", "has_plain_generate", "is_text_only", "model_device", "model_info", "sharded_vocabulary"]
+
+MOST_WITHOUT_DTYPE = 64
+"""Parameters that are looked at in search of one of floating point."""
+_PACKED_BUFFERS = frozenset({"qweight", "W_q", "weight_packed"})
+"""Buffers in which GPTQ, AWQ, HQQ and compressed-tensors keep packed weights."""
 
 _CACHED = re.compile(r"models--(?P<org>[^/\\]+?)--(?P<name>[^/\\]+)(?:[/\\]snapshots[/\\](?P<sha>[0-9a-f]{7,40}))?")
 _HUB_ID = re.compile(r"^[\w.-]+(?:/[\w.-]+)?$")
@@ -56,41 +65,85 @@ def _quantization(config: Any) -> dict[str, AttributeValue]:
     return found
 
 
-def _parameters(model: nn.Module, quantized: bool) -> dict[str, AttributeValue]:
-    count, dtype = 0, None
+def _is_packed(module: nn.Module) -> bool:
+    """Whether a module keeps weights in another form than one element a parameter."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return False
+    # Quantised layers of torch.ao keep them in objects of TorchScript, those of other libraries in buffers or integers.
+    if any(isinstance(value, torch.ScriptObject) for value in module.__dict__.values()):
+        return True
+    if any(not parameter.is_floating_point() and not parameter.is_complex() for parameter in module.parameters(recurse=False)):
+        return True
+    return any(name in _PACKED_BUFFERS for name, _ in module.named_buffers(recurse=False))
+
+
+def _parameter_count(model: nn.Module, quantized: bool) -> int | None:
+    """Parameters, tied ones once; ``None`` if there are none, or if some cannot be counted."""
+    if quantized or any(_is_packed(module) for module in model.modules()):
+        return None
+    count = 0
     for parameter in model.parameters():
         if isinstance(parameter, nn.UninitializedParameter):
-            return {}
+            return None
         count += parameter.numel()
-        if dtype is None and parameter.is_floating_point():
-            dtype = str(parameter.dtype).removeprefix("torch.")
-    found: dict[str, AttributeValue] = {}
-    # Packed weights hold several parameters in an element, so their number would be wrong.
-    if count and not quantized:
-        found[semconv.MODEL_PARAMETERS] = count
-    if dtype:
-        found[semconv.MODEL_DTYPE] = dtype
-    return found
-
-
-def _adapters(model: nn.Module) -> dict[str, AttributeValue]:
-    if "peft_config" not in dir(type(model)) and "peft_config" not in model.__dict__:
-        return {}
-    active = getattr(model, "active_adapters", None)
-    active = active() if callable(active) else active
-    names = [active] if isinstance(active, str) else list(active or ())
-    return {semconv.MODEL_ADAPTERS: [str(name) for name in names]} if names else {}
+    return count or None
 
 
 def _compilation(model: nn.Module) -> dict[str, AttributeValue]:
     return {semconv.MODEL_COMPILE_MODE: "default" if is_compiled(model) or is_optimized(model) else "none"}
 
 
-def model_device(model: nn.Module) -> Any:
-    """Device of the first parameter or buffer (a ``torch.device``), ``None`` for a model that has neither."""
+class _Place(NamedTuple):
+    """The first parameter or buffer of a model, which stands for the others."""
+
+    device: torch.device | None
+    dtype: str | None
+    shape: Any
+
+
+def _execution_device(module: nn.Module) -> torch.device | None:
+    """Where accelerate's hook on a module moves its weights when it runs; ``None`` without one."""
+    hook = getattr(module, "_hf_hook", None)
+    for one in getattr(hook, "hooks", None) or (hook,):
+        device = getattr(one, "execution_device", None)
+        if isinstance(device, torch.device):
+            return device
+        if isinstance(device, int) and not isinstance(device, bool):
+            return torch.device("cuda", device)
+        if isinstance(device, str):
+            return torch.device(device)
+    return None
+
+
+def _place(model: nn.Module) -> _Place:
+    """Device, dtype and shape of the first weights; the walk ends at the first parameter of floating point."""
+    device = dtype = shape = None
+    seen = 0
+    for module in model.modules():
+        for tensor in module._parameters.values():
+            if tensor is None:
+                continue
+            if device is None:
+                # Weights that are offloaded are elsewhere until they are needed.
+                device, shape = _execution_device(module) or _execution_device(model) or tensor.device, _shape(tensor)
+            if tensor.is_floating_point():
+                return _Place(device, str(tensor.dtype).removeprefix("torch."), shape)
+            seen += 1
+        if seen > MOST_WITHOUT_DTYPE:
+            break
+    if device is None:
+        device = next((buffer.device for buffer in model.buffers()), None)
+    return _Place(device, dtype, shape)
+
+
+def _shape(tensor: Tensor) -> Any:
+    return None if isinstance(tensor, nn.UninitializedParameter) else tensor.shape
+
+
+def model_device(model: nn.Module) -> torch.device | None:
+    """Device that the model runs on: that of its first parameter or buffer, or where accelerate moves it; ``None`` if it has neither."""
     with contain("model device"):
-        for tensor in (*model.parameters(), *model.buffers()):
-            return tensor.device
+        return _place(model).device
     return None
 
 
@@ -121,8 +174,69 @@ def sharded_vocabulary(model: nn.Module) -> int:
     return size if type(size) is int else 0
 
 
+class _State(NamedTuple):
+    """What may change between two calls, as cheap to read as it gets."""
+
+    place: _Place
+    attention: Any
+    config: int
+    path: Any
+    adapters: tuple[str, ...]
+    structure: int
+
+
+class ModelFacts:
+    """The facts of one model as they are now.
+
+    Args:
+        settings: names that the user gives.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._adapters = ActiveAdapters()
+        self._known: tuple[_State | None, ModelInfo] | None = None
+        self._structure = 0
+
+    def forget(self) -> None:
+        """Read everything again at the next call: the structure of the model has changed."""
+        self._structure += 1
+
+    def read(self, model: nn.Module, adapters: tuple[str, ...] | None = None) -> ModelInfo:
+        """The facts of ``model`` as they are now; nothing raises; what cannot be read is left out.
+
+        Args:
+            model: the model.
+            adapters: those that the call names itself, instead of the active ones.
+        """
+        state: _State | None = None
+        with contain("model facts"):
+            inner = getattr(model, "_orig_mod", model)
+            config = getattr(inner, "config", None)
+            if adapters is None:
+                adapters = self._adapters.read(inner)
+            state = _State(
+                _place(model),
+                getattr(config, "_attn_implementation", None),
+                id(config),
+                getattr(config, "_name_or_path", None),
+                adapters,
+                self._structure,
+            )
+        known = self._known
+        if known is not None and state is not None and known[0] == state:
+            return known[1]
+        info = _collect(model, self._settings, state)
+        self._known = state, info
+        return info
+
+
 def model_info(model: nn.Module, settings: Settings) -> ModelInfo:
-    """Collect the facts of ``model``; nothing raises; facts that cannot be read are left out."""
+    """Collect the facts of ``model`` once; nothing raises; facts that cannot be read are left out."""
+    return ModelFacts(settings).read(model)
+
+
+def _collect(model: nn.Module, settings: Settings, state: _State | None) -> ModelInfo:
     attributes: dict[str, AttributeValue] = {}
     architecture = type(model).__name__
     name = revision = None
@@ -141,17 +255,28 @@ def model_info(model: nn.Module, settings: Settings) -> ModelInfo:
             if isinstance(value, str) and value:
                 attributes[key] = value
         attributes |= _quantization(config)
-    for part in (_adapters, _compilation):
-        with contain("model facts"):
-            attributes |= part(model)
     with contain("model facts"):
-        attributes |= _parameters(model, semconv.MODEL_QUANTIZATION_METHOD in attributes)
+        attributes |= _compilation(model)
     with contain("model facts"):
-        device = model_device(model)
-        if device is not None:
-            attributes |= {semconv.DEVICE: str(device), semconv.DEVICE_TYPE: device.type}
+        count = _parameter_count(model, semconv.MODEL_QUANTIZATION_METHOD in attributes)
+        if count is not None:
+            attributes[semconv.MODEL_PARAMETERS] = count
+    if state is not None:
+        attributes |= _of_state(state)
     transformers_model = any(base.__module__.split(".")[0] == "transformers" for base in type(model).__mro__) or hasattr(
         type(model), "generate"
     )
     provider = settings.provider_name or (semconv.PROVIDER_HUGGINGFACE if transformers_model else semconv.PROVIDER_PYTORCH)
     return ModelInfo(settings.model_name or name or (architecture if config is None else None), provider, architecture, attributes)
+
+
+def _of_state(state: _State) -> dict[str, AttributeValue]:
+    attributes: dict[str, AttributeValue] = {}
+    device, dtype, _ = state.place
+    if dtype is not None:
+        attributes[semconv.MODEL_DTYPE] = dtype
+    if device is not None:
+        attributes |= {semconv.DEVICE: str(device), semconv.DEVICE_TYPE: device.type}
+    if state.adapters:
+        attributes |= {semconv.MODEL_ADAPTERS: list(state.adapters), semconv.ADAPTER: "+".join(state.adapters)}
+    return attributes

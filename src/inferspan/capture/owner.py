@@ -61,7 +61,13 @@ class Owner(Protocol):
 
     @property
     def info(self) -> ModelInfo:
-        """Name, architecture and static attributes."""
+        """Name, architecture and other facts, as they are now."""
+
+    def info_with(self, adapters: tuple[str, ...] | None) -> ModelInfo:
+        """The same for a call that names its adapters itself; ``None`` stands for the active ones."""
+
+    def batch_rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
+        """Rows that a forward pass with these arguments has, where that is known."""
 
     @property
     def root_info(self) -> ModuleInfo:
@@ -69,7 +75,7 @@ class Owner(Protocol):
 
     @property
     def device(self) -> Any:
-        """Device of the first parameter (a ``torch.device``), ``None`` for a model without parameters."""
+        """Device that the model runs on now (a ``torch.device``), ``None`` for a model without parameters."""
 
     @property
     def members(self) -> Mapping[int, Any]:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from inferspan import semconv
 from inferspan.guard import contain
-from inferspan.records import AttributeValue, Failure, ModuleCalls, RequestEnd, RequestStart
+from inferspan.records import AttributeValue, Failure, ModelInfo, ModuleCalls, RequestEnd, RequestStart
 
 from .budget import Budget
 from .call import Call, current
@@ -85,6 +85,7 @@ def start(
     cached: int = 0,
     bound: bool = True,
     streamer: Callable[[], Any] | None = None,
+    info: ModelInfo | None = None,
     now: Callable[[], int] = perf_counter_ns,
     epoch: Callable[[], int] = time.time_ns,
     **facts: AttributeValue,
@@ -100,6 +101,7 @@ def start(
         cached: positions of a row that are in the cache when it begins.
         bound: whether it stays on this thread, where it is then the innermost one.
         streamer: returns the streamer of the call while it lives; the request may belong to the span in which it was made.
+        info: facts of the model in this call, default as they are now.
         now: monotonic clock, in nanoseconds.
         epoch: nanoseconds since the epoch.
         facts: attributes of the request span from its start on.
@@ -109,7 +111,9 @@ def start(
     """
     with contain(f"start of {kind}()"):
         made = partial(Request, kind, owner, budget=Budget(owner.settings.span_budget), root=root, cached=cached, now=now)
-        request = open_call(kind, owner, made, parent, operation=operation, facts=facts, streamer=streamer, now=now, epoch=epoch)
+        request = open_call(
+            kind, owner, made, parent, operation=operation, facts=facts, streamer=streamer, info=info, now=now, epoch=epoch
+        )
         if request is not None:
             try:
                 if bound:
@@ -140,6 +144,7 @@ def open_call(
     operation: str | None = None,
     facts: Mapping[str, AttributeValue] | None = None,
     streamer: Callable[[], Any] | None = None,
+    info: ModelInfo | None = None,
     now: Callable[[], int] = perf_counter_ns,
     epoch: Callable[[], int] = time.time_ns,
 ) -> C | None:
@@ -153,6 +158,7 @@ def open_call(
         operation: name of the operation in the conventions.
         facts: attributes of the request span from its start on.
         streamer: as for ``start``.
+        info: as for ``start``.
         now: monotonic clock, in nanoseconds.
         epoch: nanoseconds since the epoch.
 
@@ -163,7 +169,7 @@ def open_call(
     base, began = epoch(), now()
     offset = base - began if outer is None else outer.offset
     scope = owner.recorder.start(
-        RequestStart(kind, operation, owner.info, began + offset, _is_nested(kind, operation, outer), facts or {}, streamer),
+        RequestStart(kind, operation, info or owner.info, began + offset, _is_nested(kind, operation, outer), facts or {}, streamer),
         None if outer is None else outer.scope,
     )
     if scope is None:

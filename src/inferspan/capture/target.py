@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -26,13 +26,14 @@ from inferspan.capture.modules.recorder import IN_C
 from inferspan.capture.profiler.switch import install_switches
 from inferspan.capture.profiler.window import Window, Windows
 from inferspan.guard import contain
-from inferspan.records import ModuleInfo, Recorder
+from inferspan.records import ModelInfo, ModuleInfo, Recorder
 from inferspan.settings import Settings
 
+from .batch_size import Layout, batch_rows, layout_of
 from .call import Call, current
 from .device import energy
 from .forward import close_stale
-from .model_info import has_plain_generate, is_text_only, model_device, model_info, sharded_vocabulary
+from .model_info import ModelFacts, has_plain_generate, is_text_only, model_device, sharded_vocabulary
 from .owner import OpenPass
 from .patching import ClassMethods, InstanceMethod, Undo
 from .root_hooks import RootHooks
@@ -87,8 +88,9 @@ class Target:
         self.ids_on_spans = settings.content_on_spans
         self.steps_wanted = settings.steps
         self.hook_cost = HOOK_COST_NS
-        self.info = model_info(model, settings)
-        self.device = model_device(model)
+        self._facts = ModelFacts(settings)
+        self._last_info = self._facts.read(model)
+        self._layout: Layout | None = None
         self.root_info = ModuleInfo("", type(model).__name__, None, type(model).__name__)
         self.text_only = is_text_only(model)
         self.engine = ModuleObservers(model, "none" if settings.steps == "none" else settings.modules, settings.module_span_name)
@@ -98,7 +100,7 @@ class Target:
         self._called = False
         self.machine: Any = None
         self.cuda_devices: Callable[[], Any] = dict
-        self.windows = Windows(getattr(self.device, "type", None))
+        self.windows = Windows(lambda: getattr(self.device, "type", None))
         self._root: RootHooks | None = None
         try:
             self._undo.push(install_switches(self.windows, settings))
@@ -122,6 +124,38 @@ class Target:
     def unobserved(self) -> str | None:
         """The part of this model that cannot be observed, and the reason; ``None`` if all of it can."""
         return "forward passes: scripted" if self.scripted else self.engine.unobserved
+
+    @property
+    def info(self) -> ModelInfo:
+        """Name, architecture and other facts, as they are now."""
+        return self.info_with(None)
+
+    def info_with(self, adapters: tuple[str, ...] | None) -> ModelInfo:
+        """The same for a call that names its adapters itself; ``None`` stands for the active ones."""
+        model = self._model()
+        if model is not None:
+            self._last_info = self._facts.read(model, adapters)
+        return self._last_info
+
+    @property
+    def device(self) -> torch.device | None:
+        """Device that the model runs on now, ``None`` for a model without parameters."""
+        model = self._model()
+        return model_device(model) if model is not None else None
+
+    def batch_rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
+        """Rows that a forward pass with these arguments has, where that is known."""
+        with contain("size of a batch"):
+            model, layout = self._model(), self._layout
+            if layout is None and model is not None:
+                layout = self._layout = layout_of(model)
+            return None if layout is None else batch_rows(layout, args, kwargs)
+        return None
+
+    def _forget(self) -> None:
+        """Read the facts again at the next call: the structure of the model has changed."""
+        self._facts.forget()
+        self._layout = None
 
     def sharded_vocabulary(self) -> int:
         """Size of whole logits, if the model is tensor-parallel, so that its logits may be parts; else 0."""
@@ -170,7 +204,7 @@ class Target:
         if model is None or not self.is_open:
             return
         if self._root is not None and self._root.refresh(model):
-            self.info = model_info(model, self.settings)
+            self._forget()
         self.engine.prepare()
 
     # ---------------------------------------------------------------------------------------------------------- compiling
@@ -256,10 +290,12 @@ class Target:
 
     def new_energy_meter(self) -> RequestEnergy | None:
         """A meter for one request, where the model is on a CUDA device whose energy is sampled."""
-        if self.machine is None or getattr(self.device, "type", None) != "cuda" or not self.settings.nvml:
+        if self.machine is None or not self.settings.nvml:
             return None
         with contain("energy reading"):
-            return RequestEnergy(self.machine, str(self.device), self.cuda_devices)
+            device = self.device
+            if device is not None and device.type == "cuda":
+                return RequestEnergy(self.machine, str(device), self.cuda_devices)
         return None
 
     def new_device_clock(self) -> CallClock | None:

@@ -24,6 +24,8 @@ from .summary import Summary
 
 __all__ = ["RequestMetrics"]
 
+MOST_ADAPTERS = 50
+"""Values of the adapter label; a service may have any number of adapters."""
 AT_ONCE = 64
 """Values recorded before others can have the interpreter: some 0.2 ms."""
 # Not empty, or the SDK would take the current context and with it the current span.
@@ -43,6 +45,7 @@ class RequestMetrics:
         self._settings = settings
         self._instruments: dict[str, Any] = {}
         self._lock = threading.Lock()
+        self._adapters: set[AttributeValue] = set()
         self.summary = Summary()
 
     def renew_locks(self) -> None:
@@ -87,11 +90,22 @@ class RequestMetrics:
             labels[semconv.OPERATION_NAME] = start.operation
         if start.model.name is not None:
             labels[semconv.REQUEST_MODEL] = labels[semconv.RESPONSE_MODEL] = start.model.name
-        return labels
+        return labels | self._adapter(start)
 
-    @staticmethod
-    def _model(start: RequestStart) -> dict[str, AttributeValue]:
-        return {semconv.REQUEST_MODEL: start.model.name} if start.model.name is not None else {}
+    def _adapter(self, start: RequestStart) -> dict[str, AttributeValue]:
+        """The label of the active adapters; a value that came first keeps its name, so both ends of a request agree."""
+        adapter = start.model.attributes.get(semconv.ADAPTER)
+        if adapter is None:
+            return {}
+        if adapter not in self._adapters:
+            if len(self._adapters) >= MOST_ADAPTERS:
+                return {semconv.ADAPTER: semconv.OTHER_ADAPTER}
+            self._adapters.add(adapter)
+        return {semconv.ADAPTER: adapter}
+
+    def _model(self, start: RequestStart) -> dict[str, AttributeValue]:
+        named: dict[str, AttributeValue] = {semconv.REQUEST_MODEL: start.model.name} if start.model.name is not None else {}
+        return named | self._adapter(start)
 
     @staticmethod
     def _name(start: RequestStart) -> str:
@@ -130,7 +144,7 @@ class RequestMetrics:
             self._record(semconv.M_OVERHEAD, end.overhead_ns / 1e9, {})
 
     def _forward(self, start: RequestStart, end: RequestEnd, seconds: float, span: Any, *, third_party: bool) -> None:
-        self._record(semconv.M_FORWARD_DURATION, seconds, {semconv.MODEL_NAME: self._name(start)}, span)
+        self._record(semconv.M_FORWARD_DURATION, seconds, {semconv.MODEL_NAME: self._name(start), **self._adapter(start)}, span)
         if start.operation == semconv.OPERATION_EMBEDDINGS and not start.nested and not third_party:
             self._embeddings(end, seconds, self._labels(start), span)
 

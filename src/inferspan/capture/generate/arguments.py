@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from inferspan.capture.adapters import call_adapters
+
 __all__ = ["Arguments", "PassEnd", "generate_arguments", "loop_config", "main_input", "pass_end"]
 
 _MEDIA = ("pixel_values", "input_features", "input_values", "pixel_values_videos", "audio_values")
@@ -45,6 +47,8 @@ class Arguments(NamedTuple):
     """Modalities that features were passed of."""
     rows: int | None = None
     """First axis of the model's input."""
+    adapters: tuple[str, ...] | None = None
+    """Adapters that the caller has chosen row by row; ``None`` for those that are active."""
 
 
 class PassEnd(NamedTuple):
@@ -80,6 +84,7 @@ def generate_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Argu
         media=any(kwargs.get(name) is not None for name in _MEDIA),
         features=frozenset(_features(kwargs)),
         rows=rows,
+        adapters=call_adapters(kwargs),
     )
 
 

@@ -187,7 +187,13 @@ def start_generate(owner: Owner, model: Any, arguments: Arguments) -> GenerateCa
     )
     run = Run(arguments, reused=reused_tokens(arguments.caches), drafted=arguments.assisted)
     request = recording.start(
-        "generate", owner, operation=operation, root=model, cached=run.reused or 0, streamer=arguments.streamer
+        "generate",
+        owner,
+        operation=operation,
+        root=model,
+        cached=run.reused or 0,
+        streamer=arguments.streamer,
+        info=owner.info_with(arguments.adapters),
     )
     if not isinstance(request, recording.Request):
         return None

@@ -109,11 +109,11 @@ class Windows:
     """The window of one model, if there is one.
 
     Args:
-        device: kind of the model's device, ``"cpu"`` or ``"cuda"`` for instance.
+        device: returns the kind of the model's device, ``"cpu"`` or ``"cuda"`` for instance.
     """
 
-    def __init__(self, device: str | None) -> None:
-        self.device = device
+    def __init__(self, device: Callable[[], str | None]) -> None:
+        self._device = device
         self.active = False
         """Whether a request should ask for a window: the only check if there is none."""
         self.is_shut = False
@@ -159,7 +159,7 @@ class Windows:
             self.active = window is not None or self._asked is not None
         if window is None or (window.skip_first and first_call) or not window.holder.acquire(blocking=False):
             return None
-        return WindowClaim(window, self.device)
+        return WindowClaim(window, self._device())
 
     def shut(self) -> None:
         """No pass is profiled any more; one that is running is closed by its own thread."""

@@ -17,21 +17,19 @@ from dataclasses import fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from inferspan.export.ids import adopt_ids
 from inferspan.metrics.requests import RequestMetrics
 from inferspan.metrics.summary import Totals
 from inferspan.spans import origin
 from inferspan.spans.recorder import SpanRecorder
+from inferspan.spans.sources import logger_source, tracer_source
 from inferspan.spans.writer import SpanWriter
 
-from . import semconv
 from .export import otlp
 from .export.deferred import DeferredSetup
 from .guard import contain
 from .samplers import process as machine
 from .setting_checks import brief, warn_once
 from .settings import Settings, SettingsError
-from .version import version
 
 if TYPE_CHECKING:
     from inferspan.capture.profiler.window import Window
@@ -64,9 +62,33 @@ class _Instrumentation:
         self.providers = providers
         self.users = 0
         self._release = release
+        self._watch(target)
+
+    def _watch(self, target: Target) -> None:
+        target.follow = self.follow
         self._key = id(target.model)
         self._collected = weakref.finalize(target.model, _collected_models.append, self)
         self._collected.atexit = False
+
+    def follow(self, model: Any) -> None:
+        """Go on with the model that was taken out of the instrumented one (``merge_and_unload()``), under the same handles."""
+        with _lock:
+            known = _instrumentations.get(id(model))
+            if _instrumentations.get(self._key) is not self or (known is not None and known.target.model is model):
+                return
+            left = self.target
+            try:
+                target = _target(model, self.settings, self.recorder, left.tokenizer)
+            except SettingsError as error:
+                warn_once("the model without its adapters is not observed, call inferspan.instrument() on it: %s", error)
+                return
+            target.watch_machine(left.machine, left.cuda_devices)
+            self.forget()
+            self._collected.detach()
+            self.target = target
+            self._watch(target)
+            _instrumentations[self._key] = self
+        left.close()
 
     def forget(self) -> None:
         """Remove the entry, so that the next ``instrument()`` attaches again; called with the lock held."""
@@ -313,7 +335,8 @@ def _build(model: Any, tokenizer: Any, settings: Settings, providers: _Providers
     tracer_provider, meter_provider, logger_provider = providers
     meters = machine.meters_of(meter_provider)
     request_metrics = RequestMetrics(meters.meter, settings)
-    recorder = SpanRecorder(settings, _tracer_source(tracer_provider), request_metrics, _writer, _logger_source(logger_provider))
+    tracer, logger = tracer_source(tracer_provider, _before_a_request), logger_source(logger_provider)
+    recorder = SpanRecorder(settings, tracer, request_metrics, _writer, logger)
     with ExitStack() as undo:
         target = _target(model, settings, recorder, tokenizer)
         undo.callback(target.close)
@@ -346,27 +369,9 @@ def _target(model: Any, settings: Settings, recorder: SpanRecorder, tokenizer: A
         return Target(model, settings.override({"modules": Settings().modules}), recorder, tokenizer)
 
 
-def _tracer_source(provider: Any) -> Callable[[], Any]:
-    """Returns the tracer; it is kept only once it belongs to a provider that is really there."""
-    kept: list[Any] = []
-
-    def tracer() -> Any:
-        machine.samplers.wake_in_child()
-        _deferred.catch_up()
-        if kept:
-            return kept[0]
-        found = (provider or otlp.current_provider("traces")).get_tracer(semconv.SCOPE, version())
-        with contain("id generator"):
-            adopt_ids(found)
-        if provider is not None or otlp.span_parts(found) is not None:
-            kept.append(found)
-        return found
-
-    return tracer
-
-
-def _logger_source(provider: Any) -> Callable[[], Any]:
-    return lambda: (provider or otlp.current_provider("logs")).get_logger(semconv.SCOPE, version())
+def _before_a_request() -> None:
+    machine.samplers.wake_in_child()
+    _deferred.catch_up()
 
 
 def _forked() -> None:

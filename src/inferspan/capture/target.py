@@ -37,6 +37,7 @@ from .model_info import ModelFacts, has_plain_generate, is_text_only, model_devi
 from .owner import OpenPass
 from .patching import ClassMethods, InstanceMethod, Undo
 from .root_hooks import RootHooks
+from .unloading import around_unloading, watch_unloading
 
 __all__ = ["Target", "target_of"]
 
@@ -100,6 +101,8 @@ class Target:
         self._called = False
         self.machine: Any = None
         self.cuda_devices: Callable[[], Any] = dict
+        self.follow: Callable[[nn.Module], None] | None = None
+        """Instruments the module that is left when the model is taken out of its wrapper; called with it."""
         self.windows = Windows(lambda: getattr(self.device, "type", None))
         self._root: RootHooks | None = None
         try:
@@ -172,6 +175,8 @@ class Target:
         if not self.scripted:
             self._root = RootHooks(self)
             self._root.attach(model)
+        for undo in watch_unloading(model, _methods, _around_unloading):
+            self._undo.push(undo)
         if callable(getattr(type(model), "compile", None)):
             self._undo.push(_methods.acquire(type(model), "compile", _around_compile))
 
@@ -351,6 +356,21 @@ def forked() -> None:
     _methods.forked()
     compiling.forked()
     energy.forked()
+
+
+def _followers(module: nn.Module) -> list[Callable[[nn.Module], None]]:
+    """What to call for each instrumented model that ``module`` belongs to when it is taken apart."""
+    with _lock:
+        targets = {id(target): target for entries in _targets.values() for target in entries if target.is_open}
+    found = []
+    for target in targets.values():
+        model = target.model
+        if target.follow is not None and model is not None and any(part is module for part in model.modules()):
+            found.append(target.follow)
+    return found
+
+
+_around_unloading = around_unloading(_followers)
 
 
 def _around_compile(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

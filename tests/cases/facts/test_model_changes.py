@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import inferspan
 from inferspan import semconv
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
@@ -105,6 +106,10 @@ class Adapted(nn.Module):
         yield
         self._adapters_disabled = False
 
+    def merge_and_unload(self) -> nn.Module:
+        """The model inside, with the weights of the adapter."""
+        return self.inner
+
     def forward(self, hidden: Tensor) -> Any:
         return self.inner(hidden)
 
@@ -175,6 +180,34 @@ def test_adapters_that_are_added_to_an_instrumented_model(telemetry: Telemetry) 
     assert _said(telemetry, semconv.ADAPTER) == [None, "law"]
     before, after = _said(telemetry, semconv.MODEL_PARAMETERS)
     assert before < after == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_requests_after_merge_and_unload_of_peft(telemetry: Telemetry) -> None:
+    """The merged model is followed: it has requests, without an adapter, and the handle still detaches it."""
+    model = _peft(models.llama(), "law")
+    handle = telemetry.instrument(model)
+    _generate(model)
+    model = model.merge_and_unload()
+    _generate(model)
+    assert _said(telemetry, semconv.ADAPTER) == ["law", None]
+    handle.uninstrument()
+    _generate(model)
+    assert len(telemetry.requests()) == 2
+
+
+def test_model_that_is_returned_by_merge_and_unload_is_followed(telemetry: Telemetry) -> None:
+    """Requests go on under the inner model, whether or not the wrapper is kept."""
+    wrapper: Any = Adapted(nn.Linear(2, 2))
+    telemetry.instrument(wrapper)
+    inner = wrapper.merge_and_unload()
+    inner(torch.ones(1, 2))
+    wrapper(torch.ones(1, 2))
+    del wrapper
+    inner(torch.ones(1, 2))
+    assert [span.name for span in telemetry.forwards()] == ["forward Linear"] * 3
+    assert inferspan.uninstrument(inner)
+    inner(torch.ones(1, 2))
+    assert len(telemetry.forwards()) == 3
 
 
 # -------------------------------------------------------------------------------------------------------------------- cost

@@ -1,0 +1,42 @@
+"""Where requests get their tracer and logger: from the provider that was passed, else from the global one, looked up late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from inferspan import semconv
+from inferspan.export import otlp
+from inferspan.export.ids import adopt_ids
+from inferspan.guard import contain
+from inferspan.version import version
+
+__all__ = ["logger_source", "tracer_source"]
+
+
+def tracer_source(provider: Any, before: Callable[[], None]) -> Callable[[], Any]:
+    """Returns a function that gives the tracer; it is kept only once it belongs to a provider that is really there.
+
+    Args:
+        provider: what was passed; ``None`` for the global one.
+        before: called before each request.
+    """
+    kept: list[Any] = []
+
+    def tracer() -> Any:
+        before()
+        if kept:
+            return kept[0]
+        found = (provider or otlp.current_provider("traces")).get_tracer(semconv.SCOPE, version())
+        with contain("id generator"):
+            adopt_ids(found)
+        if provider is not None or otlp.span_parts(found) is not None:
+            kept.append(found)
+        return found
+
+    return tracer
+
+
+def logger_source(provider: Any) -> Callable[[], Any]:
+    """Returns a function that gives the logger of the events."""
+    return lambda: (provider or otlp.current_provider("logs")).get_logger(semconv.SCOPE, version())

@@ -138,8 +138,8 @@ def test_where_telemetry_stays_out() -> None:
     target.close()
 
 
-def test_nested_requests_know_their_parent() -> None:
-    """A model inside an instrumented model is a nested request of it."""
+def test_requests_inside_others_know_their_parent() -> None:
+    """A generate() inside the forward pass of an instrumented model is its child, and counts for itself."""
     inner = models.llama()
 
     class Outer(nn.Module):
@@ -157,5 +157,6 @@ def test_nested_requests_know_their_parent() -> None:
         target.close()
     first, second = recorder.scopes
     assert (first.request.kind, first.parent) == ("forward", None)
-    assert (second.request.kind, second.request.nested) == ("generate", True) and second.parent is first
+    assert (second.request.kind, second.request.nested) == ("generate", False)
+    assert second.parent is first
     assert len(first.ended) == len(second.ended) == 1

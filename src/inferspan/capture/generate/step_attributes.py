@@ -33,13 +33,17 @@ class StepFacts:
     Args:
         kept: what was noted of it.
         logits: statistics of its logits.
+        running: sequences that ran in it, where the statistics do not tell.
         content: whether token ids and texts may be in the attributes.
         decode: text of a token id; without, there are no texts.
     """
 
-    __slots__ = ("_content", "_decode", "_kept", "_logits")
+    __slots__ = ("_content", "_decode", "_kept", "_logits", "_running")
 
-    def __init__(self, kept: StepRow, logits: StepLogits | None, *, content: bool, decode: Callable[[int], str] | None) -> None:
+    def __init__(
+        self, kept: StepRow, logits: StepLogits | None, *, running: int | None, content: bool, decode: Callable[[int], str] | None
+    ) -> None:
+        self._running = running
         self._kept, self._logits, self._content, self._decode = kept, logits, content, decode
 
     def __call__(self) -> dict[str, AttributeValue]:
@@ -56,6 +60,9 @@ class StepFacts:
         if width is not None:
             attributes[semconv.STEP_TOKENS] = width
             attributes[semconv.SEQUENCE_LENGTH] = length
+        running = self._running if self._logits is None else self._logits.running
+        if running is not None:
+            attributes[semconv.STEP_ROWS] = running
         if measured is not None and measured.seconds is not None:
             attributes[semconv.DEVICE_TIME] = measured.seconds
         return attributes | more if more else attributes

@@ -140,8 +140,9 @@ def _batches() -> Row:
     )
     batch = Says(
         "Rows of a call: how many prompts were handed to generate() at once.",
-        "mean of `inferspan.batch.size` by model; its buckets are too wide for quantiles.",
-        "Always 1 under load: batching would give more tokens for each joule.",
+        "mean of `inferspan.batch.size` and of `inferspan.generate.step.rows` by model; their buckets are too wide for quantiles.",
+        "Always 1 under load: batching would give more tokens for each joule. Running rows far below the batch size: rows that have ended"
+        " wait for the longest one.",
         empty="no call in this time range",
     )
     cache = Says(
@@ -155,6 +156,15 @@ def _batches() -> Row:
         "rate of `gen_ai.client.inference.usage.cache_read.input_tokens` / rate of `gen_ai.client.inference.usage.input_tokens`.",
         "Low in a conversation: the program computes earlier turns again; pass their cache to generate().",
         empty="no request with a reused cache in this time range",
+    )
+    drafts = Says(
+        "Share of the drafted tokens that the model has accepted (assisted and prompt-lookup decoding), by model.",
+        "rate of `inferspan.speculative.accepted_tokens` / rate of `inferspan.speculative.drafted_tokens`.",
+        "Low: the draft costs more than it saves; draft fewer tokens at once, or with another model.",
+        empty="no assisted decoding in this time range",
+    )
+    accepted, drafted = (
+        Q.rate(key, by=["gen_ai_request_model"]) for key in (semconv.M_SPECULATIVE_ACCEPTED, semconv.M_SPECULATIVE_DRAFTED)
     )
     read, given = (Q.rate(key, by=["gen_ai_request_model"]) for key in (semconv.M_USAGE_CACHE_READ, semconv.M_USAGE_INPUT))
     size = f"max by (gen_ai_request_model) ({Q.series(semconv.M_KV_CACHE)})"
@@ -171,6 +181,7 @@ def _batches() -> Row:
         trend(
             "Batch size, mean",
             Query(Q.mean(semconv.M_BATCH_SIZE, by=["gen_ai_request_model"]), label),
+            Query(Q.mean(semconv.M_STEP_ROWS, by=["gen_ai_request_model"]), f"{label}, still running"),
             unit="short",
             says=batch,
             width=6,
@@ -181,6 +192,14 @@ def _batches() -> Row:
             Query(f"{read} / ({given} > 0)", label),
             unit="percentunit",
             says=reused,
+            width=6,
+            maximum=1,
+        ),
+        trend(
+            "Drafted tokens accepted",
+            Query(f"{accepted} / ({drafted} > 0)", label),
+            unit="percentunit",
+            says=drafts,
             width=6,
             maximum=1,
         ),

@@ -251,6 +251,10 @@ class RequestEnd:
     top1_probabilities: Sequence[float] = ()
     nonfinite: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Values of the logits by (place, kind); those of module outputs stand in the statistics of their batches."""
+    step_rows: float | None = None
+    """Sequences that ran in a step, on average."""
+    drafted_tokens: int | None = None
+    accepted_tokens: int | None = None
     spans_dropped: int = 0
     overhead_ns: int = 0
     streaming: bool = False

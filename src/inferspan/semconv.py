@@ -149,6 +149,10 @@ DEVICE_TYPE = "inferspan.device.type"
 PHASE = "inferspan.phase"
 STEP_INDEX = "inferspan.step.index"
 STEP_TOKENS = "inferspan.step.tokens"
+STEP_ROWS = "inferspan.step.rows"
+SPECULATIVE_DRAFTED = "inferspan.speculative.drafted_tokens"
+SPECULATIVE_ACCEPTED = "inferspan.speculative.accepted_tokens"
+SPECULATIVE_ACCEPTANCE = "inferspan.speculative.acceptance"
 SEQUENCE_LENGTH = "inferspan.sequence.length"
 MODULE_NAME = "inferspan.module.name"
 MODULE_TYPE = "inferspan.module.type"
@@ -365,6 +369,9 @@ M_STEP_DURATION = "inferspan.generate.step.duration"
 M_FORWARD_DURATION = "inferspan.forward.duration"
 M_ACTIVE = "inferspan.generate.active"
 M_BATCH_SIZE = "inferspan.batch.size"
+M_STEP_ROWS = "inferspan.generate.step.rows"
+M_SPECULATIVE_DRAFTED = SPECULATIVE_DRAFTED
+M_SPECULATIVE_ACCEPTED = SPECULATIVE_ACCEPTED
 M_KV_CACHE = "inferspan.kv_cache.usage"
 M_ENTROPY = "inferspan.logits.entropy"
 M_TOP1 = "inferspan.logits.top1_probability"
@@ -473,6 +480,9 @@ _REQUEST_METRICS = (
     Metric(M_FORWARD_DURATION, HISTOGRAM, "s", "one plain forward pass, host clock", (MODEL_NAME, ADAPTER), B_STEP),
     Metric(M_ACTIVE, UP_DOWN_COUNTER, "{request}", "generate() calls in flight", _MODEL),
     Metric(M_BATCH_SIZE, HISTOGRAM, "{sequence}", "rows of a call", _MODEL, B_BATCH),
+    Metric(M_STEP_ROWS, HISTOGRAM, "{sequence}", "sequences still running in a step, mean over the steps of a call", _MODEL, B_BATCH),
+    Metric(M_SPECULATIVE_DRAFTED, COUNTER, "{token}", "drafted tokens that were verified", _MODEL, None, "assisted decoding"),
+    Metric(M_SPECULATIVE_ACCEPTED, COUNTER, "{token}", "drafted tokens that were accepted", _MODEL, None, "assisted decoding"),
     Metric(M_KV_CACHE, GAUGE, "By", "key/value cache of the last request", _MODEL),
     Metric(M_ENTROPY, HISTOGRAM, "1", "entropy of the next-token distribution, nats", _MODEL, B_ENTROPY, "entropy_metric"),
     Metric(M_TOP1, HISTOGRAM, "1", "probability of the most likely next token", _MODEL, B_PROBABILITY, "entropy_metric"),
@@ -645,7 +655,7 @@ ATTRIBUTES = (
     Attribute(NUM_BEAMS, "int", _R, "beams"),
     Attribute(DO_SAMPLE, "boolean", _R, "sampling or greedy"),
     Attribute(REPETITION_PENALTY, "double", _R, "if not 1"),
-    Attribute(DECODE_STEPS, "int", _R, "forward passes after prefill"),
+    Attribute(DECODE_STEPS, "int", _R, "forward passes after prefill; absent where they were not seen"),
     Attribute(TTFT, "double", _R, "s, entry of generate() to the first token on the host"),
     Attribute(TPOT, "double", _R, "s, (duration - TTFT) / (n - 1), n = tokens of the longest row"),
     Attribute(TOKENS_PER_SECOND, "double", _R, "output tokens / duration"),
@@ -702,6 +712,10 @@ ATTRIBUTES = (
     Attribute(PHASE, "string", f"{_PSM}, op, kernel", "`prefill`, `decode` or `forward`"),
     Attribute(STEP_INDEX, "int", "step, module, op, kernel", "0 is the prefill"),
     Attribute(STEP_TOKENS, "int", _S, "positions processed in this pass, per row"),
+    Attribute(STEP_ROWS, "int", _S, "sequences still running in this pass; absent with beams, and without logit statistics where rows end one by one"),
+    Attribute(SPECULATIVE_DRAFTED, "int", f"{_R}, {_S}", "drafted tokens that were verified; assisted and prompt-lookup decoding"),
+    Attribute(SPECULATIVE_ACCEPTED, "int", f"{_R}, {_S}", "those of them that were accepted"),
+    Attribute(SPECULATIVE_ACCEPTANCE, "double", _R, "accepted / drafted; absent if nothing was drafted"),
     Attribute(SEQUENCE_LENGTH, "int", _S, "length after this pass, per row"),
     Attribute(MODULE_NAME, "string", _M, "path in the model"),
     Attribute(MODULE_TYPE, "string", _M, "class"),
@@ -748,7 +762,7 @@ ATTRIBUTES = (
         )
     ),
     *(
-        Attribute(key, "double", f"{_S}, {_R} (forward)", f"{what}; raw logits of the last position, mean over the batch")
+        Attribute(key, "double", f"{_S}, {_R} (forward)", f"{what}; raw logits of the position that chooses a token or class, mean over the rows that run; of several tokens in a step the last")
         for key, what in (
             (LOGITS_ENTROPY, "entropy of the softmax, nats"),
             (LOGITS_MAX, "largest finite logit"),
@@ -760,10 +774,10 @@ ATTRIBUTES = (
             (LOGITS_CHOSEN_LOGPROB, "log-probability of the chosen token"),
         )
     ),
-    Attribute(LOGITS_CHOSEN_RANK, "int", _S, "1 + number of larger logits, first row"),
+    Attribute(LOGITS_CHOSEN_RANK, "int", _S, "1 + number of larger logits, first row as long as it runs"),
     Attribute(LOGITS_NAN_COUNT, "int", f"{_S}, {_R} (forward)", "NaN values, whole batch"),
     Attribute(LOGITS_INF_COUNT, "int", f"{_S}, {_R} (forward)", "+Inf values, whole batch; -Inf is a mask and not counted"),
-    *(Attribute(rows, "double[]", _S, f"`{key}` of each row, batches of 2 to 16") for key, rows in LOGITS_ROWS.items()),
+    *(Attribute(rows, "double[]", _S, f"`{key}` of each row that runs, in order; batches of 2 to 16") for key, rows in LOGITS_ROWS.items()),
     Attribute(LOGITS_TOP_K_IDS, "int[]", _S, f"first row, {_CONTENT}"),
     Attribute(LOGITS_TOP_K_PROBABILITIES, "double[]", _S, f"first row, {_CONTENT}"),
     Attribute(LOGITS_TOP_K_TEXTS, "string[]", _S, f"first row, {_CONTENT} and a tokenizer"),

@@ -80,7 +80,7 @@ def greedy(model: Any) -> Tensor:
             output_tokens=[TOKENS] * 2,
             finish_reasons=[semconv.FINISH_LENGTH] * 2,
             cache_bytes=kv_cache_bytes(cache),
-            one_token_a_step=True,
+            tokens_of_first_row=True,
             attributes={
                 semconv.DO_SAMPLE: False,
                 semconv.NUM_BEAMS: 1,

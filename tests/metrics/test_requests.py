@@ -136,6 +136,7 @@ def test_kinds_units_and_buckets(sink: _Sink) -> None:
     """Every instrument has the kind, unit and bucket boundaries of the table."""
     settings = Settings(entropy_metric=True, module_metric=True)
     kinds: dict[str, Any] = {"nonfinite": {("logits", "nan"): 2}, "cached_split": {"text": 3}}
+    kinds |= {"step_rows": 1.5, "drafted_tokens": 8, "accepted_tokens": 5}
     metrics = _request(sink, settings, streaming=True, chunk_intervals=[0.01], spans_dropped=1, **kinds)
     metrics.steps(_start(), _steps(), None)
     metrics.modules(_start(), BATCH, BATCH.calls.rows(), None)

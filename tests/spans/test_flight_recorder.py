@@ -119,7 +119,7 @@ def _step(number: int, modules: int, rows: int = 1) -> list[Any]:
     known: dict[str, Any] = {semconv.INPUT_SHAPES: [f"1x{number}"], semconv.OUTPUT_SHAPES: [f"1x1x{number}"], semconv.STEP_TOKENS: number}
     values = [float(value or 0) for row in [every[0]] * (rows > 1) + every for value in row]
     kept = (number, at, at + 10**6, "decode", None, (), (), None, 0, known, None)
-    late = StepFacts(kept, StepLogits(rows, 0, values, 0, len(values)), content=False, decode=None)
+    late = StepFacts(kept, StepLogits(rows, 0, values, 0, len(values)), running=None, content=False, decode=None)
     step = Step(number, "decode", at, at + 10**6, None, late)
     statistics = {}
     if rows == 2:

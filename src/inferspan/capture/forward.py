@@ -15,7 +15,6 @@ from time import perf_counter_ns
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from inferspan import semconv
@@ -23,6 +22,7 @@ from inferspan.attribute_values import shape_attributes
 from inferspan.capture.compile.state import compiled_graphs
 from inferspan.capture.compile.transforms import is_transforming
 from inferspan.capture.compile.watch import compiling
+from inferspan.capture.logits.heads import Masks, choices, masks_of, reads
 from inferspan.capture.logits.ring import LogitRing
 from inferspan.capture.logits.statistics import attributes as logit_attributes
 from inferspan.capture.logits.statistics import whole_logits
@@ -73,6 +73,8 @@ class ForwardCall(Call):
         self.modules = False
         self.input_tokens: int | None = None
         self.rows: int | None = None
+        self.masks: Masks = (None, None)
+        """What the positions of the logits depend on, until the request ends."""
         if self.recording:
             try:
                 self._open(owner)
@@ -160,7 +162,8 @@ class ForwardCall(Call):
             self.end_span(end)
 
     def release(self) -> None:
-        """Take the modules' observers off as well."""
+        """Take the modules' observers off as well, and drop what the statistics depend on."""
+        self.masks = (None, None)
         if self.modules:
             with contain("end of a forward pass"):
                 self.owner.engine.release()
@@ -214,7 +217,7 @@ class ForwardCall(Call):
             if logits is not None:
                 with contain("logit statistics"):
                     whole = whole_logits(logits, vocabulary=self.owner.sharded_vocabulary())
-                    attributes |= _logits(whole)
+                    attributes |= _logits(whole, self.owner.model, self.masks)
                     if whole is None:
                         unobserved.append("logits: sharded")
             if unobserved:
@@ -253,14 +256,13 @@ def _attended(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
     return int(ids.numel()) if mask is None and isinstance(ids, Tensor) and ids.dim() == 2 and not ids.is_floating_point() else None
 
 
-def _logits(logits: object) -> dict[str, AttributeValue]:
-    """Statistics of the last position's logits, on CPU only: on a device the read would make a plain forward wait for it."""
-    if type(logits) is not Tensor or logits.device.type != "cpu" or not logits.is_floating_point() or logits.layout is not torch.strided:
-        return {}
-    if logits.dim() not in (2, 3) or logits.is_nested or 0 in logits.shape or logits.element_size() < 2:
+def _logits(logits: object, model: object, masks: Masks) -> dict[str, AttributeValue]:
+    """Statistics of the logits that choose the next token or a class, on CPU only."""
+    rows = choices(logits, model, masks) if reads(logits) and isinstance(logits, Tensor) else None
+    if rows is None:
         return {}
     ring = LogitRing(top_k=0, capacity=1)
-    ring.append(logits[:, -1] if logits.dim() == 3 else logits, None)
+    ring.append(rows, None)
     steps = ring.read()
     return logit_attributes(steps[0], content=False, decode=None) if steps else {}
 
@@ -333,6 +335,9 @@ def _start(
         return None
     try:
         call.rows = owner.batch_rows(args, kwargs)
+        if call.recording and owner.settings.logits:
+            with contain("logit statistics"):
+                call.masks = masks_of(owner.model, args, kwargs)
         if operation is not None:
             call.counts = "embedded"
             with contain("counting input tokens"):

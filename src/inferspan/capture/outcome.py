@@ -24,7 +24,11 @@ class Outcome:
         returned: sequences that are returned for each of them.
         reused_tokens: positions of a sequence that were in the cache when the request began.
         cache_bytes: size of keys and values at the end.
-        one_token_a_step: whether each step has made one token of the first sequence, so that arrays by token are possible.
+        tokens_of_first_row: whether the statistics of the steps are those of the tokens of the first sequence, so that arrays by token
+            are possible.
+        step_rows: sequences that ran in a step, on average.
+        drafted_tokens: tokens that were drafted for verification; ``None`` where none are.
+        accepted_tokens: those of them that were accepted.
         token_ids: ids of the first returned sequence; content, recorded only where that is captured.
         attributes: more of the request span, such as the configuration.
         unobserved: parts that were not observed, and the reasons.
@@ -45,7 +49,10 @@ class Outcome:
     returned: int = 1
     reused_tokens: int | None = None
     cache_bytes: int | None = None
-    one_token_a_step: bool = False
+    tokens_of_first_row: bool = False
+    step_rows: float | None = None
+    drafted_tokens: int | None = None
+    accepted_tokens: int | None = None
     token_ids: Sequence[int] = ()
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
     unobserved: Sequence[str] = ()

@@ -72,6 +72,8 @@ class Request(Call):
         self._phases: list[_Phase] = []
         self._positions = cached
         """Of a row, in the cache and in the step, where the adapter begins steps here."""
+        self._rows: list[int | None] = []
+        """Sequences in each step that the adapter has begun here."""
         self._given_calls: list[ModuleCalls] = []
         self._memory: MemoryMeter | None = None
         with contain("memory reading"):
@@ -170,6 +172,7 @@ class Request(Call):
             if steps.length is None:
                 steps.cached = self._positions
             steps.width = tokens
+            self._rows.append(rows if inputs is None else int(inputs.shape[0]))
             self._positions += (tokens or 0) if inputs is None else int(inputs.shape[1])
             steps.begin(inputs)
 
@@ -190,6 +193,9 @@ class Request(Call):
                 return
             if steps.open:
                 steps.end(logits)
+                rows = self._rows[-1] if self._rows else None
+                if rows is not None:
+                    steps.rows.add_attributes(steps.index - 1, {semconv.STEP_ROWS: rows})
                 self._add_given_calls()
             elif logits is not None:
                 steps.logits = steps.rows.add_logits(steps.index - 1, logits)
@@ -342,11 +348,13 @@ class Request(Call):
             offset=self.offset,
             first_token=steps.first_token,
             token_times=steps.token_times,
+            token_counts=steps.token_counts,
             step_seconds=steps.seconds,
             logprobs=() if statistics is None else statistics.logprobs,
             entropies=() if statistics is None else statistics.entropies,
             top1_probabilities=() if statistics is None else statistics.top1_probabilities,
             nonfinite={} if statistics is None else statistics.nonfinite,
+            step_rows=None if not self._rows or None in self._rows else sum(filter(None, self._rows)) / len(self._rows),
             attributes=self._readings(),
             joules=joules,
             unobserved=unobserved,

@@ -176,6 +176,14 @@ class RequestMetrics:
         model = self._model(start)
         if end.batch_size:
             self._record(semconv.M_BATCH_SIZE, end.batch_size, model, span)
+        if end.step_rows is not None:
+            self._record(semconv.M_STEP_ROWS, end.step_rows, model, span)
+        for counter, count in (
+            (semconv.M_SPECULATIVE_DRAFTED, end.drafted_tokens),
+            (semconv.M_SPECULATIVE_ACCEPTED, end.accepted_tokens),
+        ):
+            if count is not None:
+                self._record(counter, count, model)
         if end.kv_cache_bytes is not None:
             self._record(semconv.M_KV_CACHE, end.kv_cache_bytes, model)
 

@@ -80,16 +80,22 @@ def _rows_from_steps(steps: list[Span], lengths: list[int]) -> list[list[Token]]
     rows: list[list[Token]] = []
     for row in range(max([1, *widths])):
         length = lengths[row] if row < len(lengths) else len(steps)
-        rows.append([_token(step, row, many=bool(widths)) for step in steps[:length]])
+        rows.append([_token(step, row, _place(row, number, lengths), many=bool(widths)) for number, step in enumerate(steps[:length])])
     return rows
 
 
-def _token(step: Span, row: int, *, many: bool) -> Token:
+def _place(row: int, step: int, lengths: list[int]) -> int:
+    """Where a row's value stands in the arrays of a step, which leave out the rows that have ended."""
+    ended = sum(length <= step for length in lengths[:row])
+    return row - ended
+
+
+def _token(step: Span, row: int, place: int, *, many: bool) -> Token:
     token = Token()
     for name, key in _STEP_KEYS.items():
         if many and name not in _ONLY_FIRST_ROW:
             values = step.attributes.get(_rows_key(name))
-            value = values[row] if isinstance(values, tuple) and row < len(values) else None
+            value = values[place] if isinstance(values, tuple) and place < len(values) else None
         else:
             value = step.attributes.get(key) if row == 0 else None
         if isinstance(value, int | float):

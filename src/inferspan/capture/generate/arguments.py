@@ -13,7 +13,7 @@ from torch import Tensor
 
 from inferspan.capture.adapters import call_adapters
 
-__all__ = ["Arguments", "PassEnd", "generate_arguments", "loop_config", "main_input", "pass_end"]
+__all__ = ["Arguments", "PassEnd", "drafts_tokens", "generate_arguments", "loop_config", "main_input", "pass_end"]
 
 _MEDIA = ("pixel_values", "input_features", "input_values", "pixel_values_videos", "audio_values")
 _FEATURES = {"pixel_values_videos": "video", "pixel_values": "image", "input_features": "audio", "input_values": "audio"}
@@ -21,6 +21,8 @@ _FEATURES = {"pixel_values_videos": "video", "pixel_values": "image", "input_fea
 _ROWS = ("inputs", "input_ids", "inputs_embeds", "input_features", "pixel_values", "input_values")
 """Arguments whose first axis is the batch."""
 _MAIN_INPUTS = ("decoder_input_ids", "input_ids", "decoder_inputs_embeds", "inputs_embeds")
+_DRAFTING = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "speculation_type")
+"""Settings of the generation configuration by which tokens are drafted without a draft model."""
 _get: Callable[[Any, str], Any] = dict.get
 """The base class's own: a subclass may have put side effects into its overrides."""
 
@@ -105,6 +107,11 @@ def _features(kwargs: Mapping[str, Any]) -> Iterator[str]:
 def loop_config(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The final configuration, which ``_get_stopping_criteria(generation_config, ...)`` is called with."""
     return kwargs.get("generation_config", args[0] if args else None)
+
+
+def drafts_tokens(config: Any) -> bool:
+    """Whether a final configuration says that tokens are drafted and then verified; a draft model is an argument of its own."""
+    return any(getattr(config, name, None) for name in _DRAFTING)
 
 
 def main_input(inputs: Any) -> tuple[str | None, Any]:

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from inferspan import semconv
 from inferspan.capture import recording
+from inferspan.capture.compile.transforms import is_capturing
 from inferspan.capture.compile.watch import compiling
 from inferspan.capture.forward import close_stale
 from inferspan.capture.owner import Owner
 from inferspan.guard import contain
 from inferspan.records import Failure
 
-from .arguments import Arguments, PassEnd, main_input
+from .arguments import Arguments, PassEnd, drafts_tokens, main_input
 from .criteria import observe_criteria
 from .outcome import Run, describe_outcome, reused_tokens
 from .tokens import Loop, sequences_of
@@ -75,7 +76,7 @@ class GenerateCall:
         run, steps = self.run, self.steps
         if not run.loops:
             run.config = config
-        run.drafted = run.drafted or bool(getattr(config, "prompt_lookup_num_tokens", None))
+        run.drafted = run.drafted or drafts_tokens(config)
         eos = getattr(config, "eos_token_id", None)
         pad = getattr(config, "pad_token_id", None)
         loop = Loop(
@@ -84,6 +85,7 @@ class GenerateCall:
             beams=getattr(config, "num_beams", 1) or 1,
             returned=getattr(config, "num_return_sequences", 1) or 1,
             max_length=getattr(config, "max_length", None),
+            assisted=run.drafted,
         )
         run.loops.append(loop)
         self.known = steps.uniform = False
@@ -104,8 +106,8 @@ class GenerateCall:
         if loop.prompt_width is None:
             # The criteria will see the prompt and this many new tokens; before transformers 5 a tensor, which is read once a loop.
             loop.width = int(end.new_tokens) if isinstance(end.new_tokens, int | Tensor) else 1
-        if isinstance(end.new_tokens, Tensor) or (isinstance(end.new_tokens, int) and end.new_tokens != 1):
-            loop.assisted = True
+        if isinstance(end.new_tokens, int | Tensor):
+            loop.assisted = run.drafted = True
         if not loop.mask_seen:
             loop.mask_seen = True
             loop.attention_mask = end.attention_mask if isinstance(end.attention_mask, Tensor) else None
@@ -115,6 +117,16 @@ class GenerateCall:
         """Decide whether steps of the loop may be alike from now on."""
         self.known = loop.mask_seen and loop.prompt_width is not None
         self.steps.uniform = self.known and not loop.assisted and not self.run.drafted
+
+    def _note_rows(self, loop: Loop) -> None:
+        """Note which rows run in each step, or that this has to be looked at in each."""
+        loop.rows_end = loop.beams == 1 and (loop.rows or 1) > 1 and (loop.custom or bool(loop.eos))
+        rows = self.steps.rows
+        rows.running = None
+        if loop.beams == 1 and not loop.rows_end and len(self.run.loops) == 1:
+            rows.running = loop.rows
+        elif self.steps.statistics is None:
+            loop.rows_end = False
 
     def choose(self, loop: Loop, input_ids: Any, done: Any) -> None:
         """The loop has chosen the tokens of a step and asked whether to stop."""
@@ -132,19 +144,26 @@ class GenerateCall:
             steps.close(now, (), None)
         if steps.awaiting and width != loop.width:
             steps.token_known(now)
+        before = loop.width
         if loop.prompt_width is None:
-            loop.prompt_width = width - (loop.width or 1)
+            loop.prompt_width = before = width - (loop.width or 1)
             loop.rows = shape[0]
+            self._note_rows(loop)
             if steps.length is None and steps.embedded:
                 steps.without_ids = max(0, steps.embedded - loop.prompt_width)
             self._settle(loop)
         loop.width = width
         if loop.custom:
             loop.note_decision(done)
+        ids = input_ids if loop.beams == 1 else None
         if loop.assisted:
-            # A pass has the logits of several tokens, and which of them was the last is not known.
-            steps.logits = None
-        steps.choose(now, input_ids if loop.beams == 1 else None, width + steps.without_ids)
+            steps.token_counts.append(width - (before or 0))
+            self.run.drafts.choose(steps, input_ids, before or 0, width)
+        elif loop.rows_end and not (input_ids.is_cuda and is_capturing()):
+            ids = loop.mark_ended(input_ids, done)
+            if steps.logits is not None and steps.logits.device != ids.device:
+                ids = ids.to(steps.logits.device, non_blocking=True)
+        steps.choose(now, ids, width + steps.without_ids)
 
     def compiles(self) -> None:
         """A compiled forward pass will be used from the first decode step on (and for chunks of the prompt)."""
@@ -167,10 +186,14 @@ class GenerateCall:
         outcome = recording.Outcome(failure=failure)
         # An interrupt that arrives in here must not leave the span open or its context attached.
         try:
+            end = self.steps.now()
             with contain("end of generate()"):
                 if self.steps.open:
                     self.look_at_inputs()
-            self.request.close(failure)
+            if self.run.drafts.seen and failure is None:
+                with contain("drafted tokens"):
+                    self.run.drafts.settle(sequences_of(result))
+            self.request.close(failure, at=end)
             with contain("end of generate()"):
                 outcome = describe_outcome(self.run, self.owner, result, failure, logits=self.steps.statistics is not None)
         finally:

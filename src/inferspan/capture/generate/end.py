@@ -36,12 +36,16 @@ class Measured(NamedTuple):
     """Added to a reading, gives nanoseconds since the epoch."""
     first_token: int | None
     token_times: Sequence[int]
+    token_counts: Sequence[int]
+    """Tokens that came at each of these times; empty if it was one each time."""
     step_seconds: Mapping[str, Sequence[float]]
     logprobs: Sequence[float]
     entropies: Sequence[float]
     top1_probabilities: Sequence[float]
     nonfinite: Mapping[tuple[str, str], int]
     attributes: Mapping[str, AttributeValue]
+    step_rows: float | None
+    """Sequences in a step, on average, where the adapter has told of each."""
     joules: float | None
     unobserved: Sequence[str]
     dropped: int
@@ -73,16 +77,25 @@ def _intervals(measured: Measured, most: int | None = None) -> list[float]:
     return [(after - before) / 1e9 for before, after in pairwise([measured.start, *measured.token_times[:most]])]
 
 
+def _by_token(intervals: Sequence[float], counts: Sequence[int]) -> list[float]:
+    """Intervals, one for each token: those that come together with another one take no time of their own."""
+    if len(counts) != len(intervals):
+        return [*intervals]
+    return [seconds for interval, count in zip(intervals, counts, strict=True) for seconds in (interval, *[0.0] * (count - 1))]
+
+
 def _arrays(outcome: Outcome, measured: Measured) -> dict[str, AttributeValue]:
     if not measured.arrays:
         return {}
     intervals = _intervals(measured, MAX_TOKENS_IN_ARRAYS)
+    if measured.token_counts:
+        intervals = _by_token(intervals, measured.token_counts[:MAX_TOKENS_IN_ARRAYS])
     attributes: dict[str, AttributeValue] = {}
     first = outcome.output_tokens[0] if outcome.output_tokens else None
     kept = len(intervals)
-    most = min(MAX_TOKENS_IN_ARRAYS, first) if first is not None and outcome.one_token_a_step else MAX_TOKENS_IN_ARRAYS
+    most = min(MAX_TOKENS_IN_ARRAYS, first) if first is not None and outcome.tokens_of_first_row else MAX_TOKENS_IN_ARRAYS
     rows: list[tuple[str, Sequence[float]]] = [(semconv.TOKEN_INTERVALS, intervals)]
-    if outcome.one_token_a_step:
+    if outcome.tokens_of_first_row:
         rows += [(semconv.TOKEN_LOGPROBS, measured.logprobs), (semconv.TOKEN_ENTROPIES, measured.entropies)]
     for key, values in rows:
         shown = values[:most]
@@ -114,10 +127,14 @@ def _readings(outcome: Outcome, measured: Measured) -> dict[str, AttributeValue]
     for key, value in (
         (semconv.KV_CACHE_BYTES, outcome.cache_bytes),
         (semconv.KV_CACHE_REUSED_TOKENS, outcome.reused_tokens),
+        (semconv.SPECULATIVE_DRAFTED, outcome.drafted_tokens),
+        (semconv.SPECULATIVE_ACCEPTED, outcome.accepted_tokens),
         (semconv.UNOBSERVED, "; ".join(measured.unobserved) or None),
     ):
         if value is not None:
             attributes[key] = value
+    if outcome.drafted_tokens and outcome.accepted_tokens is not None:
+        attributes[semconv.SPECULATIVE_ACCEPTANCE] = outcome.accepted_tokens / outcome.drafted_tokens
     attributes.update(measured.attributes)
     if measured.joules is not None:
         attributes[semconv.ENERGY] = measured.joules
@@ -162,6 +179,9 @@ def describe_end(outcome: Outcome, measured: Measured) -> RequestEnd:
         spans_dropped=measured.dropped,
         overhead_ns=measured.overhead,
         streaming=streaming,
+        step_rows=measured.step_rows if outcome.step_rows is None else outcome.step_rows,
+        drafted_tokens=outcome.drafted_tokens,
+        accepted_tokens=outcome.accepted_tokens,
         modality=outcome.modality,
         output_modality=outcome.output_modality,
         input_split=outcome.input_split,

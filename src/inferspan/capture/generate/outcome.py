@@ -19,6 +19,7 @@ from inferspan.guard import contain
 from inferspan.records import AttributeValue, Failure, Message
 
 from .arguments import Arguments
+from .drafts import Drafts
 from .modalities import Modalities, modalities
 from .tokens import Generated, Loop, count_input, count_output, sequences_of
 
@@ -38,6 +39,7 @@ class Run:
         cache: the cache of keys and values that the last pass returned.
         reused: positions that were in the cache when it began.
         drafted: whether a pass may be about candidates.
+        drafts: those that were verified.
         compiled: whether a compiled forward pass is used.
     """
 
@@ -49,6 +51,7 @@ class Run:
     cache: Any = None
     reused: int | None = None
     drafted: bool = False
+    drafts: Drafts = field(default_factory=Drafts)
     compiled: bool = False
 
 
@@ -215,9 +218,21 @@ def _unobserved(run: Run, *, modules: bool, logits: bool) -> list[str]:
     if run.compiled and modules:
         chunked = getattr(run.config, "prefill_chunk_size", None) is not None
         reasons.append("modules: compiled" if chunked else "modules of decode steps: compiled")
-    if logits and any(loop.assisted for loop in run.loops):
-        reasons.append("logits: several tokens a step")
+    if run.drafts.unplaced:
+        reasons += ["logits: several tokens a step"] if logits else []
+        reasons.append("speculative: drafts not seen")
     return reasons
+
+
+def _step_rows(run: Run, generated: Generated | None) -> float | None:
+    """Sequences that ran in a step, on average: each of them has got one token from it."""
+    loop = run.loops[0] if len(run.loops) == 1 else None
+    if loop is None or loop.beams > 1 or loop.prompt_width is None or loop.width is None or generated is None:
+        return None
+    if loop.assisted:
+        return float(loop.rows) if loop.rows == 1 else None
+    steps = loop.width - loop.prompt_width
+    return sum(generated.counts) / steps if steps > 0 and loop.rows == len(generated.counts) else None
 
 
 def _rows(run: Run) -> int | None:
@@ -242,7 +257,7 @@ def describe_outcome(run: Run, owner: Owner, result: Any, failure: Failure | Non
     inputs: list[int] | None = None
     attributes: dict[str, AttributeValue] = {}
     cache_bytes: int | None = None
-    loops = run.loops
+    loops, drafts = run.loops, run.drafts.counts or (None, None)
     if run.cache is not None:
         with contain("size of the cache"):
             cache_bytes = kv_cache_bytes(run.cache)
@@ -270,7 +285,10 @@ def describe_outcome(run: Run, owner: Owner, result: Any, failure: Failure | Non
         returned=loops[0].returned if loops else 1,
         reused_tokens=run.reused,
         cache_bytes=cache_bytes,
-        one_token_a_step=len(loops) == 1 and not loops[0].assisted and loops[0].beams <= 1,
+        tokens_of_first_row=len(loops) == 1 and not run.drafts.unplaced and loops[0].beams <= 1,
+        step_rows=_step_rows(run, generated),
+        drafted_tokens=drafts[0],
+        accepted_tokens=drafts[1],
         token_ids=generated.rows[0] if generated is not None and generated.rows else (),
         attributes=attributes,
         unobserved=_unobserved(run, modules=bool(owner.engine.expected), logits=logits),

@@ -53,13 +53,17 @@ class StepFacts:
     Args:
         row: its facts.
         logits: statistics of its logits.
+        running: sequences that ran in it, where the statistics do not tell.
         content: whether attributes may hold token ids and texts.
         decode: returns the text of a token id; without it there are no texts.
     """
 
-    __slots__ = ("_content", "_decode", "_logits", "_row")
+    __slots__ = ("_content", "_decode", "_logits", "_row", "_running")
 
-    def __init__(self, row: AnyStepRow, logits: StepLogits | None, *, content: bool, decode: Callable[[int], str] | None) -> None:
+    def __init__(
+        self, row: AnyStepRow, logits: StepLogits | None, *, running: int | None, content: bool, decode: Callable[[int], str] | None
+    ) -> None:
+        self._running = running
         self._row, self._logits, self._content, self._decode = row, logits, content, decode
 
     def __call__(self) -> dict[str, AttributeValue]:
@@ -76,6 +80,9 @@ class StepFacts:
         if row.width is not None:
             attributes[semconv.STEP_TOKENS] = row.width
             attributes[semconv.SEQUENCE_LENGTH] = row.length
+        running = self._running if self._logits is None else self._logits.running
+        if running is not None:
+            attributes[semconv.STEP_ROWS] = running
         if row.measured is not None and row.measured.seconds is not None:
             attributes[semconv.DEVICE_TIME] = row.measured.seconds
         return attributes | row.more if row.more else attributes

@@ -59,13 +59,14 @@ class StepLog:
         width: positions of a row in the open step, if there is no main input.
         index: number of the open or the next step.
         length: tokens of a row in the cache and in the step, from the first chosen token on.
-        awaiting: whether a token has been chosen of which it is not known that the host has it.
+        awaiting: whether a token was chosen that the host may not have yet.
         first_token: when the first token was known.
         cached: positions of a row that are in the cache before the pass, until the first token.
         embedded: positions of a row of the prompt, if the first pass took embeddings.
         without_ids: those of them that the loop has no ids of.
         when_first_token: called with that moment.
-        token_times: when each token was known.
+        token_times: when each token was known; of several that come at once, once.
+        token_counts: tokens at each of these times; empty if one each time.
         seconds: durations of the steps by phase.
         logits: of the step that has ended last, until its tokens are chosen.
         uniform: whether a step may look like the last one, so that the short path can serve it.
@@ -104,6 +105,7 @@ class StepLog:
         "rows",
         "seconds",
         "statistics",
+        "token_counts",
         "token_times",
         "uniform",
         "when_first_token",
@@ -144,7 +146,7 @@ class StepLog:
         self.embedded = self.without_ids = 0
         self.first_token: int | None = None
         self.when_first_token: Callable[[int], None] | None = None
-        self.token_times = array("q")
+        self.token_times, self.token_counts = array("q"), array("q")
         self.logits: Tensor | None = None
         self.rows = StepRows(request, owner, statistics)
         self._pattern: _Pattern | None = None
@@ -292,8 +294,7 @@ class StepLog:
 
     def close(self, now: int, outputs: Described, failure: str | None) -> int | None:
         """End the open step, or one whose beginning was not seen; the positions of a row that it had, if known."""
-        request, modules = self._request, self.modules
-        part, clock = request.part, request.clock
+        request, modules, part, clock = self._request, self.modules, self._request.part, self._request.clock
         if part is not None:
             if clock is not None:
                 clock.end()

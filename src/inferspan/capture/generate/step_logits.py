@@ -33,10 +33,10 @@ class StepStatistics:
     Attributes:
         ring: computes them; the step log launches them there.
         sharded: whether logits were seen that are a part of the vocabulary's.
-        slots: where the statistics of a step will be found, by number of the step.
-        logprobs: of the chosen tokens, one a step.
-        entropies: of the distributions, one a step.
-        top1_probabilities: of the likeliest tokens, one a step.
+        slots: where the statistics of a step will be found, by number of the step; of several tokens the first.
+        logprobs: of the chosen tokens of the first row, as long as it runs.
+        entropies: of their distributions.
+        top1_probabilities: of the likeliest tokens.
         nonfinite: values that were NaN or infinite, by (place, kind).
     """
 
@@ -47,6 +47,7 @@ class StepStatistics:
         "_known",
         "_noted",
         "_noted_index",
+        "_several",
         "entropies",
         "logprobs",
         "nonfinite",
@@ -63,6 +64,8 @@ class StepStatistics:
         self.sharded = False
         self._described: Described = ()
         self.slots: dict[int, int] = {}
+        self._several: dict[int, int] = {}
+        """Tokens of a step, by its number, where it has taken more than one."""
         self._known: list[StepLogits] = []
         """Statistics that have come to the host, from slot ``_base`` on."""
         self._base = 0
@@ -74,8 +77,8 @@ class StepStatistics:
         self.top1_probabilities: list[float] = []
         self.nonfinite: dict[tuple[str, str], int] = {}
 
-    def last_position(self, logits: Any) -> Tensor | None:
-        """The logits of the last position, ``[rows, 1, vocabulary]``, if statistics are taken of such."""
+    def last_position(self, logits: Any, *, whole: bool = False) -> Tensor | None:
+        """The logits of the last position, ``[rows, 1, vocabulary]``, or of the whole pass, if statistics are taken of such."""
         if logits is None:
             return None
         if type(logits) is not Tensor or self.vocabulary:
@@ -85,7 +88,7 @@ class StepStatistics:
             return None
         # A view of a whole prompt's logits would keep them alive longer than the loop does.
         positions = logits.shape[1]
-        return logits if positions == 1 else logits.narrow(1, positions - 1, 1).clone()
+        return logits if positions == 1 or whole else logits.narrow(1, positions - 1, 1).clone()
 
     def describe(self, logits: Tensor) -> Described:
         """Shape and type of the logits of one position, in most steps those of the last one."""
@@ -94,6 +97,30 @@ class StepStatistics:
         if not known or known[0][0] != (rows, vocabulary) or known[0][1] is not logits.dtype:
             self._described = describe(logits.select(1, -1))
         return self._described
+
+    def launch_several(self, number: int, logits: Tensor, ids: Tensor) -> bool:
+        """Launch the statistics of a step that has taken several tokens, of one row.
+
+        Args:
+            number: of the step.
+            logits: ``[1, tokens, vocabulary]`` that have chosen them.
+            ids: ``[1, tokens]``.
+
+        Returns:
+            Whether all of them were launched.
+        """
+        if logits.device.type == "cuda" and is_capturing():
+            return False
+        count = int(ids.shape[1])
+        ids = ids.to(logits.device, non_blocking=True)
+        slots = [self.ring.append(logits.select(1, place), ids.select(1, place)) for place in range(count)]
+        first = slots[0]
+        if first is None or slots != [*range(first, first + count)]:
+            return False
+        self.slots[number] = first
+        if count > 1:
+            self._several[number] = count
+        return True
 
     def fetch(self, *, wait: bool) -> None:
         """Take the statistics that have reached the host; with ``wait`` all that were launched."""
@@ -106,19 +133,21 @@ class StepStatistics:
     def known_of(self, numbers: Sequence[int]) -> int:
         """How many of these steps, from the first on, wait for no statistics."""
         known = self._base + len(self._known)
-        late = (place for place, number in enumerate(numbers) if self.slots.get(number, -1) >= known)
+        several = self._several
+        late = (place for place, number in enumerate(numbers) if self.slots.get(number, -1) + several.get(number, 1) > known)
         return next(late, len(numbers))
 
     def take(self, number: int) -> StepLogits | None:
-        """The statistics of a step, once; ``None`` if there are none."""
+        """The statistics of a step, once, those of the last token that it has taken; ``None`` if there are none."""
         place = self.slots.pop(number, self._base - 1) - self._base
-        if not 0 <= place < len(self._known):
+        count = self._several.pop(number, 1)
+        if not 0 <= place <= len(self._known) - count:
             return None
-        found = self._known[place]
         if number == self._noted_index:
             self._noted_index += 1
-            self._note(found)
-        return found
+            for found in self._known[place : place + count]:
+                self._note(found)
+        return self._known[place + count - 1]
 
     def drop_taken(self) -> None:
         """Forget the statistics that no step waits for."""
@@ -127,7 +156,7 @@ class StepStatistics:
         self._base += done
 
     def _note(self, values: StepLogits) -> None:
-        """Add a step to the series, which end at the first step that has no value or was thinned out."""
+        """Add a token to the series, which end at the first one that has no value or was thinned out."""
         counts = values.counts
         if counts != (0, 0):
             for kind, count in zip(("nan", "inf"), counts, strict=True):

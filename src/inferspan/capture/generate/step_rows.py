@@ -40,9 +40,10 @@ class StepRows:
     Attributes:
         kept: rows that have not been handed over.
         most: how many of them there may be until some are.
+        running: sequences that run in every step, where the statistics of the logits do not tell; ``None`` if that is not known.
     """
 
-    __slots__ = ("_owner", "_request", "kept", "most", "statistics")
+    __slots__ = ("_owner", "_request", "kept", "most", "running", "statistics")
 
     def __init__(self, request: Call, owner: Owner, statistics: StepStatistics | None) -> None:
         self._request = request
@@ -50,10 +51,21 @@ class StepRows:
         self.statistics = statistics
         self.kept: list[AnyStepRow] = []
         self.most = LIVE
+        self.running: int | None = None
+
+    def holds(self, number: int) -> bool:
+        """Whether the step ``number`` is the newest one that is kept."""
+        return bool(self.kept) and self.kept[-1][0] == number
+
+    def add_attributes(self, number: int, attributes: dict[str, Any]) -> None:
+        """Add attributes to the step ``number``, which has ended last; the mapping may still change until the request ends."""
+        if self.holds(number):
+            row = self.kept[-1]
+            self.kept[-1] = (*row[:9], attributes if not row[9] else {**row[9], **attributes}, row[10])
 
     def add_logits(self, number: int, logits: Any) -> Tensor | None:
         """Add logits that came after the end of the step ``number``; those of its last position, if statistics are taken of such."""
-        if self.statistics is None or not self.kept or self.kept[-1][0] != number:
+        if self.statistics is None or not self.holds(number):
             return None
         last = self.statistics.last_position(logits)
         if last is not None:
@@ -103,6 +115,6 @@ class StepRows:
             except Exception as error:
                 report("logit statistics", error)
             size = SIZE if logits is None else SIZE + ROW_BYTES * logits.rows_kept
-            facts = StepFacts(row, logits, content=content, decode=decode)
+            facts = StepFacts(row, logits, running=self.running, content=content, decode=decode)
             records.append(Step(number, phase, start + offset, end + offset, failure, facts, size))
         return records

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from inferspan import semconv
+from inferspan.capture.logits.reductions import ENDED
 
 __all__ = ["Generated", "Loop", "count_input", "count_output", "sequences_of"]
 
@@ -37,9 +38,24 @@ class Loop:
     width: int | None = None
     rows: int | None = None
     assisted: bool = False
+    rows_end: bool = False
+    """Whether a row may end before the others, so that its logits are filler from then on."""
+    ended: Tensor | None = None
+    """[rows, 1], on the device: 0 for a row that still runs, else far below any token id."""
     attention_mask: Tensor | None = None
     mask_seen: bool = False
     decisions: list[Tensor] = field(default_factory=list)
+
+    def mark_ended(self, ids: Tensor, done: Any) -> Tensor:
+        """The ids ``[rows, 1]`` that a step has chosen, marked for rows that had ended before; notes the rows that ``done`` ends.
+
+        Two small operations on the device; nothing is read.
+        """
+        last, ended = ids.narrow(1, ids.shape[1] - 1, 1), self.ended
+        if isinstance(done, Tensor) and done.dim() == 1 and done.shape[0] == ids.shape[0]:
+            step = done.unsqueeze(1)
+            self.ended = step * ENDED if ended is None else torch.add(ended, step, alpha=ENDED)
+        return last if ended is None else last + ended
 
     def note_decision(self, done: Any) -> None:
         """Keep the rows that a step ended, for loops in which the end of a row cannot be found otherwise."""

@@ -89,6 +89,9 @@ def prepare_inputs(original: Any, model: Any, args: tuple[Any, ...], kwargs: dic
     try:
         # Looked at once the pass has been launched.
         call.inputs = inputs
+        run = call.run
+        if run.drafted:
+            run.drafts.candidates = args[0] if args else kwargs.get("input_ids")
         steps.begin()
     except Exception as error:
         report("start of a step", error)
@@ -114,6 +117,9 @@ def update_model_kwargs(original: Any, model: Any, args: tuple[Any, ...], kwargs
         if main is None:
             call.main_key, main = main_input(inputs)
         call.steps.end(logits, main)
+        if call.run.drafted:
+            # The loop holds them until its next pass as well.
+            call.run.drafts.verified = logits
         if not call.known or len(args) > 3 or "num_new_tokens" in kwargs:
             call.look_at_pass(pass_end(args, kwargs))
     except Exception as error:

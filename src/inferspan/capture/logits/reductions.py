@@ -13,10 +13,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["COLUMNS", "Statistics", "check", "compute", "finish"]
+__all__ = ["COLUMNS", "ENDED", "Statistics", "check", "compute", "finish"]
 
 COLUMNS = 13
 """Columns of a reduced row besides the most likely tokens."""
+ENDED = -(1 << 30)
+"""Added to the chosen id of a row that has ended: no vocabulary and no padding has such an id, so the mark travels with the row."""
 CHUNK = 1 << 24
 """Logits worked on at once, which bounds the temporary memory of a large batch (four float copies of a chunk)."""
 INF = math.inf
@@ -121,7 +123,8 @@ def finish(reductions: Tensor, *, vocabulary: int, top_k: int) -> Tensor:
         top_k: as given to ``compute``.
 
     Returns:
-        ``[..., 12 + 2 * top_k]``: the fields of ``LogitStatistics``, then ids and probabilities of the ``top_k``; NaN is "undefined".
+        ``[..., 12 + 2 * top_k]``: the fields of ``LogitStatistics``, then ids and probabilities of the ``top_k``; NaN is "undefined", and
+        all that a row has which had ended before (see ``ENDED``).
     """
     columns, likely = torch.split(reductions, [COLUMNS, 2 * top_k], -1)
     largest, second, top_p, weighted, low, shift, spread, nonfinite, nan_count, inf_count, chosen, logit, larger = columns.unbind(-1)
@@ -147,4 +150,5 @@ def finish(reductions: Tensor, *, vocabulary: int, top_k: int) -> Tensor:
         chosen,
     ]
     result = torch.cat([torch.stack(statistics, -1), likely], -1)
-    return torch.where(result.isfinite(), result, math.nan)
+    # Not "chosen >= ENDED / 2": an id that is not known is NaN.
+    return torch.where(result.isfinite() & ~(chosen < ENDED / 2).unsqueeze(-1), result, math.nan)

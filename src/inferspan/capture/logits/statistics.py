@@ -25,7 +25,8 @@ __all__ = ["Kind", "LogitStatistics", "StepLogits", "attributes", "pack", "to_st
 class LogitStatistics(NamedTuple):
     """Statistics of one row, or their mean over a batch; ``None`` is "not defined", e.g. because every logit is masked.
 
-    Over the finite logits, in nats. Counts are those of the whole batch in a batch's mean. ``chosen`` is the token's id.
+    Over the finite logits, in nats. A row that has ended has none, and is not in the mean. In a batch's mean the counts are those of all
+    rows, and ``chosen`` is the number of rows whose token is known. Elsewhere ``chosen`` is the token's id.
     """
 
     entropy: float | None
@@ -46,8 +47,8 @@ WIDTH = len(LogitStatistics._fields)
 COUNTS = slice(LogitStatistics._fields.index("nan_count"), LogitStatistics._fields.index("inf_count") + 1)
 
 
-ENTROPY, TOP1, LOGPROB, NANS, INFS = (
-    LogitStatistics._fields.index(name) for name in ("entropy", "top1", "logprob", "nan_count", "inf_count")
+ENTROPY, TOP1, LOGPROB, NANS, INFS, CHOSEN = (
+    LogitStatistics._fields.index(name) for name in ("entropy", "top1", "logprob", "nan_count", "inf_count", "chosen")
 )
 
 
@@ -90,6 +91,14 @@ class StepLogits:
         start, k = self._first + WIDTH, self._top_k
         pairs = zip(self._values[start : start + k], self._values[start + k : start + 2 * k], strict=True)
         return [(int(token), probability) for token, probability in pairs if probability > 0]
+
+    @property
+    def running(self) -> int | None:
+        """Rows that had not ended before the step; ``None`` if it is not known which tokens were chosen."""
+        count = self._values[self._start + CHOSEN]
+        if count != count or (self.batch > 1 and not count):
+            return None
+        return int(count) if self.batch > 1 else 1
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -141,9 +150,10 @@ def whole_logits(logits: object, *, vocabulary: int = 0) -> Tensor | None:
 
 
 def _mean(statistics: Tensor) -> Tensor:
-    """Mean over the second last dimension of what is defined; counts are summed; top-k columns become meaningless."""
+    """Mean over the second last dimension of what is defined; see ``LogitStatistics``; top-k columns become meaningless."""
     mean = statistics.nanmean(-2)
-    mean[..., COUNTS] = statistics[..., COUNTS].sum(-2)
+    mean[..., COUNTS] = statistics[..., COUNTS].nansum(-2)
+    mean[..., CHOSEN] = statistics[..., CHOSEN].isfinite().sum(-1).to(mean.dtype)
     return mean
 
 
@@ -194,12 +204,13 @@ def attributes(step: StepLogits, *, content: bool, decode: Callable[[int], str] 
     """
     result: dict[str, AttributeValue] = {}
     mean, rows = step.mean, step.rows
-    rowwise = 2 <= step.batch == len(rows)
+    # Those that have ended have not even a count.
+    running = [row for row in rows if row.nan_count is not None] if 2 <= step.batch == len(rows) else []
     for name, key in _DOUBLES:
         value = getattr(mean, name)
         if value is not None:
             result[key] = value
-        if rowwise and None not in (values := [getattr(row, name) for row in rows]):
+        if running and None not in (values := [getattr(row, name) for row in running]):
             result[semconv.LOGITS_ROWS[key]] = values
     for key, count in (
         (semconv.LOGITS_NAN_COUNT, mean.nan_count),

@@ -1,0 +1,142 @@
+"""Plain forward passes have statistics of logits where they choose a token or a class, and there of a real position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from inferspan import semconv
+from tests.cases import models
+from tests.cases.telemetry import Telemetry
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 60, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "max_position_embeddings": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+IDS = torch.randint(4, 60, (3, 8), generator=torch.Generator().manual_seed(3))
+LENGTHS = (6, 2, 5)
+RIGHT = torch.tensor([[1] * length + [0] * (8 - length) for length in LENGTHS])
+
+
+@pytest.fixture
+def telemetry() -> Any:
+    """Everything that inferspan emits during the test."""
+    listener = Telemetry()
+    yield listener
+    listener.close()
+
+
+def _entropy(rows: Tensor) -> float:
+    shares = rows.double().log_softmax(-1)
+    return float(-(shares.exp() * shares).sum(-1).mean())
+
+
+def _run(telemetry: Telemetry, model: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
+    telemetry.instrument(model)
+    with torch.no_grad():
+        logits = model(*args, **kwargs).logits
+    telemetry.check()
+    return logits, telemetry.only(telemetry.forwards())
+
+
+def _causal() -> Any:
+    model = models.llama()
+    model.lm_head.weight.data *= 20
+    return model
+
+
+@pytest.mark.parametrize("how", ["keyword", "positional", "by the padding id"])
+def test_padding_on_the_right(telemetry: Telemetry, how: str) -> None:
+    """Statistics are of the last real position of each row, however the mask was passed."""
+    model = _causal()
+    ids = IDS * RIGHT
+    given = {"keyword": ((ids,), {"attention_mask": RIGHT}), "positional": ((ids, RIGHT), {}), "by the padding id": ((ids,), {})}
+    args, kwargs = given[how]
+    logits, attributes = _run(telemetry, model, *args, **kwargs)
+    rows = torch.stack([logits[row, length - 1] for row, length in enumerate(LENGTHS)])
+    assert attributes[semconv.LOGITS_ENTROPY] == pytest.approx(_entropy(rows), rel=1e-4)
+
+
+def test_padding_on_the_left(telemetry: Telemetry) -> None:
+    """The last position is real in every row."""
+    mask = RIGHT.flip(1)
+    logits, attributes = _run(telemetry, _causal(), input_ids=IDS * mask, attention_mask=mask)
+    assert attributes[semconv.LOGITS_ENTROPY] == pytest.approx(_entropy(logits[:, -1]), rel=1e-4)
+
+
+def test_real_positions_that_have_no_logits(telemetry: Telemetry) -> None:
+    """Where only the last positions have logits and a row has none of its own there, nothing is said."""
+    _, attributes = _run(telemetry, _causal(), input_ids=IDS * RIGHT, attention_mask=RIGHT, logits_to_keep=3)
+    assert semconv.LOGITS_ENTROPY not in attributes
+
+
+def test_a_decoder_that_is_padded_on_the_right(telemetry: Telemetry) -> None:
+    """In an encoder-decoder the decoder's mask counts, not the encoder's."""
+    options = {"attention_mask": RIGHT, "decoder_input_ids": IDS, "decoder_attention_mask": RIGHT.flip(0)}
+    logits, attributes = _run(telemetry, models.t5(), input_ids=IDS * RIGHT, **options)
+    rows = torch.stack([logits[row, length - 1] for row, length in enumerate(reversed(LENGTHS))])
+    assert attributes[semconv.LOGITS_ENTROPY] == pytest.approx(_entropy(rows), rel=1e-4)
+
+
+def _classifier(**changes: Any) -> Any:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    return BertForSequenceClassification(BertConfig(**SIZES, **changes)).eval()
+
+
+def _labels_by_token() -> Any:
+    from transformers import BertConfig, BertForTokenClassification
+
+    return BertForTokenClassification(BertConfig(**SIZES, num_labels=5)).eval()
+
+
+def _masked() -> Any:
+    from transformers import BertConfig, BertForMaskedLM
+
+    return BertForMaskedLM(BertConfig(**SIZES)).eval()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _classifier(num_labels=1),
+        lambda: _classifier(num_labels=3, problem_type="regression"),
+        lambda: _classifier(num_labels=3, problem_type="multi_label_classification"),
+        _labels_by_token,
+        _masked,
+    ],
+    ids=["one score", "several scores", "independent labels", "a label for each token", "masked tokens"],
+)
+def test_heads_that_choose_nothing(telemetry: Telemetry, make: Callable[[], Any]) -> None:
+    """Their scores are no distribution of a choice, so nothing is said of one."""
+    _, attributes = _run(telemetry, make(), input_ids=IDS)
+    assert not [key for key in attributes if key.startswith("inferspan.logits")]
+
+
+def test_a_class_is_chosen(telemetry: Telemetry) -> None:
+    """The control: a sequence head of several classes has statistics, padded or not."""
+    logits, attributes = _run(telemetry, _classifier(num_labels=4), input_ids=IDS, attention_mask=RIGHT)
+    assert attributes[semconv.LOGITS_ENTROPY] == pytest.approx(_entropy(logits), rel=1e-4)
+
+
+class _Detector(nn.Module):
+    """Boxes of an image: classes for each of twenty queries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(48, 20 * 7)
+
+    def forward(self, pixels: Tensor) -> Any:
+        from transformers.utils import ModelOutput
+
+        return ModelOutput(logits=self.head(pixels.flatten(1)).view(-1, 20, 7))
+
+
+def test_queries_of_a_detector(telemetry: Telemetry) -> None:
+    """The last query is no more than any other."""
+    _, attributes = _run(telemetry, _Detector(), torch.randn(2, 3, 4, 4))
+    assert semconv.LOGITS_ENTROPY not in attributes

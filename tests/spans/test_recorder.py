@@ -213,7 +213,7 @@ def test_inside_another_librarys_call(exporter: InMemorySpanExporter) -> None:
     assert not [key for key in span.attributes or {} if key.startswith("gen_ai.")]
 
 
-@pytest.mark.parametrize("key", [otel_context._SUPPRESS_INSTRUMENTATION_KEY, "suppress_instrumentation"])
+@pytest.mark.parametrize("key", [otel_context._SUPPRESS_INSTRUMENTATION_KEY, "suppress_instrumentation"], ids=["the API's", "by name"])
 def test_suppression(key: str, exporter: InMemorySpanExporter) -> None:
     """Where the caller has switched telemetry off there is no request."""
     provider = _provider(SimpleSpanProcessor(exporter))

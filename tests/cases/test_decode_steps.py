@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections import Counter
 from pathlib import Path
@@ -117,9 +118,12 @@ def steps_of(telemetry: Telemetry) -> Any:
             config._eos_token_tensor = None
             criteria = self._get_stopping_criteria(config, StoppingCriteriaList())
             ids, options = inputs, {"attention_mask": torch.ones_like(inputs), "use_cache": False}
+            if "cache_position" in inspect.getsource(type(self)._update_model_kwargs_for_generation):  # transformers 4
+                options["cache_position"] = torch.arange(inputs.shape[1])
             for step, width in enumerate(widths):
                 given = self.prepare_inputs_for_generation(ids, **options)
                 given["input_ids"] = ids[:, -width:]
+                given.pop("cache_position", None)  # of another width
                 outputs = change(step, self(**{**given, "attention_mask": None, "position_ids": None, "return_dict": True}))
                 options = self._update_model_kwargs_for_generation(outputs, options)
                 ids = torch.cat([ids, ids[:, :1]], 1)

@@ -19,7 +19,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from inferspan.capture.compile.state import SLOT, is_compiling, leave_frame, set_eval_frame
-from inferspan.capture.modules.hooks import CopiedAway, iterates_hooks
+from inferspan.capture.modules.hooks import CopiedAway, in_hooks_of_a_failure, iterates_hooks
 from inferspan.guard import contain, report
 
 from .call import Call, current
@@ -241,11 +241,11 @@ def _take_remaining() -> None:
 
 def _iterated_elsewhere(model: nn.Module) -> bool:
     """Whether another thread iterates the model's table of exit hooks for a failed pass, during which the table must not change."""
-    implementation, mine = nn.Module._call_impl.__code__, threading.get_ident()
+    mine = threading.get_ident()
     for thread, top in sys._current_frames().items():
         frame: FrameType | None = top if thread != mine else None
         while frame is not None:
-            if frame.f_code is implementation and "hook" in frame.f_locals:
+            if in_hooks_of_a_failure(frame):
                 table = getattr(frame.f_locals.get("self"), "_forward_hooks", None)
                 if table is model._forward_hooks:
                     return True

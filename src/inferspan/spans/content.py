@@ -89,7 +89,10 @@ def _wants(logger: Any, context: Any) -> bool:
     """Whether somebody takes what a logger is given: a provider has been set, and it is not switched off."""
     enabled = getattr(logger, "enabled", None)
     if enabled is None:  # before version 1.41 of the API
-        return not isinstance(logger, NoOpLogger)
+        # A proxy stands for the logger of a provider that is set later, and an SDK without processors drops every record.
+        found = getattr(logger, "_logger", logger)
+        processor = getattr(found, "_multi_log_record_processor", None)
+        return not isinstance(found, NoOpLogger) and getattr(processor, "_log_record_processors", None) != ()
     return bool(enabled(context=context, severity_number=SeverityNumber.WARN, event_name=semconv.INFERENCE_EXCEPTION_EVENT))
 
 

@@ -8,6 +8,7 @@ measurements, so that a long request holds few tensors. An appended tensor is ke
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeGuard, TypeVar
 
 import torch
@@ -52,7 +53,9 @@ class _Group(NamedTuple):
     loose: list[Tensor]
 
 
-class Place(NamedTuple, Generic[K]):
+# No NamedTuple: before Python 3.11 none can be generic.
+@dataclass(frozen=True, slots=True)
+class Place(Generic[K]):
     """Where a measurement will be found in what ``read`` returns."""
 
     group: tuple[K, torch.dtype, torch.device, int]

@@ -8,6 +8,7 @@ into importable no-ops when the model is copied or pickled. Attaching is counted
 
 from __future__ import annotations
 
+import dis
 import sys
 import threading
 import weakref
@@ -29,7 +30,7 @@ from .recorder import CallLog, current
 from .selection import select
 from .shapes import describe
 
-__all__ = ["CopiedAway", "ModuleObservers", "iterates_hooks", "no_hook"]
+__all__ = ["CopiedAway", "ModuleObservers", "in_hooks_of_a_failure", "iterates_hooks", "no_hook"]
 
 _tracing: Any = torch._C._get_tracing_state
 """Whether TorchScript traces the program; it would record reading a shape in its graph."""
@@ -43,15 +44,34 @@ def _make_no_hook() -> Any:
     return no_hook
 
 
+def _end_of_normal_path() -> int:
+    """Last line of the normal path in ``_call_impl``, 0 if that is another function.
+
+    Up to torch 2.5 both paths are one function, where the variable of the loop over the hooks is still set long after the loop.
+    """
+    implementation = nn.Module._call_impl.__code__
+    last = [one.offset for one in dis.get_instructions(implementation) if one.argval == "_maybe_warn_non_full_backward_hook"]
+    return max((line or 0 for offset, line in dis.findlinestarts(implementation) if last and offset <= last[-1]), default=0)
+
+
+_NORMAL_PATH = _end_of_normal_path()
+
+
+def in_hooks_of_a_failure(frame: FrameType) -> bool:
+    """Whether ``frame`` is torch's call of a module that failed, where torch iterates the table of hooks itself.
+
+    On the normal path it iterates a snapshot.
+    """
+    return frame.f_code is nn.Module._call_impl.__code__ and frame.f_lineno > _NORMAL_PATH and "hook" in frame.f_locals
+
+
 def iterates_hooks() -> bool:
     """Whether torch iterates over the hooks of a failed call on this thread: their tables must not change meanwhile."""
     if sys.exc_info()[1] is None:
         return False
-    implementation = nn.Module._call_impl.__code__
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        # On the normal path torch iterates over a snapshot, in another function.
-        if frame.f_code is implementation and "hook" in frame.f_locals:
+        if in_hooks_of_a_failure(frame):
             return True
         frame = frame.f_back
     return False

@@ -36,7 +36,8 @@ def _is_known() -> bool:
     if not (isinstance(call, FunctionType) and isinstance(plain, FunctionType)):
         return False
     names = plain.__code__.co_names
-    tables = {name for name in names if name.endswith("_hooks")}
+    # Up to torch 2.5 the slow path stands in the same function, with methods that return hooks.
+    tables = {name for name in names if name.endswith("_hooks") and not name.startswith("_get_")}
     return (
         call is nn.Module._wrapped_call_impl
         and set(call.__code__.co_names) == {SLOT, "_call_impl"}

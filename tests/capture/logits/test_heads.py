@@ -91,7 +91,8 @@ def _classifier(**changes: Any) -> Any:
 def _labels_by_token() -> Any:
     from transformers import BertConfig, BertForTokenClassification
 
-    return BertForTokenClassification(BertConfig(**SIZES, num_labels=5)).eval()
+    kind: Any = BertConfig
+    return BertForTokenClassification(kind(**SIZES, num_labels=5)).eval()
 
 
 def _masked() -> Any:
@@ -131,7 +132,7 @@ class _Detector(nn.Module):
         self.head = nn.Linear(48, 20 * 7)
 
     def forward(self, pixels: Tensor) -> Any:
-        from transformers.utils import ModelOutput
+        from transformers.utils.generic import ModelOutput
 
         return ModelOutput(logits=self.head(pixels.flatten(1)).view(-1, 20, 7))
 

@@ -6,8 +6,6 @@ layout leaves no other reading; otherwise the number is not known. Nothing is re
 
 from __future__ import annotations
 
-import functools
-import inspect
 import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -15,6 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from .modules.shapes import describe
+from .signatures import positional_names
 
 __all__ = ["Layout", "batch_rows", "layout_of"]
 
@@ -67,20 +66,8 @@ class Layout(NamedTuple):
     spatial: int = 0
 
 
-@functools.lru_cache(maxsize=256)
-def _positional(kind: Any) -> tuple[str, ...]:
-    """Names of the positional parameters of a class's ``forward``, up to one that takes several."""
-    try:
-        parameters = [*inspect.signature(kind.forward).parameters.values()][1:]
-    except (TypeError, ValueError, AttributeError):
-        return ()
-    named = itertools.takewhile(lambda one: one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD), parameters)
-    return tuple(one.name for one in named)
-
-
 def _names(module: nn.Module) -> tuple[str, ...]:
-    kind: Any = type(module)
-    return _positional(kind)
+    return positional_names(type(module))
 
 
 def _batch_first(layer: Any) -> bool:

@@ -7,13 +7,13 @@ detector, rows whose last real position cannot be told.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from inferspan.capture.signatures import positional_names
 
 __all__ = ["Masks", "choices", "masks_of", "reads"]
 
@@ -24,24 +24,13 @@ Masks = tuple[Any, Any]
 """Mask of the (decoder's) positions, and their ids or else the first tensor, as the model was given them."""
 
 
-@lru_cache(maxsize=256)
-def _names(kind: type) -> tuple[str, ...]:
-    """Names of the positional parameters of ``forward``."""
-    try:
-        parameters = inspect.signature(kind.forward).parameters.values()  # type: ignore[attr-defined]
-    except (AttributeError, TypeError, ValueError):
-        return ()
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(one.name for one in parameters if one.kind in positional)[1:]
-
-
 def _is_seq2seq(model: object) -> bool:
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
 def masks_of(model: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Masks:
     """The masks that tell the last real position of each row, whichever way they were passed."""
-    given = dict(zip(_names(type(model)), args, strict=False)) | dict(kwargs) if args else kwargs
+    given = dict(zip(positional_names(type(model)), args, strict=False)) | dict(kwargs) if args else kwargs
     prefix = "decoder_" if _is_seq2seq(model) else ""
     mask, ids = given.get(f"{prefix}attention_mask"), given.get(f"{prefix}input_ids")
     labels = given.get("labels")

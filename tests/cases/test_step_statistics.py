@@ -82,7 +82,7 @@ def test_every_token_of_assisted_decoding_has_its_statistics(telemetry: Telemetr
     assert len(attributes[semconv.TOKEN_INTERVALS]) == 18
     assert semconv.TOKENS_TRUNCATED not in attributes
     assert semconv.UNOBSERVED not in attributes
-    steps = [dict(s.attributes or {}) for s in telemetry.steps() if s.parent is not None and _outermost(telemetry, s)]
+    steps: list[dict[str, Any]] = [dict(s.attributes or {}) for s in telemetry.steps() if _outermost(telemetry, s)]
     last = -1
     for step in steps:
         last += step[semconv.SPECULATIVE_ACCEPTED] + 1
@@ -207,7 +207,7 @@ def test_rows_that_have_ended_are_not_counted(telemetry: Telemetry, rows: int) -
     telemetry.instrument(model, entropy_metric=True)
     assert torch.equal(model.generate(ids, stopping_criteria=_criterion(lengths), **options), plain.sequences)
     telemetry.check()
-    steps = [dict(step.attributes or {}) for step in telemetry.steps()]
+    steps: list[dict[str, Any]] = [dict(step.attributes or {}) for step in telemetry.steps()]
     for number, (step, right) in enumerate(zip(steps, want, strict=True)):
         assert {key: step[key] for key in right} == pytest.approx(right, rel=1e-3)
         assert step[semconv.STEP_ROWS] == sum(number < length for length in lengths)

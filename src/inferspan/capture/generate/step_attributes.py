@@ -41,7 +41,7 @@ class StepFacts:
     __slots__ = ("_content", "_decode", "_kept", "_logits", "_running")
 
     def __init__(
-        self, kept: StepRow, logits: StepLogits | None, *, running: int | None, content: bool, decode: Callable[[int], str] | None
+        self, kept: StepRow, logits: StepLogits | None, *, running: int | None = None, content: bool, decode: Callable[[int], str] | None
     ) -> None:
         self._running = running
         self._kept, self._logits, self._content, self._decode = kept, logits, content, decode

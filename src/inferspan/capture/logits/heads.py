@@ -41,7 +41,8 @@ def _is_seq2seq(model: object) -> bool:
 
 def masks_of(model: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Masks:
     """The masks that tell the last real position of each row, whichever way they were passed."""
-    given = dict(zip(_names(type(model)), args, strict=False)) | dict(kwargs) if args else kwargs
+    kind: Any = type(model)
+    given = dict(zip(_names(kind), args, strict=False)) | dict(kwargs) if args else kwargs
     prefix = "decoder_" if _is_seq2seq(model) else ""
     mask, ids = given.get(f"{prefix}attention_mask"), given.get(f"{prefix}input_ids")
     labels = given.get("labels")
@@ -88,9 +89,9 @@ def _not_padding(logits: Tensor, model: object, ids: object) -> Tensor | None:
     pad, eos = getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None)
     if not isinstance(pad, int) or pad in (eos if isinstance(eos, list) else [eos]):
         return None
-    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point() or ids.device != logits.device or ids.shape[0] != logits.shape[0]:
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point() or ids.shape[0] != logits.shape[0]:
         return None
-    return ids != pad
+    return ids != pad if ids.device == logits.device else None
 
 
 def _last_real(logits: Tensor, mask: object) -> Tensor | None:

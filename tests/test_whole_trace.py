@@ -131,6 +131,7 @@ text_completion
           | inferspan.phase = prefill
           | inferspan.sequence.length = 6
           | inferspan.step.index = 0
+          | inferspan.step.rows = 1
           | inferspan.step.tokens = 6
             layer 0
               | inferspan.input.dtypes = [float32, float32, float32, int64]
@@ -184,6 +185,7 @@ text_completion
           | inferspan.phase = decode
           | inferspan.sequence.length = 7
           | inferspan.step.index = 1
+          | inferspan.step.rows = 1
           | inferspan.step.tokens = 1
             layer 0
               | inferspan.input.dtypes = [float32, float32, float32, int64]

@@ -26,6 +26,7 @@ class Outcome:
         cache_bytes: size of keys and values at the end.
         tokens_of_first_row: whether the statistics of the steps are those of the tokens of the first sequence, so that arrays by token
             are possible.
+        unseen_steps: decode steps that ran and were not observed; ``None`` if their number is not known, so that none is reported.
         step_rows: sequences that ran in a step, on average.
         drafted_tokens: tokens that were drafted for verification; ``None`` where none are.
         accepted_tokens: those of them that were accepted.
@@ -50,6 +51,7 @@ class Outcome:
     reused_tokens: int | None = None
     cache_bytes: int | None = None
     tokens_of_first_row: bool = False
+    unseen_steps: int | None = 0
     step_rows: float | None = None
     drafted_tokens: int | None = None
     accepted_tokens: int | None = None

@@ -275,6 +275,9 @@ class _RootEnter(_RootHook):
             return
         call = current.call
         if call is not None and call.root_id == id(module) and self.owner.is_open:
+            adapter = call.adapter
+            if adapter is not None and (adapter.passes.inside or not adapter.steps.open):
+                adapter.enter_root(*arguments)
             return
         evaluator = set_eval_frame(None)
         try:
@@ -317,6 +320,8 @@ class _RootExit(_RootHook):
             return
         call = current.call
         if call is not None and call.root_id == id(module):
+            if call.adapter is not None and call.adapter.passes.inside:
+                call.adapter.leave_root(arguments[-1])
             return
         evaluator = set_eval_frame(None)
         try:

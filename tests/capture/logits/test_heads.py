@@ -85,7 +85,8 @@ def test_a_decoder_that_is_padded_on_the_right(telemetry: Telemetry) -> None:
 def _classifier(**changes: Any) -> Any:
     from transformers import BertConfig, BertForSequenceClassification
 
-    return BertForSequenceClassification(BertConfig(**SIZES, **changes)).eval()
+    kind: Any = BertConfig
+    return BertForSequenceClassification(kind(**SIZES, **changes)).eval()
 
 
 def _labels_by_token() -> Any:
@@ -132,9 +133,9 @@ class _Detector(nn.Module):
         self.head = nn.Linear(48, 20 * 7)
 
     def forward(self, pixels: Tensor) -> Any:
-        from transformers.utils.generic import ModelOutput
+        from transformers.modeling_outputs import CausalLMOutput
 
-        return ModelOutput(logits=self.head(pixels.flatten(1)).view(-1, 20, 7))
+        return CausalLMOutput(logits=self.head(pixels.flatten(1)).view(-1, 20, 7))
 
 
 def test_queries_of_a_detector(telemetry: Telemetry) -> None:

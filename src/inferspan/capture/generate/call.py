@@ -6,14 +6,18 @@ returns; a token counts as known when the loop comes back from its stop check, w
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from inferspan import semconv
 from inferspan.capture import recording
+from inferspan.capture.compile.state import set_eval_frame
 from inferspan.capture.compile.transforms import is_capturing
 from inferspan.capture.compile.watch import compiling
+from inferspan.capture.failures import error_type
 from inferspan.capture.forward import close_stale
 from inferspan.capture.owner import Owner
 from inferspan.guard import contain
@@ -22,6 +26,7 @@ from inferspan.records import Failure
 from .arguments import Arguments, PassEnd, drafts_tokens, main_input
 from .criteria import observe_criteria
 from .outcome import Run, describe_outcome, reused_tokens
+from .passes import RootPasses
 from .tokens import Loop, sequences_of
 
 __all__ = ["GenerateCall", "start_generate"]
@@ -41,9 +46,11 @@ class GenerateCall:
         main_key: name of the main input among those of the last forward pass.
         known: whether the facts of the running loop are complete, so that passes need not be read any more.
         fresh: whether a forward pass has returned since the criteria were asked last.
+        passes: of the root that no helper announces.
+        deferred: logits and input of a step that ends when its tokens are chosen, because the model may run again until then.
     """
 
-    __slots__ = ("_inner_depth", "fresh", "inputs", "known", "main_key", "owner", "request", "run", "steps")
+    __slots__ = ("_inner_depth", "deferred", "fresh", "inputs", "known", "main_key", "owner", "passes", "request", "run", "steps")
 
     def __init__(self, request: recording.Request, owner: Owner, run: Run) -> None:
         self.request = request
@@ -54,6 +61,8 @@ class GenerateCall:
         self.main_key: str | None = None
         self.known = False
         self.fresh = False
+        self.deferred: tuple[Any, Any] | None = None
+        self.passes = RootPasses(request, prompt=run.prompt(owner.model), reused=run.reused or 0)
         self._inner_depth = 0
 
     # ---------------------------------------------------------------------------------------- generating models inside ours
@@ -88,6 +97,7 @@ class GenerateCall:
             assisted=run.drafted,
         )
         run.loops.append(loop)
+        run.guided = run.guided or getattr(config, "guidance_scale", None) not in (None, 1)
         self.known = steps.uniform = False
         steps.chunked = getattr(run.config, "prefill_chunk_size", None) is not None
         return observe_criteria(criteria, loop, self.choose)
@@ -95,6 +105,9 @@ class GenerateCall:
     def look_at_inputs(self) -> None:
         """Find the main input of the open step, whose end is not observed."""
         inputs, self.inputs = self.inputs, None
+        if self.deferred is not None:
+            self.steps.main, self.deferred = self.deferred[1], None
+            return
         self.main_key, self.steps.main = main_input(inputs)
 
     def look_at_pass(self, end: PassEnd) -> None:
@@ -133,15 +146,21 @@ class GenerateCall:
         steps = self.steps
         now = steps.now()
         # Older assisted loops ask the criteria about mere candidates as well; only the question after a pass is about tokens.
-        fresh, self.fresh = self.fresh, False
+        fresh, self.fresh = self.fresh or self.passes.fresh, False
+        self.passes.fresh = False
         if not fresh and self.run.drafted:
             return
         shape = input_ids.shape
         width = shape[1]
         # The wrappers that call prepare() and end() may have been removed in mid-run.
-        if steps.open:
+        if self.deferred is not None:
+            (logits, main), self.deferred = self.deferred, None
+            steps.end(logits, main)
+        elif steps.open:
             self.look_at_inputs()
             steps.close(now, (), None)
+        elif not fresh and not self.owner.is_open:
+            self.run.unseen += 1
         if steps.awaiting and width != loop.width:
             steps.token_known(now)
         before = loop.width
@@ -159,11 +178,42 @@ class GenerateCall:
         if loop.assisted:
             steps.token_counts.append(width - (before or 0))
             self.run.drafts.choose(steps, input_ids, before or 0, width)
+        elif before is not None and width - before > 1:
+            # A loop of the user's own takes several tokens a step.
+            self.run.drafts.unplaced, steps.logits = True, None
         elif loop.rows_end and not (input_ids.is_cuda and is_capturing()):
             ids = loop.mark_ended(input_ids, done)
             if steps.logits is not None and steps.logits.device != ids.device:
                 ids = ids.to(steps.logits.device, non_blocking=True)
         steps.choose(now, ids, width + steps.without_ids)
+
+    def defer(self, logits: Any, main: Any) -> None:
+        """A forward pass has returned, after which the model may run again for the same step."""
+        statistics = self.steps.statistics
+        self.deferred = (None if statistics is None else statistics.last_position(logits), main)
+
+    def enter_root(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """The root is called, and no helper has announced it. Contains errors of its own."""
+        if not self.passes.inside and (not self.owner.is_open or (self.passes.helped and not self.fresh)):
+            # Uninstrumented, and perhaps instrumented again, since the loop was seen last.
+            return
+        evaluator = set_eval_frame(None)
+        try:
+            loops = self.run.loops
+            self.passes.enter(args, kwargs, told=bool(loops) and loops[-1].prompt_width is not None)
+            self.run.guided = self.run.guided or self.passes.guided
+        finally:
+            set_eval_frame(evaluator)
+
+    def leave_root(self, output: Any) -> None:
+        """That call of the root has ended; torch calls this in its except block after an exception, without an output."""
+        evaluator, error = set_eval_frame(None), sys.exc_info()[1]
+        try:
+            self.passes.leave(output, error_type(error) if error is not None and output is None else None)
+            if self.passes.cache is not None:
+                self.run.cache = self.passes.cache
+        finally:
+            set_eval_frame(evaluator)
 
     def compiles(self) -> None:
         """A compiled forward pass will be used from the first decode step on (and for chunks of the prompt)."""
@@ -195,9 +245,18 @@ class GenerateCall:
                     self.run.drafts.settle(sequences_of(result))
             self.request.close(failure, at=end)
             with contain("end of generate()"):
-                outcome = describe_outcome(self.run, self.owner, result, failure, logits=self.steps.statistics is not None)
+                outcome = describe_outcome(
+                    self.run,
+                    self.owner,
+                    result,
+                    failure,
+                    logits=self.steps.statistics is not None,
+                    steps=self.steps.index,
+                    by_passes=self.passes.used,
+                )
         finally:
-            self.run, self.inputs = Run(Arguments()), None
+            self.run, self.inputs, self.deferred = Run(Arguments()), None, None
+            self.passes.drop()
             self.request.finish(outcome)
 
 

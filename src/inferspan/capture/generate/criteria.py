@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from torch import Tensor
+
 from inferspan.guard import report
 
 from .tokens import Loop
@@ -21,6 +23,13 @@ _OF_LENGTH = frozenset({"MaxLengthCriteria", "MaxTimeCriteria", "EosTokenCriteri
 
 Chosen: TypeAlias = Callable[[Loop, Any, Any], None]
 """Called with the loop, its ids ``[rows, width]`` and the decision for each row."""
+
+
+
+def _is_known(criterion: Any) -> bool:
+    """Whether the criterion is one of transformers' after which the result alone tells the length of a row."""
+    return type(criterion).__name__ in _OF_LENGTH and type(criterion).__module__.startswith("transformers.")
+
 
 _classes: dict[type, type] = {}
 
@@ -34,15 +43,33 @@ def _observed_class(plain: type) -> type:
         _inferspan: tuple[Chosen, Loop] | None = None
 
         def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-            done = plain.__call__(self, input_ids, scores, **kwargs)
             watched = self._inferspan
+            own: Any = None
+            limit = watched[1].max_length if watched is not None and watched[1].custom else None
+            if limit is not None and isinstance(input_ids, Tensor) and input_ids.shape[1] >= limit:
+                # Apart, because at the last allowed token the limit ends every row.
+                own, done = self._apart(input_ids, scores, kwargs)
+            else:
+                done = plain.__call__(self, input_ids, scores, **kwargs)
             if watched is not None:
                 # Not ``contain``, for the reason that ``prepare_inputs`` has.
                 try:
-                    watched[0](watched[1], input_ids, done)
+                    watched[0](watched[1], input_ids, done if own is None else own)
                 except Exception as error:
                     report("stopping criteria", error)
             return done
+
+        def _apart(self, input_ids: Any, scores: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+            """The decision of all criteria but the limits of length, and that of all."""
+            limits, others = plain(), plain()
+            others.__dict__.update(self.__dict__)
+            others.__dict__.pop("_inferspan", None)
+            for one in self:
+                (limits if type(one).__name__ == "MaxLengthCriteria" and _is_known(one) else others).append(one)
+            own = plain.__call__(others, input_ids, scores, **kwargs)
+            if not limits:
+                return own, own
+            return own, own | plain.__call__(limits, input_ids, scores, **kwargs)
 
         def __reduce__(self) -> Any:
             return plain, (list(self),)
@@ -63,7 +90,7 @@ def observe_criteria(criteria: Any, loop: Loop, chosen: Chosen) -> Any:
     known = getattr(module, "StoppingCriteriaList", None)
     if known is None or not isinstance(criteria, known):
         return criteria
-    loop.custom = any(type(one).__name__ not in _OF_LENGTH or not type(one).__module__.startswith("transformers.") for one in criteria)
+    loop.custom = any(not _is_known(one) for one in criteria)
     observed = _observed_class(type(criteria))(criteria)
     observed.__dict__.update(criteria.__dict__)
     observed._inferspan = (chosen, loop)

@@ -154,7 +154,10 @@ def describe_end(outcome: Outcome, measured: Measured) -> RequestEnd:
     with contain("attributes of a request"):
         attributes |= _latencies(outcome, measured)
         attributes |= _arrays(outcome, measured)
-    attributes[semconv.DECODE_STEPS] = len(measured.step_seconds.get(semconv.SPAN_DECODE, ()))
+    if outcome.unseen_steps is not None:
+        # Of those that were not seen, one was the prefill if that was not seen either.
+        prefill = 0 if measured.step_seconds.get(semconv.SPAN_PREFILL) or not outcome.unseen_steps else 1
+        attributes[semconv.DECODE_STEPS] = len(measured.step_seconds.get(semconv.SPAN_DECODE, ())) + outcome.unseen_steps - prefill
     with contain("attributes of a request"):
         attributes |= _sequences(outcome, rows)
         attributes |= _readings(outcome, measured)

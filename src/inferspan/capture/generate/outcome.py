@@ -41,6 +41,8 @@ class Run:
         drafted: whether a pass may be about candidates.
         drafts: those that were verified.
         compiled: whether a compiled forward pass is used.
+        guided: whether the model may run more than once for a step.
+        unseen: steps that only the stopping criteria have told of, after ``uninstrument()``.
     """
 
     arguments: Arguments
@@ -53,6 +55,17 @@ class Run:
     drafted: bool = False
     drafts: Drafts = field(default_factory=Drafts)
     compiled: bool = False
+    guided: bool = False
+    unseen: int = 0
+
+
+    def prompt(self, model: Any) -> int | None:
+        """Positions of a row of the prompt, if the model's forward passes go over them."""
+        given = self.arguments
+        value = given.inputs_embeds if given.inputs_embeds is not None else _prompt(given, getattr(model, "main_input_name", "input_ids"))
+        if not isinstance(value, Tensor) or value.dim() < 2 or getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+            return None
+        return int(value.shape[1])
 
 
 def _layers(cache: Any) -> Sequence[Any]:
@@ -243,7 +256,18 @@ def _rows(run: Run) -> int | None:
     return max(1, loop.rows // max(1, loop.beams, loop.returned))
 
 
-def describe_outcome(run: Run, owner: Owner, result: Any, failure: Failure | None, *, logits: bool) -> Outcome:
+def _unseen_steps(run: Run, owner: Owner, steps: int) -> int | None:
+    """Steps that were not seen, as the stopping criteria have told of them; ``None`` if their number is not known."""
+    if owner.is_open:
+        return 0 if steps else None
+    # Uninstrumented in mid-run; the criteria are asked once a step, except for candidates and beams.
+    told = len(run.loops) == 1 and run.loops[0].beams == 1 and run.loops[0].prompt_width is not None and not run.drafted
+    return run.unseen if told else None
+
+
+def describe_outcome(
+    run: Run, owner: Owner, result: Any, failure: Failure | None, *, logits: bool, steps: int, by_passes: bool
+) -> Outcome:
     """The outcome of a ``generate()`` that returned ``result`` or failed.
 
     Args:
@@ -252,6 +276,8 @@ def describe_outcome(run: Run, owner: Owner, result: Any, failure: Failure | Non
         result: its result.
         failure: the exception that came out of it.
         logits: whether statistics of logits were taken.
+        steps: how many steps were seen.
+        by_passes: whether they are those of a loop that calls no helper.
     """
     generated: Generated | None = None
     inputs: list[int] | None = None
@@ -275,8 +301,17 @@ def describe_outcome(run: Run, owner: Owner, result: Any, failure: Failure | Non
     output_messages: Sequence[Message] = ()
     with contain("content"):
         prompt_messages, output_messages = _content(run, owner, generated)
+    unobserved = _unobserved(run, modules=bool(owner.engine.expected), logits=logits)
+    if by_passes and logits and not any(loop.prompt_width is not None for loop in loops):
+        unobserved.append("logits: chosen tokens not seen")
+    unseen = _unseen_steps(run, owner, steps)
+    if failure is None and not owner.is_open and unseen != 0:
+        unobserved.append("steps: uninstrumented during the call")
+    elif failure is None and unseen is None:
+        unobserved.append("steps: no forward pass of the model was seen")
     return Outcome(
         failure=failure,
+        unseen_steps=unseen,
         input_tokens=inputs,
         output_tokens=None if generated is None else generated.counts,
         finish_reasons=None if generated is None else generated.reasons,
@@ -291,7 +326,7 @@ def describe_outcome(run: Run, owner: Owner, result: Any, failure: Failure | Non
         accepted_tokens=drafts[1],
         token_ids=generated.rows[0] if generated is not None and generated.rows else (),
         attributes=attributes,
-        unobserved=_unobserved(run, modules=bool(owner.engine.expected), logits=logits),
+        unobserved=unobserved,
         modality="text" if owner.text_only else "unknown",
         output_modality=split.generated,
         input_split=split.given,

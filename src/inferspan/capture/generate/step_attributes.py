@@ -61,7 +61,7 @@ class StepFacts:
     __slots__ = ("_content", "_decode", "_logits", "_row", "_running")
 
     def __init__(
-        self, row: AnyStepRow, logits: StepLogits | None, *, running: int | None, content: bool, decode: Callable[[int], str] | None
+        self, row: AnyStepRow, logits: StepLogits | None, *, running: int | None = None, content: bool, decode: Callable[[int], str] | None
     ) -> None:
         self._running = running
         self._row, self._logits, self._content, self._decode = row, logits, content, decode

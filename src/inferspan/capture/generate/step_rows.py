@@ -63,6 +63,14 @@ class StepRows:
             row = self.kept[-1]
             self.kept[-1] = (*row[:9], attributes if not row[9] else {**row[9], **attributes}, row[10])
 
+    def stretch(self, number: int, end: int) -> bool:
+        """Let the step ``number`` end later; whether it is kept."""
+        held = self.holds(number)
+        if held:
+            row = self.kept[-1]
+            self.kept[-1] = (*row[:2], end, *row[3:])
+        return held
+
     def add_logits(self, number: int, logits: Any) -> Tensor | None:
         """Add logits that came after the end of the step ``number``; those of its last position, if statistics are taken of such."""
         if self.statistics is None or not self.holds(number):

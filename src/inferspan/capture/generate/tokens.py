@@ -67,13 +67,13 @@ class Loop:
             del self.decisions[-GROUP:]
             self.decisions.append(group)
 
-    def ended_after(self) -> list[int] | None:
-        """Per row, how many tokens it had when it first counted as done; ``None`` without decisions."""
+    def ended_after(self) -> list[int | None] | None:
+        """Per row, how many tokens it had when its criteria ended it, ``None`` if a limit did; ``None`` without decisions."""
         if not self.decisions or self.assisted:
             return None
         table = torch.cat([one if one.dim() == 2 else one.unsqueeze(0) for one in self.decisions]).tolist()
         rows = len(table[0])
-        return [next((step + 1 for step, line in enumerate(table) if line[row]), len(table)) for row in range(rows)]
+        return [next((step + 1 for step, line in enumerate(table) if line[row]), None) for row in range(rows)]
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,8 @@ def count_output(sequences: Tensor, loops: Sequence[Loop], *, exact: bool, promp
     filler_possible = loop.beams > 1 or len(loops) != 1 or not exact
     counts, reasons = [], []
     for index, row in enumerate(rows):
-        limit = min(len(row), ended[index]) if ended is not None else len(row)
+        own = ended[index] if ended is not None else None
+        limit = len(row) if own is None else min(len(row), own)
         first = next((position for position, token in enumerate(row[:limit]) if token in loop.eos), None)
         if first is not None:
             counts.append(first + 1)
@@ -174,7 +175,7 @@ def count_output(sequences: Tensor, loops: Sequence[Loop], *, exact: bool, promp
             while count and row[count - 1] == loop.pad:
                 count -= 1
         full = loop.max_length is not None and start + limit >= loop.max_length
-        early = ended is not None and limit < len(row)
+        early = own is not None and own <= len(row)
         counts.append(count)
         reasons.append(semconv.FINISH_STOP if early or (loop.custom and not full) else semconv.FINISH_LENGTH)
     return Generated(counts, reasons, [row[:count] for row, count in zip(rows, counts, strict=True)])

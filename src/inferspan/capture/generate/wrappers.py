@@ -82,6 +82,7 @@ def prepare_inputs(original: Any, model: Any, args: tuple[Any, ...], kwargs: dic
     try:
         if steps.open:
             call.look_at_inputs()
+        call.passes.helped = True
         steps.prepare()
     except Exception as error:
         report("start of a step", error)
@@ -116,7 +117,10 @@ def update_model_kwargs(original: Any, model: Any, args: tuple[Any, ...], kwargs
         main = inputs.get(call.main_key) if type(inputs) is dict else None
         if main is None:
             call.main_key, main = main_input(inputs)
-        call.steps.end(logits, main)
+        if call.run.guided:
+            call.defer(logits, main)
+        else:
+            call.steps.end(logits, main)
         if call.run.drafted:
             # The loop holds them until its next pass as well.
             call.run.drafts.verified = logits

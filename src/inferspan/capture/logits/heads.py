@@ -77,11 +77,9 @@ def _not_padding(logits: Tensor, model: object, ids: object) -> Tensor | None:
     pad, eos = getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None)
     if not isinstance(pad, int) or pad in (eos if isinstance(eos, list) else [eos]):
         return None
-    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point():
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point() or ids.shape[0] != logits.shape[0]:
         return None
-    if ids.device != logits.device or ids.shape[0] != logits.shape[0]:
-        return None
-    return ids != pad
+    return ids != pad if ids.device == logits.device else None
 
 
 def _last_real(logits: Tensor, mask: object) -> Tensor | None:

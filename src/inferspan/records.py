@@ -257,6 +257,8 @@ class RequestEnd:
     accepted_tokens: int | None = None
     spans_dropped: int = 0
     overhead_ns: int = 0
+    timed: bool = True
+    """False for a forward pass that has returned before it ran, so that its duration is not known."""
     streaming: bool = False
     modality: str = "text"
     """Of all input tokens, where they are not split."""

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from time import perf_counter_ns
-from types import FrameType
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ from inferspan.records import AttributeValue, Failure, ModuleInfo, RequestEnd
 from .adapters import call_adapters
 from .budget import Budget
 from .call import Call, current
+from .chat import embeds
 from .owner import OpenPass, Owner
 from .recording import open_call
 
@@ -43,6 +44,8 @@ __all__ = ["INTERRUPTED", "ForwardCall", "close_stale", "invocations", "start_fo
 
 _PACKED = frozenset({"cu_seq_lens_q", "read_index"})
 """Arguments by which transformers' continuous batching packs the requests of several callers into one row, so the pass is not a request."""
+_LAZY = (GeneratorType, AsyncGeneratorType, CoroutineType)
+"""Results that have not run anything yet. They are the program's own objects and not wrapped, so their end is not seen."""
 INTERRUPTED = Failure("_OTHER", "the forward pass was interrupted", "")
 
 
@@ -202,6 +205,7 @@ class ForwardCall(Call):
         attributes: dict[str, AttributeValue] = {}
         outputs = describe(output)
         nonfinite: dict[tuple[str, str], int] = {}
+        lazy = isinstance(output, _LAZY)
         if self.recording:
             attributes |= shape_attributes(self.inputs, semconv.INPUT_SHAPES, semconv.INPUT_DTYPES)
             attributes |= shape_attributes(outputs, semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES)
@@ -213,6 +217,8 @@ class ForwardCall(Call):
                 attributes[semconv.MODEL_COMPILE_MODE] = "default"
             reason = "modules: compiled" if self.compiled and self.owner.engine.expected else self.owner.unobserved
             unobserved = [reason] if reason else []
+            if lazy:
+                unobserved.append("forward: generator")
             logits = dict.get(output, "logits") if self.owner.settings.logits and failure is None and isinstance(output, dict) else None
             if logits is not None:
                 with contain("logit statistics"):
@@ -231,8 +237,9 @@ class ForwardCall(Call):
             self.note_nonfinite()
         if self.rows is not None:
             attributes[semconv.BATCH_SIZE] = self.rows
-        if self.owner.settings.operation == semconv.OPERATION_EMBEDDINGS and outputs and outputs[0][0]:
-            attributes[semconv.EMBEDDINGS_DIMENSION] = int(outputs[0][0][-1])
+        embedded = _embedding(output, outputs) if self.counts == "embedded" else ()
+        if embedded and embedded[0][0]:
+            attributes[semconv.EMBEDDINGS_DIMENSION] = int(embedded[0][0][-1])
         return RequestEnd(
             end_ns=self.epoch(now),
             failure=failure,
@@ -241,8 +248,15 @@ class ForwardCall(Call):
             batch_size=self.rows,
             spans_dropped=self.budget.dropped,
             nonfinite=nonfinite,
+            timed=not lazy,
             overhead_ns=self.overhead + self.owner.hook_cost * self.count + (self.part.closing_ns if self.part is not None else 0),
         )
+
+
+def _embedding(output: Any, outputs: Described) -> Described:
+    """Shape and dtype of the embeddings; sentence encoders return them beside their inputs."""
+    found = dict.get(output, "sentence_embedding") if isinstance(output, dict) else None
+    return describe(found) if isinstance(found, Tensor) else outputs
 
 
 def _attended(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
@@ -324,7 +338,9 @@ def start_forward(
 def _start(
     owner: Owner, args: tuple[Any, ...], kwargs: Mapping[str, Any], opened: OpenPass | None, *, compiled: bool
 ) -> ForwardCall | None:
-    operation = semconv.OPERATION_EMBEDDINGS if owner.settings.operation == semconv.OPERATION_EMBEDDINGS else None
+    wanted = owner.settings.operation
+    embedding = wanted == semconv.OPERATION_EMBEDDINGS or (wanted is None and embeds(owner.model))
+    operation = semconv.OPERATION_EMBEDDINGS if embedding else None
 
     def made(**options: Any) -> ForwardCall:
         inputs = describe((*args[:8], *kwargs.values())) if kwargs else describe(args)

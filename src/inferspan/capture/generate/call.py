@@ -14,6 +14,7 @@ from torch import Tensor
 
 from inferspan import semconv
 from inferspan.capture import recording
+from inferspan.capture.chat import chat_of
 from inferspan.capture.compile.state import set_eval_frame
 from inferspan.capture.compile.transforms import is_capturing
 from inferspan.capture.compile.watch import compiling
@@ -23,7 +24,7 @@ from inferspan.capture.owner import Owner
 from inferspan.guard import contain
 from inferspan.records import Failure
 
-from .arguments import Arguments, PassEnd, drafts_tokens, main_input
+from .arguments import Arguments, PassEnd, drafts_tokens, features_of, main_input
 from .criteria import observe_criteria
 from .outcome import Run, describe_outcome, reused_tokens
 from .passes import RootPasses
@@ -260,14 +261,20 @@ class GenerateCall:
             self.request.finish(outcome)
 
 
+def _operation(arguments: Arguments, chat: object) -> str:
+    if chat is not None:
+        return semconv.OPERATION_CHAT
+    return semconv.OPERATION_GENERATE_CONTENT if arguments.media else semconv.OPERATION_TEXT_COMPLETION
+
+
 def start_generate(owner: Owner, model: Any, arguments: Arguments) -> GenerateCall | None:
     """Open the request of a ``generate()``, or ``None`` where telemetry stays out."""
     compiling.listen()
     close_stale(None)
-    operation = owner.settings.operation or (
-        semconv.OPERATION_GENERATE_CONTENT if arguments.media else semconv.OPERATION_TEXT_COMPLETION
-    )
-    run = Run(arguments, reused=reused_tokens(arguments.caches), drafted=arguments.assisted)
+    arguments = features_of(arguments, model)
+    chat = chat_of(model, arguments.input_ids, arguments.inputs)
+    operation = owner.settings.operation or _operation(arguments, chat)
+    run = Run(arguments, chat=chat if owner.content else None, reused=reused_tokens(arguments.caches), drafted=arguments.assisted)
     request = recording.start(
         "generate",
         owner,

@@ -32,6 +32,7 @@ class Run:
 
     Attributes:
         arguments: of the caller.
+        chat: messages that the prompt was made of, where that is known and content is captured.
         config: final configuration of the first loop.
         loops: the decoding loops, in order.
         inner_arguments: of ``generate()`` calls of models inside the model.
@@ -46,6 +47,7 @@ class Run:
     """
 
     arguments: Arguments
+    chat: Sequence[Any] | None = None
     config: Any = None
     loops: list[Loop] = field(default_factory=list)
     inner_arguments: list[Arguments] = field(default_factory=list)
@@ -210,8 +212,11 @@ def _content(run: Run, owner: Owner, generated: Generated | None) -> tuple[Seque
     if not owner.content or owner.tokenizer is None:
         return (), ()
     limit = owner.settings.max_content_chars
-    prompt = _prompt(run.arguments, "input_ids")
-    inputs = messages.input_messages(owner.tokenizer, prompt, run.arguments.attention_mask, max_chars=limit)
+    if run.chat is not None:
+        inputs = messages.chat_messages(run.chat, max_chars=limit)
+    else:
+        prompt = _prompt(run.arguments, "input_ids")
+        inputs = messages.input_messages(owner.tokenizer, prompt, run.arguments.attention_mask, max_chars=limit)
     outputs = messages.output_messages(owner.tokenizer, generated.rows, generated.reasons, max_chars=limit) if generated else []
     return inputs, outputs
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -24,7 +25,11 @@ Chat = tuple[Any, ...]
 """Role dicts, or lists of them for a batch."""
 MOST_TENSORS, MOST_TEXTS, MOST_FRAMES = 256, 64, 40
 _tensors: dict[int, tuple[weakref.ref[Any], Chat]] = {}
-_texts: dict[int, Chat] = {}
+_texts: OrderedDict[int, Chat] = OrderedDict()
+_capturing: set[object] = set()
+"""One object for each instrumented model whose content is captured; without any, messages are not kept."""
+_UNKNOWN: Chat = (None,)
+"""Stands for messages that were not kept."""
 
 
 def _note_tensor(value: Any, chat: Chat) -> None:
@@ -43,7 +48,7 @@ def _note(rendered: Any, chat: Chat) -> None:
     """Remember what a template has made: a text, a tensor, several of them, or a mapping with tensors."""
     if isinstance(rendered, str):
         while len(_texts) >= MOST_TEXTS:
-            _texts.pop(next(iter(_texts)), None)
+            _texts.popitem(last=False)
         _texts[hash(rendered)] = chat
     elif isinstance(rendered, Tensor):
         _note_tensor(rendered, chat)
@@ -64,9 +69,8 @@ def _copied(conversation: Any) -> Chat:
 def _around_template(original: Any, tokenizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rendered = original(*args, **kwargs)
     with contain("chat template"):
-        chat = _copied(args[0] if args else kwargs.get("conversation"))
-        if chat:
-            _note(rendered, chat)
+        conversation = args[0] if args else kwargs.get("conversation")
+        _note(rendered, _copied(conversation) if _capturing else _UNKNOWN * MOST_TEXTS)
     return rendered
 
 
@@ -101,12 +105,28 @@ _WATCHED = (
 )
 
 
-def watch_templates(methods: ClassMethods) -> Iterable[Callable[[], None]]:
-    """Wrap the methods of transformers, where it is loaded; gives what undoes it."""
+def watch_templates(methods: ClassMethods, *, content: bool) -> Iterable[Callable[[], None]]:
+    """Wrap the methods of transformers, where it is loaded; gives what undoes it.
+
+    Args:
+        methods: the wrapped methods that all models share.
+        content: whether messages are captured.
+    """
+    if content:
+        user = object()
+        _capturing.add(user)
+        yield lambda: _release(user)
     for module, kind, name, around in _WATCHED:
         owner = getattr(sys.modules.get(module), kind, None)
         if owner is not None and callable(getattr(owner, name, None)):
             yield methods.acquire(owner, name, around)
+
+
+def _release(user: object) -> None:
+    _capturing.discard(user)
+    if not _capturing:
+        _texts.clear()
+        _tensors.clear()
 
 
 def _classes(*places: str) -> tuple[type, ...]:

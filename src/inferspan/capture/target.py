@@ -176,7 +176,7 @@ class Target:
         if not self.scripted:
             self._root = RootHooks(self)
             self._root.attach(model)
-        for undo in watch_templates(_methods):
+        for undo in watch_templates(_methods, content=self.content):
             self._undo.push(undo)
         for undo in watch_unloading(model, _methods, _around_unloading):
             self._undo.push(undo)

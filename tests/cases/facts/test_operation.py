@@ -185,3 +185,15 @@ def test_encode_of_sentence_transformers(telemetry: Telemetry) -> None:
     assert attributes[semconv.EMBEDDINGS_DIMENSION] == 8
     assert attributes[semconv.INPUT_TOKENS] == 3
     assert attributes[semconv.BATCH_SIZE] == 2
+
+
+def test_messages_that_came_before_capture_are_decoded(telemetry: Telemetry) -> None:
+    """Messages are kept only while content is captured; a prompt of an earlier time is told as its text."""
+    model, other, tokenizer = models.llama(), models.llama(), _tokenizer()
+    telemetry.instrument(other)
+    prompt = tokenizer.apply_chat_template(CHAT, return_dict=True, return_tensors="pt")
+    telemetry.instrument(model, tokenizer, capture_content="SPAN_ONLY")
+    _generate(model, **prompt)
+    attributes = telemetry.only()
+    assert attributes[semconv.OPERATION_NAME] == "chat"
+    assert "be kind" in attributes[semconv.INPUT_MESSAGES]

@@ -212,9 +212,8 @@ def _content(run: Run, owner: Owner, generated: Generated | None) -> tuple[Seque
     if not owner.content or owner.tokenizer is None:
         return (), ()
     limit = owner.settings.max_content_chars
-    if run.chat is not None:
-        inputs = messages.chat_messages(run.chat, max_chars=limit)
-    else:
+    inputs = messages.chat_messages(run.chat, max_chars=limit) if run.chat is not None else []
+    if not inputs:
         prompt = _prompt(run.arguments, "input_ids")
         inputs = messages.input_messages(owner.tokenizer, prompt, run.arguments.attention_mask, max_chars=limit)
     outputs = messages.output_messages(owner.tokenizer, generated.rows, generated.reasons, max_chars=limit) if generated else []

@@ -33,6 +33,7 @@ from inferspan.records import AttributeValue, Failure, ModuleInfo, RequestEnd
 from .adapters import call_adapters
 from .budget import Budget
 from .call import Call, current
+from .chat import embeds
 from .owner import OpenPass, Owner
 from .recording import open_call
 
@@ -228,8 +229,9 @@ class ForwardCall(Call):
             self.note_nonfinite()
         if self.rows is not None:
             attributes[semconv.BATCH_SIZE] = self.rows
-        if self.owner.settings.operation == semconv.OPERATION_EMBEDDINGS and outputs and outputs[0][0]:
-            attributes[semconv.EMBEDDINGS_DIMENSION] = int(outputs[0][0][-1])
+        embedded = _embedding(output, outputs) if self.counts == "embedded" else ()
+        if embedded and embedded[0][0]:
+            attributes[semconv.EMBEDDINGS_DIMENSION] = int(embedded[0][0][-1])
         return RequestEnd(
             end_ns=self.epoch(now),
             failure=failure,
@@ -240,6 +242,12 @@ class ForwardCall(Call):
             nonfinite=nonfinite,
             overhead_ns=self.overhead + self.owner.hook_cost * self.count + (self.part.closing_ns if self.part is not None else 0),
         )
+
+
+def _embedding(output: Any, outputs: Described) -> Described:
+    """Shape and dtype of the embeddings; sentence encoders return them beside their inputs."""
+    found = dict.get(output, "sentence_embedding") if isinstance(output, dict) else None
+    return describe(found) if isinstance(found, Tensor) else outputs
 
 
 def _attended(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
@@ -322,7 +330,9 @@ def start_forward(
 def _start(
     owner: Owner, args: tuple[Any, ...], kwargs: Mapping[str, Any], opened: OpenPass | None, *, compiled: bool
 ) -> ForwardCall | None:
-    operation = semconv.OPERATION_EMBEDDINGS if owner.settings.operation == semconv.OPERATION_EMBEDDINGS else None
+    wanted = owner.settings.operation
+    embedding = wanted == semconv.OPERATION_EMBEDDINGS or (wanted is None and embeds(owner.model))
+    operation = semconv.OPERATION_EMBEDDINGS if embedding else None
 
     def made(**options: Any) -> ForwardCall:
         inputs = describe((*args[:8], *kwargs.values())) if kwargs else describe(args)

@@ -31,6 +31,7 @@ from inferspan.settings import Settings
 
 from .batch_size import Layout, batch_rows, layout_of
 from .call import Call, current
+from .chat import watch_templates
 from .device import energy
 from .forward import close_stale
 from .model_info import ModelFacts, has_plain_generate, is_text_only, model_device, sharded_vocabulary
@@ -175,6 +176,8 @@ class Target:
         if not self.scripted:
             self._root = RootHooks(self)
             self._root.attach(model)
+        for undo in watch_templates(_methods, content=self.content):
+            self._undo.push(undo)
         for undo in watch_unloading(model, _methods, _around_unloading):
             self._undo.push(undo)
         if callable(getattr(type(model), "compile", None)):

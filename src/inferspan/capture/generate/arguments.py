@@ -13,11 +13,12 @@ from torch import Tensor
 
 from inferspan.capture.adapters import call_adapters
 
-__all__ = ["Arguments", "PassEnd", "generate_arguments", "loop_config", "main_input", "pass_end"]
+__all__ = ["Arguments", "PassEnd", "features_of", "generate_arguments", "loop_config", "main_input", "pass_end"]
 
 _MEDIA = ("pixel_values", "input_features", "input_values", "pixel_values_videos", "audio_values")
 _FEATURES = {"pixel_values_videos": "video", "pixel_values": "image", "input_features": "audio", "input_values": "audio"}
 """Modality of an argument by how its name begins; the first that fits counts."""
+_TEXTS = frozenset({"input_ids", "inputs_embeds"})
 _ROWS = ("inputs", "input_ids", "inputs_embeds", "input_features", "pixel_values", "input_values")
 """Arguments whose first axis is the batch."""
 _MAIN_INPUTS = ("decoder_input_ids", "input_ids", "decoder_inputs_embeds", "inputs_embeds")
@@ -49,6 +50,8 @@ class Arguments(NamedTuple):
     """First axis of the model's input."""
     adapters: tuple[str, ...] | None = None
     """Adapters that the caller has chosen row by row; ``None`` for those that are active."""
+    names: frozenset[str] = frozenset()
+    """Names of the keyword arguments."""
 
 
 class PassEnd(NamedTuple):
@@ -85,6 +88,7 @@ def generate_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Argu
         features=frozenset(_features(kwargs)),
         rows=rows,
         adapters=call_adapters(kwargs),
+        names=frozenset(kwargs),
     )
 
 
@@ -100,6 +104,19 @@ def _features(kwargs: Mapping[str, Any]) -> Iterator[str]:
         kind = next((kind for start, kind in _FEATURES.items() if key.startswith(start)), None)
         if kind is not None and isinstance(value, Tensor):
             yield kind
+
+
+def features_of(arguments: Arguments, model: Any) -> Arguments:
+    """``arguments`` with what the main input of ``model`` tells: of a speech or vision model ``inputs`` are features, not tokens."""
+    name = getattr(model, "main_input_name", None)
+    if not isinstance(name, str) or name in _TEXTS:
+        return arguments
+    kind = next((kind for start, kind in _FEATURES.items() if name.startswith(start)), None)
+    if kind is None:
+        is_features = isinstance(arguments.inputs, Tensor) and arguments.inputs.is_floating_point()
+        return arguments._replace(media=True) if is_features or name in arguments.names else arguments
+    given = arguments.features | ({kind} if isinstance(arguments.inputs, Tensor) else set())
+    return arguments._replace(media=True, features=given)
 
 
 def loop_config(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from inferspan import semconv
 from inferspan.capture import recording
+from inferspan.capture.chat import chat_of
 from inferspan.capture.compile.watch import compiling
 from inferspan.capture.forward import close_stale
 from inferspan.capture.owner import Owner
 from inferspan.guard import contain
 from inferspan.records import Failure
 
-from .arguments import Arguments, PassEnd, main_input
+from .arguments import Arguments, PassEnd, features_of, main_input
 from .criteria import observe_criteria
 from .outcome import Run, describe_outcome, reused_tokens
 from .tokens import Loop, sequences_of
@@ -178,14 +179,20 @@ class GenerateCall:
             self.request.finish(outcome)
 
 
+def _operation(arguments: Arguments, chat: object) -> str:
+    if chat is not None:
+        return semconv.OPERATION_CHAT
+    return semconv.OPERATION_GENERATE_CONTENT if arguments.media else semconv.OPERATION_TEXT_COMPLETION
+
+
 def start_generate(owner: Owner, model: Any, arguments: Arguments) -> GenerateCall | None:
     """Open the request of a ``generate()``, or ``None`` where telemetry stays out."""
     compiling.listen()
     close_stale(None)
-    operation = owner.settings.operation or (
-        semconv.OPERATION_GENERATE_CONTENT if arguments.media else semconv.OPERATION_TEXT_COMPLETION
-    )
-    run = Run(arguments, reused=reused_tokens(arguments.caches), drafted=arguments.assisted)
+    arguments = features_of(arguments, model)
+    chat = chat_of(model, arguments.input_ids, arguments.inputs)
+    operation = owner.settings.operation or _operation(arguments, chat)
+    run = Run(arguments, chat=chat if owner.content else None, reused=reused_tokens(arguments.caches), drafted=arguments.assisted)
     request = recording.start(
         "generate",
         owner,

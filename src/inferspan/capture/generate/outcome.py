@@ -31,6 +31,7 @@ class Run:
 
     Attributes:
         arguments: of the caller.
+        chat: messages that the prompt was made of, where that is known and content is captured.
         config: final configuration of the first loop.
         loops: the decoding loops, in order.
         inner_arguments: of ``generate()`` calls of models inside the model.
@@ -42,6 +43,7 @@ class Run:
     """
 
     arguments: Arguments
+    chat: Sequence[Any] | None = None
     config: Any = None
     loops: list[Loop] = field(default_factory=list)
     inner_arguments: list[Arguments] = field(default_factory=list)
@@ -194,8 +196,10 @@ def _content(run: Run, owner: Owner, generated: Generated | None) -> tuple[Seque
     if not owner.content or owner.tokenizer is None:
         return (), ()
     limit = owner.settings.max_content_chars
-    prompt = _prompt(run.arguments, "input_ids")
-    inputs = messages.input_messages(owner.tokenizer, prompt, run.arguments.attention_mask, max_chars=limit)
+    inputs = messages.chat_messages(run.chat, max_chars=limit) if run.chat is not None else []
+    if not inputs:
+        prompt = _prompt(run.arguments, "input_ids")
+        inputs = messages.input_messages(owner.tokenizer, prompt, run.arguments.attention_mask, max_chars=limit)
     outputs = messages.output_messages(owner.tokenizer, generated.rows, generated.reasons, max_chars=limit) if generated else []
     return inputs, outputs
 

@@ -253,6 +253,8 @@ class RequestEnd:
     """Values of the logits by (place, kind); those of module outputs stand in the statistics of their batches."""
     spans_dropped: int = 0
     overhead_ns: int = 0
+    timed: bool = True
+    """False for a forward pass that has returned before it ran, so that its duration is not known."""
     streaming: bool = False
     modality: str = "text"
     """Of all input tokens, where they are not split."""

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from time import perf_counter_ns
-from types import FrameType
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,6 +44,8 @@ __all__ = ["INTERRUPTED", "ForwardCall", "close_stale", "invocations", "start_fo
 
 _PACKED = frozenset({"cu_seq_lens_q", "read_index"})
 """Arguments by which transformers' continuous batching packs the requests of several callers into one row, so the pass is not a request."""
+_LAZY = (GeneratorType, AsyncGeneratorType, CoroutineType)
+"""Results that have not run anything yet. They are the program's own objects and not wrapped, so their end is not seen."""
 INTERRUPTED = Failure("_OTHER", "the forward pass was interrupted", "")
 
 
@@ -200,6 +202,7 @@ class ForwardCall(Call):
         attributes: dict[str, AttributeValue] = {}
         outputs = describe(output)
         nonfinite: dict[tuple[str, str], int] = {}
+        lazy = isinstance(output, _LAZY)
         if self.recording:
             attributes |= shape_attributes(self.inputs, semconv.INPUT_SHAPES, semconv.INPUT_DTYPES)
             attributes |= shape_attributes(outputs, semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES)
@@ -211,6 +214,8 @@ class ForwardCall(Call):
                 attributes[semconv.MODEL_COMPILE_MODE] = "default"
             reason = "modules: compiled" if self.compiled and self.owner.engine.expected else self.owner.unobserved
             unobserved = [reason] if reason else []
+            if lazy:
+                unobserved.append("forward: generator")
             logits = dict.get(output, "logits") if self.owner.settings.logits and failure is None and isinstance(output, dict) else None
             if logits is not None:
                 with contain("logit statistics"):
@@ -240,6 +245,7 @@ class ForwardCall(Call):
             batch_size=self.rows,
             spans_dropped=self.budget.dropped,
             nonfinite=nonfinite,
+            timed=not lazy,
             overhead_ns=self.overhead + self.owner.hook_cost * self.count + (self.part.closing_ns if self.part is not None else 0),
         )
 

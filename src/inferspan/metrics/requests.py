@@ -144,7 +144,8 @@ class RequestMetrics:
             self._record(semconv.M_OVERHEAD, end.overhead_ns / 1e9, {})
 
     def _forward(self, start: RequestStart, end: RequestEnd, seconds: float, span: Any, *, third_party: bool) -> None:
-        self._record(semconv.M_FORWARD_DURATION, seconds, {semconv.MODEL_NAME: self._name(start), **self._adapter(start)}, span)
+        if end.timed:
+            self._record(semconv.M_FORWARD_DURATION, seconds, {semconv.MODEL_NAME: self._name(start), **self._adapter(start)}, span)
         if start.operation == semconv.OPERATION_EMBEDDINGS and not start.nested and not third_party:
             self._embeddings(end, seconds, self._labels(start), span)
 

@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, GenerationConfig, GenerationMixin, LlamaForCausalLM, StaticCache, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    GenerationMixin,
+    LlamaForCausalLM,
+    StaticCache,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from inferspan import semconv
 from tests.cases import models

@@ -179,8 +179,8 @@ def test_content_format(form: str) -> None:
     """On the span messages are JSON texts or lists and maps, as the setting says; in the event they are always lists and maps."""
     everything, model = _Everything(), llama()
     with TracerProvider(shutdown_on_exit=False).get_tracer("test").start_as_current_span("maps") as span:
-        span.set_attribute("map", {"key": [{}]})  # type: ignore[arg-type]
-    if not span.attributes:  # type: ignore[attr-defined]
+        span.set_attribute("map", {"key": [{}]})
+    if not getattr(span, "attributes", None):
         form = "json"  # this SDK takes no maps on spans, and logs that
     with everything.instrument(model, capture_content="SPAN_AND_EVENT", content_format=form):
         _generate(model)

@@ -9,11 +9,19 @@ WORKERS ?= auto
 # What the optional C extension is made of.
 EXTENSION := hatch_build.py $(wildcard src/inferspan/capture/modules/csrc/*)
 
+# What the oldest allowed versions are tested with: Python 3.10 if there is one, by name or among pyenv's.
+OLDEST_PYTHON ?= $(shell for one in python3.10 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.10.*/bin/python; do \
+	"$$one" -c 'import venv' 2>/dev/null && echo "$$one" && exit; done; echo "$(PYTHON)")
+# Its core: no servers, no optional packages, no browser.
+OLDEST_TESTS := tests/cases tests/spans tests/metrics tests/samplers tests/capture/generate tests/capture/modules tests/export/files \
+	tests/test_instrument.py
+
 VENV := .venv
+OLDEST := .venv-oldest
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
-.PHONY: help demo stack install lint test docs dashboards pictures bench clean
+.PHONY: help demo stack install lint test oldest docs dashboards pictures bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -45,7 +53,11 @@ lint: $(VENV)/dev.stamp ## ruff, mypy, import-linter
 test: lint ## lint, then all tests, those against real servers included
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
-docs: $(VENV)/dev.stamp ## write the generated pages: docs/telemetry.md, docs/settings.md
+oldest: $(OLDEST)/stamp ## the core of the tests with the oldest allowed versions (tests/oldest.txt), in .venv-oldest
+	@$(OLDEST)/bin/python -c 'import sys; sys.version_info < (3, 11) or print("No Python 3.10 found: this is", sys.version)'
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -p no:cacheprovider -q -n $(WORKERS) --dist loadfile $(OLDEST_TESTS)
+
+docs: $(VENV)/dev.stamp ## write the generated pages: docs/telemetry.md, docs/settings.md, docs/coverage.md
 	$(BIN)/python -m docs.generate
 
 dashboards: $(VENV)/dev.stamp ## write grafana/dashboards from the generator (needs Python 3.11)
@@ -58,7 +70,7 @@ bench: $(VENV)/dev.stamp ## measure what it costs on this CPU, ten minutes; ARGS
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## remove the virtual environment and all caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache demo-output build dist src/inferspan/capture/modules/_recorder*.so
+	rm -rf $(VENV) $(OLDEST) .mypy_cache .ruff_cache .pytest_cache demo-output build dist src/inferspan/capture/modules/_recorder*.so
 
 $(VENV)/demo.stamp: pyproject.toml $(EXTENSION)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -70,4 +82,12 @@ $(VENV)/demo.stamp: pyproject.toml $(EXTENSION)
 
 $(VENV)/dev.stamp: $(VENV)/demo.stamp pyproject.toml $(EXTENSION)
 	$(PIP) --editable ".[dev]"
+	touch $@
+
+# Not ".[test]": its optional packages ask for newer versions than these.
+$(OLDEST)/stamp: pyproject.toml tests/oldest.txt $(EXTENSION)
+	test -x $(OLDEST)/bin/python || $(OLDEST_PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --disable-pip-version-check --quiet --requirement tests/oldest.txt \
+		"pytest>=8.4" "pytest-randomly>=3.16" "pytest-xdist>=3.8" "accelerate>=1.1" "gguf>=0.10" "hatchling>=1.27" "setuptools>=77"
+	$(OLDEST)/bin/python -m pip install --disable-pip-version-check --quiet --constraint tests/oldest.txt --editable ".[transformers,yaml]"
 	touch $@

@@ -1,0 +1,155 @@
+"""The matrix: which kinds of models are run in which ways, and what is recorded of each pair.
+
+The tests of this folder run every pair, and ``docs/generate.py`` writes ``docs/coverage.md`` from this table. A pair that is missing here
+cannot be run without inferspan either, or would say nothing new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .kinds import GENERATING
+from .plain import MODULES, PASSES
+from .ways import WAYS
+
+__all__ = ["GENERATE", "PLAIN", "Outcome", "exact", "fault", "not_recorded", "said"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is recorded of a pair.
+
+    Attributes:
+        requests: how many requests.
+        unobserved: ``inferspan.unobserved`` of the request, or ``None``.
+        reason: why there is no request.
+        warned: whether a line in the log says that nothing will be recorded.
+        wrong: what is wrong today; the test of the pair is expected to fail then, and fails if it does not.
+    """
+
+    requests: int = 1
+    unobserved: str | None = None
+    reason: str | None = None
+    warned: bool = False
+    wrong: str | None = None
+
+    def __str__(self) -> str:
+        if self.wrong is not None:
+            return f"wrong: {self.wrong}"
+        if self.reason is not None:
+            return f"not recorded{', and said' if self.warned else ''}: {self.reason}"
+        return "exact" if self.unobserved is None else f"not seen, and said: {self.unobserved}"
+
+
+exact = Outcome()
+
+
+def said(what: str) -> Outcome:
+    """All is exact but for ``what``, which the request names itself."""
+    return Outcome(unobserved=what)
+
+
+def not_recorded(reason: str) -> Outcome:
+    """No request, because of what the user runs."""
+    return Outcome(requests=0, reason=reason)
+
+
+def fault(what: str) -> Outcome:
+    """Known to be wrong."""
+    return Outcome(wrong=what)
+
+
+def _row(chosen: Iterable[str], usual: Outcome = exact) -> dict[str, Outcome]:
+    return dict.fromkeys(chosen, usual)
+
+
+def _but(chosen: Iterable[str], *without: str) -> list[str]:
+    return [name for name in chosen if name not in without]
+
+
+ALL = list(GENERATING)
+TEXT = ["Llama", "GPT-2", "OPT", "GPT-NeoX", "Gemma", "Mistral (sliding window)", "Qwen2", "Mixtral (experts)"]
+"""Decoders of text with a cache of keys and values."""
+MAMBA = "Mamba (state space)"
+LLAVA, AUDIO = "Llava (images and text)", "Qwen2-Audio (sound and text)"
+DRAFTED = said("logits: several tokens a step")
+COMPILED = said("modules: compiled")
+
+GENERATE: dict[str, dict[str, Outcome]] = {
+    "greedy": _row(ALL),
+    "sampling": _row(ALL),
+    "beam search": _row(ALL),
+    "several sequences": _row(ALL),
+    "rows that end early": _row(ALL),
+    "streamer": _row(ALL),
+    "dictionary output": _row(ALL),
+    "own stopping criterion": _row(ALL),
+    "own logits processor": _row(ALL),
+    "no cache": _row(ALL),
+    "static cache": _row(ALL),
+    "prefill in chunks": _row(_but(ALL, MAMBA, AUDIO, "Whisper")),
+    "prompt in the cache": _row([*TEXT, MAMBA]),
+    "embeddings as the prompt": _row([*TEXT, MAMBA, "T5", "BART", "BERT to BERT"]),
+    "assisted by a draft model": _row(_but(ALL, MAMBA, LLAVA), DRAFTED),
+    # Where no draft is accepted, each step has one token.
+    "prompt lookup": {
+        name: exact if name in ("Llama", "GPT-NeoX", "Mistral (sliding window)", "BERT to BERT", AUDIO) else DRAFTED
+        for name in _but(ALL, MAMBA)
+    },
+    "own loop (`custom_generate`)": _row([*TEXT, MAMBA, AUDIO], fault("no steps, no time to first token")),
+    "in a thread": _row(ALL),
+    "`inference_mode`": _row(ALL),
+    "autocast to bfloat16": _row(ALL),
+    "bfloat16 weights": _row(ALL),
+    "a deep copy": _row(ALL),
+    "`forward` compiled": _row(["Llama", "GPT-2"], COMPILED),
+    "`model.compile()`": _row(["Llama", "T5"], COMPILED),
+}
+"""Outcome of each kind of model by the way to run ``generate()``."""
+
+SEQUENCE_FIRST = "nn.LSTM (sequence first)"
+MODULES_ALL = _but(MODULES, SEQUENCE_FIRST)
+TORCH = ["nn.Linear", "nn.Sequential", "nn.Embedding", "nn.LSTM", "nn.GRU", "nn.MultiheadAttention", "nn.TransformerEncoder", "nn.Transformer"]
+COMPILABLE = ["nn.Linear", "nn.Sequential", "nn.LSTM", "nn.TransformerEncoder", "autoencoder", "BERT (classes)"]
+COPY = not_recorded("a copy is another module")
+SCRIPT = not_recorded("the traced function is another module")
+UNSAID = Outcome(requests=0, reason="TorchScript runs without hooks", warned=True, wrong="not recorded, and nothing says so")
+WITHOUT_CACHE = _but(MODULES_ALL, "Llama", "T5")
+"""A program of ``torch.export`` cannot return a cache."""
+
+PLAIN: dict[str, dict[str, Outcome]] = {
+    "`model(...)`": {**_row(MODULES_ALL), SEQUENCE_FIRST: fault("the batch size is the length of the sequences")},
+    "training": _row(MODULES_ALL),
+    "`inference_mode`": _row(MODULES_ALL),
+    "autocast to bfloat16": _row(MODULES_ALL),
+    "bfloat16 weights": _row(MODULES_ALL),
+    "in a thread": _row(MODULES_ALL),
+    "inside another module": _row(MODULES_ALL),
+    "`functional_call`": _row(MODULES_ALL),
+    "checkpointed": _row(MODULES_ALL),
+    "a deep copy of it": _row(MODULES_ALL, COPY),
+    "a pickled copy of it": _row(_but(MODULES_ALL, "autoencoder", "wav2vec 2"), COPY),
+    "`model.compile()`": _row(COMPILABLE, COMPILED),
+    "`torch.compile`, then instrumented": _row(COMPILABLE, COMPILED),
+    "instrumented, then `torch.compile`": {
+        **_row(["nn.Linear", "nn.Sequential", "nn.TransformerEncoder"], fault("no request")),
+        "nn.LSTM": exact,
+        **_row(["autoencoder", "BERT (classes)"], COMPILED),
+    },
+    "traced, then instrumented": _row([*TORCH, "convolutions", "autoencoder", "BERT (features)"], UNSAID),
+    "instrumented, then traced": _row([*TORCH, "convolutions", "autoencoder", "BERT (features)"], SCRIPT),
+    "scripted, then instrumented": _row([*_but(TORCH, "nn.LSTM", "nn.GRU"), "convolutions"], UNSAID),
+    "exported, then instrumented": _row(_but(WITHOUT_CACHE, "DETR", "CLIP")),
+    "instrumented, then exported": _row(_but(WITHOUT_CACHE, "DETR", "CLIP"), not_recorded("the program is another module")),
+}
+"""Outcome of each kind of module by the way to run a forward pass."""
+
+
+def _check(table: dict[str, dict[str, Outcome]], ways: Iterable[str], kinds: Iterable[str]) -> None:
+    assert [*table] == [*ways]
+    assert not {name for row in table.values() for name in row} - {*kinds}
+
+
+_check(GENERATE, WAYS, GENERATING)
+_check(PLAIN, PASSES, MODULES)

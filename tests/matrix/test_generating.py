@@ -1,0 +1,67 @@
+"""``generate()`` of each kind of model in each way: outputs as without us, and one request whose numbers are those of the outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from inferspan import semconv
+from tests.cases.telemetry import Telemetry
+
+from .kinds import GENERATING
+from .marks import marked
+from .pairs import GENERATE, Outcome
+from .ways import WAYS, Run, prepared
+
+
+def _rows(result: Any) -> Any:
+    return result if isinstance(result, torch.Tensor) else result["sequences"]
+
+
+def _answers(run: Run, rows: Any) -> list[int]:
+    """Tokens of each returned row after the prompt, up to and including the first end token."""
+    answers = rows[:, run.start :].tolist()
+    return [answer.index(run.eos) + 1 if run.eos in answer else len(answer) for answer in answers]
+
+
+def _prompt(run: Run) -> int | None:
+    """Tokens of the prompt that are not padding; ``None`` if the prompt is sound or a picture."""
+    return int(run.given["attention_mask"].sum()) if run.kind.counts_input else None
+
+
+def _without_us(kind: str, way: str) -> tuple[Any, int]:
+    """What is returned without inferspan, and the number of forward passes."""
+    run, passes = prepared(GENERATING[kind], WAYS[way]), []
+    run.model.register_forward_pre_hook(lambda *_: passes.append(1))
+    return _rows(WAYS[way].call(run)), len(passes)
+
+
+@pytest.mark.parametrize(("way", "kind", "outcome"), marked(GENERATE))
+def test_generate(telemetry: Telemetry, way: str, kind: str, outcome: Outcome) -> None:
+    """Tokens, requests, phases and steps are those of the same call without inferspan; what is not seen is said."""
+    want, passes = _without_us(kind, way)
+    run = prepared(GENERATING[kind], WAYS[way])
+    telemetry.instrument(run.model)
+    got = _rows(WAYS[way].call(run))
+    assert torch.equal(got, want), "the output is another one"
+    telemetry.check()
+    answers = _answers(run, got)
+    assert len(telemetry.roots()) == outcome.requests
+    request = telemetry.only(telemetry.requests(nested=None))
+    assert request.get(semconv.INPUT_TOKENS) == _prompt(run)
+    assert list(request[semconv.SEQUENCE_OUTPUT_TOKENS]) == answers
+    assert request[semconv.OUTPUT_TOKENS] == sum(answers)
+    assert request[semconv.BATCH_SIZE] == WAYS[way].rows
+    assert request.get(semconv.ERROR_TYPE) is None
+    assert telemetry.metric_sum("gen_ai.client.token.usage", gen_ai__token__type="output") == sum(answers)
+    steps = telemetry.steps()
+    assert len(steps) == passes
+    assert [step.attributes[semconv.STEP_INDEX] for step in steps if step.attributes] == [*range(passes)]
+    decode_steps = len(telemetry.spans(semconv.SPAN_DECODE_STEP))
+    assert request[semconv.DECODE_STEPS] == decode_steps
+    assert len(telemetry.spans(semconv.SPAN_PREFILL)) == 1
+    assert len(telemetry.spans(semconv.SPAN_DECODE)) == (1 if decode_steps else 0)
+    assert semconv.TTFT in request
+    assert request.get(semconv.UNOBSERVED) == outcome.unobserved

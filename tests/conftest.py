@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -24,6 +24,14 @@ def pytest_report_header() -> str:
         except importlib.metadata.PackageNotFoundError:
             found.append(f"{name} -")
     return "with: " + ", ".join([*found, f"recorder {extension.find()}"])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Hostile texts in the captured log must not stop pytest-xdist, which sends reports as UTF-8."""
+    report = yield
+    report.sections = [(title, text.encode("utf-8", "backslashreplace").decode("utf-8")) for title, text in report.sections]
+    return report
 
 
 @pytest.fixture(autouse=True)

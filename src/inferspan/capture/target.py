@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from inferspan.capture.compile.optimized import shows_call
+from inferspan.capture.compile.state import leave_frame, set_eval_frame
 from inferspan.capture.compile.watch import compiling
 from inferspan.capture.device.clock import CallClock, DeviceClock
 from inferspan.capture.device.energy import RequestEnergy
@@ -35,6 +37,7 @@ from .forward import close_stale
 from .model_info import has_plain_generate, is_text_only, model_device, model_info, sharded_vocabulary
 from .owner import OpenPass
 from .patching import ClassMethods, InstanceMethod, Undo
+from .root_call import OptimizedCall
 from .root_hooks import RootHooks
 
 __all__ = ["Target", "target_of"]
@@ -198,15 +201,19 @@ class Target:
         if self._root is not None:
             self._root.after_compile()
 
+    def sees_call(self, optimized: nn.Module) -> bool:
+        """Whether a call of what ``torch.compile(model)`` has returned is seen on the model itself."""
+        return self._root is not None and self._root.around and shows_call(optimized)
+
     def pause_root_hooks(self, call: Call) -> None:
         """Keep root hooks out of a region that is about to be compiled, until ``call`` ends."""
         if self._root is not None:
             self._root.pause(call)
 
     # --------------------------------------------------------------------------------------------------------- calls
-    def open_pass(self) -> OpenPass | None:
-        """Register a forward pass of this thread; ``None`` if the model is not instrumented any more."""
-        return self._root.open_pass() if self._root is not None else None
+    def open_pass(self, opened: OpenPass) -> bool:
+        """Register a forward pass; false if the model is not instrumented any more."""
+        return self._root is not None and self._root.open_pass(opened)
 
     def close_pass(self, opened: OpenPass) -> bool:
         """Remove the entry of a forward pass; false if another thread has done so."""
@@ -328,3 +335,28 @@ def _around_compile(original: Callable[..., Any], model: Any, args: tuple[Any, .
         for target in targets:
             with contain("model.compile()"):
                 target.after_compile()
+
+
+@leave_frame
+def _around_optimized(original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Around the call of what ``torch.compile(model)`` has returned."""
+    request: OptimizedCall | None = None
+    evaluator = set_eval_frame(None)
+    try:
+        with contain("start of a forward pass"):
+            request = _optimized_call(original, module)
+    finally:
+        set_eval_frame(evaluator)
+    return original(module, *args, **kwargs) if request is None else request(*args, **kwargs)
+
+
+def _optimized_call(original: Callable[..., Any], module: Any) -> OptimizedCall | None:
+    inner = module.__dict__.get("_modules", {}).get("_orig_mod")
+    for root in (module, inner):
+        for target in _targets.get(id(root), ()):
+            if target.model is root and target.is_open and not (root is inner and target.sees_call(module)):
+                return OptimizedCall(target, module, original)
+    return None
+
+
+compiling.optimized.around = _around_optimized

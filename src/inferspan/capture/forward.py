@@ -305,7 +305,13 @@ def close_stale(root: nn.Module | None) -> None:
 
 
 def start_forward(
-    owner: Owner, args: tuple[Any, ...], kwargs: Mapping[str, Any], opened: OpenPass, *, compiled: bool = False
+    owner: Owner,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    opened: OpenPass,
+    *,
+    compiled: bool = False,
+    method: str | None = None,
 ) -> ForwardCall | None:
     """Open the request of a plain forward pass, or ``None`` where telemetry stays out.
 
@@ -315,6 +321,7 @@ def start_forward(
         kwargs: its keyword arguments.
         opened: its entry for the owner's registry.
         compiled: whether Dynamo evaluates its frames.
+        method: name of the method that is called instead of ``forward``.
     """
     compiling.listen()
     if is_transforming() or _PACKED <= kwargs.keys():
@@ -323,7 +330,7 @@ def start_forward(
     if not owner.open_pass(opened):
         return None
     try:
-        opened.call = call = _start(owner, args, kwargs, opened, compiled=compiled)
+        opened.call = call = _start(owner, args, kwargs, opened, compiled=compiled, method=method)
     except BaseException:
         opened.close()
         raise
@@ -332,12 +339,15 @@ def start_forward(
     return call
 
 
-def _start(owner: Owner, args: tuple[Any, ...], kwargs: Mapping[str, Any], opened: OpenPass, *, compiled: bool) -> ForwardCall | None:
+def _start(
+    owner: Owner, args: tuple[Any, ...], kwargs: Mapping[str, Any], opened: OpenPass, *, compiled: bool, method: str | None
+) -> ForwardCall | None:
     outer = current.call
     start, offset = Call.host_clock(outer)
-    operation = semconv.OPERATION_EMBEDDINGS if owner.settings.operation == semconv.OPERATION_EMBEDDINGS else None
+    operation = semconv.OPERATION_EMBEDDINGS if owner.settings.operation == semconv.OPERATION_EMBEDDINGS and method is None else None
+    facts = {} if method is None else {semconv.METHOD: method}
     scope = owner.recorder.start(
-        RequestStart("forward", operation, owner.info, start + offset, outer is not None, {}), outer.scope if outer is not None else None
+        RequestStart("forward", operation, owner.info, start + offset, outer is not None, facts), outer.scope if outer is not None else None
     )
     if scope is None:
         return None

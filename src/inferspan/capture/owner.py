@@ -89,6 +89,10 @@ class Owner(Protocol):
         """Weak references to generating modules inside the model, by identity: their passes belong to the model's request."""
 
     @property
+    def methods(self) -> tuple[str, ...]:
+        """Methods whose calls are requests, as forward passes are."""
+
+    @property
     def has_plain_generate(self) -> bool:
         """Whether ``generate()`` is that of transformers, so that its result has the documented meaning."""
 

@@ -16,7 +16,7 @@ from time import perf_counter_ns
 from types import FrameType
 from typing import Any
 
-from torch import nn
+from torch import jit, nn
 
 from inferspan.capture.compile.state import SLOT, SlotObserver, has_compiled, ignores_slots
 from inferspan.capture.modules.hooks import iterates_hooks
@@ -106,7 +106,8 @@ class RootHooks:
             observer.take(model)
         if self._hooked and not self._compiling:
             wanted = True
-        if not wanted:
+        # Scripted modules take no hooks.
+        if not wanted or isinstance(model, jit.ScriptModule):
             self._take(model)
             return
         if self._enter is None:

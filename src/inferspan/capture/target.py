@@ -29,11 +29,13 @@ from inferspan.capture.profiler.switch import install_switches
 from inferspan.capture.profiler.window import Window, Windows
 from inferspan.guard import contain
 from inferspan.records import ModuleInfo, Recorder
+from inferspan.setting_checks import warn_once
 from inferspan.settings import Settings
 
 from .call import Call, current
 from .device import energy
 from .forward import close_stale
+from .methods import attach_methods, chosen_methods
 from .model_info import has_plain_generate, is_text_only, model_device, model_info, sharded_vocabulary
 from .owner import OpenPass
 from .patching import ClassMethods, InstanceMethod, Undo
@@ -74,7 +76,7 @@ class Target:
         tokenizer: decodes captured content; never used without content capture.
 
     Raises:
-        SettingsError: a name pattern matches no module; nothing is attached then.
+        SettingsError: a name pattern matches no module, or the model lacks a method; nothing is attached then.
     """
 
     def __init__(self, model: nn.Module, settings: Settings, recorder: Recorder, tokenizer: Any = None) -> None:
@@ -95,6 +97,7 @@ class Target:
         self.root_info = ModuleInfo("", type(model).__name__, None, type(model).__name__)
         self.text_only = is_text_only(model)
         self.engine = ModuleObservers(model, "none" if settings.steps == "none" else settings.modules, settings.module_span_name)
+        self.methods = chosen_methods(model, settings.methods)
         self.scripted = isinstance(model, torch.jit.ScriptModule)
         self.has_plain_generate = has_plain_generate(model)
         self.members: dict[int, weakref.ref[nn.Module]] = {}
@@ -124,7 +127,10 @@ class Target:
     @property
     def unobserved(self) -> str | None:
         """The part of this model that cannot be observed, and the reason; ``None`` if all of it can."""
-        return "forward passes: scripted" if self.scripted else self.engine.unobserved
+        if self.scripted:
+            seen = self._root is not None and self._root.around
+            return "modules: scripted" if seen else "forward passes: scripted"
+        return self.engine.unobserved
 
     def sharded_vocabulary(self) -> int:
         """Size of whole logits, if the model is tensor-parallel, so that its logits may be parts; else 0."""
@@ -137,10 +143,11 @@ class Target:
             self._undo.push(lambda: self._unregister(self._model_id))
         compiling.watch(self)
         self._attach_generate(model)
-        # Scripted modules take no hooks.
-        if not self.scripted:
-            self._root = RootHooks(self)
-            self._root.attach(model)
+        attach_methods(target_of, model, self.methods, _methods, self._undo)
+        self._root = RootHooks(self)
+        self._root.attach(model)
+        if self.scripted and not self._root.around:
+            warn_once("calls of this scripted %s are not seen: torch does not look for an observer of it", type(model).__name__)
         if callable(getattr(type(model), "compile", None)):
             self._undo.push(_methods.acquire(type(model), "compile", _around_compile))
 

@@ -72,7 +72,10 @@ class _Destination(NamedTuple):
 
 
 def request_name(start: RequestStart, third_party: ThirdPartyCall | None) -> str:
-    """Name of a request's span: operation and model, or ``forward`` and model."""
+    """Name of a request's span: operation and model, or ``forward`` or the name of the method, and model."""
+    method = start.attributes.get(semconv.METHOD)
+    if method is not None:
+        return f"{method} {start.model.name or start.model.architecture}"
     if start.operation is None or (third_party is not None and start.kind == "forward"):
         return f"{semconv.SPAN_FORWARD} {start.model.name or start.model.architecture}"
     if third_party is not None:

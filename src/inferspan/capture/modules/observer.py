@@ -57,14 +57,14 @@ def can_hold(module: nn.Module) -> bool:
     kind = type(module)
     usual = kind.__getattribute__ is object.__getattribute__ and kind.__call__ is _CALL and getattr(kind, SLOT, None) is None
     usual = usual and module.__dict__ is _dictionary(module)
-    # A lazy module becomes one of another class in its first call, and a scripted one is C++.
-    special = is_optimized(module) or hasattr(kind, "cls_to_become") or isinstance(module, jit.ScriptModule)
-    return _known and usual and not special
+    # A lazy module becomes one of another class in its first call.
+    return _known and usual and not is_optimized(module) and not hasattr(kind, "cls_to_become")
 
 
 def can_observe(module: nn.Module) -> bool:
     """Whether an ``ObservedCall`` may occupy the slot; it tells its module from a copy by counting references."""
-    return _counted and can_hold(module)
+    # Below a scripted module there is no Python.
+    return _counted and can_hold(module) and not isinstance(module, jit.ScriptModule)
 
 
 class ObservedCall(ModuleCaller, SlotObserver):

@@ -359,14 +359,18 @@ def _build(model: Any, tokenizer: Any, settings: Settings, providers: _Providers
 def _target(model: Any, settings: Settings, recorder: SpanRecorder, tokenizer: Any) -> Target:
     from inferspan.capture.target import Target
 
-    try:
-        return Target(model, settings, recorder, tokenizer)
-    except SettingsError as error:  # a name pattern matches no module
-        variable = settings.source("modules")
-        if variable is None:
-            raise
-        warn_once("%s is ignored for this model, module spans are those of the default: %s", variable, error)
-        return Target(model, settings.override({"modules": Settings().modules}), recorder, tokenizer)
+    for name, instead in (("methods", "methods that are known"), ("modules", "module spans are those of the default")):
+        try:
+            return Target(model, settings, recorder, tokenizer)
+        except SettingsError as error:  # a method that the model lacks, a name pattern that matches no module
+            variable = settings.source(name)
+            if variable is None or f"{name!r}" not in str(error):
+                if name == "modules":
+                    raise
+                continue
+            warn_once("%s is ignored for this model, %s: %s", variable, instead, error)
+            settings = settings.override({name: getattr(Settings(), name)})
+    return Target(model, settings, recorder, tokenizer)
 
 
 def _before_a_request() -> None:

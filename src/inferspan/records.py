@@ -292,15 +292,21 @@ class RequestScope(Protocol):
     def detail(self, records: Sequence[Phase | Step | ModuleBatch]) -> None:
         """Hand over detail of the running request; parents come no later than the call of ``end``."""
 
+    def attach(self) -> None:
+        """Make the request's span the current one; only where one function calls this and ``detach``, in its ``finally``."""
+
+    def detach(self) -> None:
+        """Make current what was before ``attach``; twice, or without it, does nothing."""
+
     def end(self, end: RequestEnd) -> None:
-        """End the request; called exactly once, on the thread that started it."""
+        """End the request and detach; called exactly once, on the thread that started it."""
 
 
 class Recorder(Protocol):
     """Where the sources put what they see."""
 
     def start(self, start: RequestStart, parent: RequestScope | None) -> RequestScope | None:
-        """Begin a request; for a ``generate`` its span is the current one until ``end``.
+        """Begin a request; for a ``generate`` its span is the current one until ``end``, for others if ``attach`` is called.
 
         ``parent`` is the request of ours inside which this one runs. ``None`` comes back where the caller has switched
         telemetry off for the moment (``suppress_instrumentation``).

@@ -21,6 +21,7 @@ __all__ = [
     "integer",
     "keep",
     "modules",
+    "names",
     "number",
     "path",
     "shown",
@@ -168,6 +169,14 @@ def modules(name: str, value: object) -> str | tuple[str, ...]:
     if isinstance(value, Sequence) and value and all(isinstance(part, str) and part.strip() for part in value):
         return tuple(part.strip() for part in value)
     raise fail(name, value, allowed)
+
+
+def names(name: str, value: object) -> tuple[str, ...]:
+    """Names of methods, perhaps none."""
+    parts = [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    if isinstance(parts, Sequence) and all(isinstance(part, str) and part.strip().isidentifier() for part in parts):
+        return tuple(dict.fromkeys(part.strip() for part in parts))
+    raise fail(name, value, 'use a list of names of methods such as ["encode", "decode"]')
 
 
 def keep(name: str, value: object) -> str:

@@ -58,6 +58,7 @@ class Settings:
 
     # what is recorded
     modules: str | tuple[str, ...] = _setting("layers", check.modules, 'modules that get spans on sampled steps: "layers" (layers, attention, MLP), "all", "none", or name patterns')
+    methods: Sequence[str] | None = _setting(None, check.names, "methods whose calls are requests beside forward() and generate(); default: those known of transformers (get_image_features, ...) and encode and decode of autoencoders of diffusers")
     steps: str = _setting("all", check.choice("all", "sampled", "none"), "forward passes of generate() that get spans: all up to the budget, those with module spans, or none")
     every_step: bool = _setting(False, check.boolean, "module spans on every step, with the budget raised to its hard cap; for debugging")
     max_spans_per_trace: int = _setting(2000, check.integer(1, 100_000_000), "span budget of one request")

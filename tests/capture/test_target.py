@@ -31,6 +31,12 @@ class Scope:
         """Keep them."""
         self.records.extend(records)
 
+    def attach(self) -> None:
+        """It is the current one now."""
+
+    def detach(self) -> None:
+        """It is so no more."""
+
     def end(self, end: RequestEnd) -> None:
         """Keep it."""
         self.ended.append(end)

@@ -183,7 +183,7 @@ def test_lazy_parametrized_and_shared_modules(telemetry: Telemetry) -> None:
 
 
 def test_scripted_child_and_scripted_root(telemetry: Telemetry) -> None:
-    """Scripted modules take no hooks: they are skipped, and a scripted root says that its passes are not seen."""
+    """Scripted modules take no hooks: they are skipped; the call of a scripted root is seen, its modules are not."""
     scripted = _script(nn.Linear(4, 4))
     model = nn.Sequential(nn.Linear(4, 4), scripted)
     telemetry.instrument(model, modules="all")

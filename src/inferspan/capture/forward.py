@@ -1,8 +1,9 @@
 """Plain forward passes: one request for each outermost call of the instrumented model that is not part of a ``generate()``.
 
-A pre-hook and an ``always_call`` hook on the root open and end the request (see ``root_hooks``); torch calls the latter for ``Exception``
-only, so a call that Ctrl-C left open is ended by the thread's next one or by ``uninstrument()``. Every other call is ended by its own
-thread, also after ``uninstrument()``. The span of a forward is not made current: hooks cannot do that safely.
+One function around the pass opens and ends the request, and makes its span the current one meanwhile (see ``root_call``). Where only
+hooks are possible (``root_hooks``) it is not current. Torch calls an ``always_call`` hook for ``Exception`` only, so a call that Ctrl-C
+has left open there is ended by the thread's next one or by ``uninstrument()``. Every other call is ended by its own thread, also after
+``uninstrument()``.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ class ForwardCall(Call):
     Args:
         owner: the instrumentation of the model.
         inputs: shapes and dtypes of the arguments.
-        opened: its entry in the owner's registry, if only hooks on the root see its end; ``None`` if its caller ends it in any case.
+        opened: its entry in the owner's registry.
         compiled: whether Dynamo evaluates its frames.
         **options: see :class:`Call`.
     """
 
-    def __init__(self, owner: Owner, inputs: Described, opened: OpenPass | None, *, compiled: bool = False, **options: Any) -> None:
+    def __init__(self, owner: Owner, inputs: Described, opened: OpenPass, *, compiled: bool = False, **options: Any) -> None:
         super().__init__(**options)
         self.compiled = compiled
         self.owner = owner
@@ -71,6 +72,8 @@ class ForwardCall(Call):
         self.finished = False
         self.thread = threading.get_ident()
         self.opened_pass = opened
+        self.awaits_root = False
+        """Whether it was begun around the call of the model, which is still to come."""
         self.warmup = owner.first_call
         self.graphs = compiled_graphs()
         self.modules = False
@@ -162,6 +165,7 @@ class ForwardCall(Call):
             with contain("hand-over of a forward pass"):
                 self.hand_over()
         finally:
+            self.finished = True
             self.end_span(end)
 
     def release(self) -> None:
@@ -174,7 +178,10 @@ class ForwardCall(Call):
 
     def _claim(self) -> bool:
         """Claim the right to end the request; true for the first caller only."""
-        first = not self.finished if self.opened_pass is None else self.owner.close_pass(self.opened_pass)
+        if not self.opened_pass.hooked:
+            # Its own thread only ends it, and once more if an interrupt has prevented that.
+            return not self.finished
+        first = self.opened_pass.close()
         self.finished = True
         return first
 
@@ -219,6 +226,8 @@ class ForwardCall(Call):
             unobserved = [reason] if reason else []
             if lazy:
                 unobserved.append("forward: generator")
+            if self.opened_pass.hooked:
+                unobserved.append("context: hooks")
             logits = dict.get(output, "logits") if self.owner.settings.logits and failure is None and isinstance(output, dict) else None
             if logits is not None:
                 with contain("logit statistics"):
@@ -298,14 +307,26 @@ def close_stale(root: nn.Module | None) -> None:
     while isinstance(call, ForwardCall):
         if not call.finished:
             model = call.owner.model
-            if call.opened_pass is None or (model is not None and invocations(model, sys._getframe(1)) > (1 if model is root else 0)):
+            opened = call.opened_pass
+            if opened.hooked:
+                if model is not None and invocations(model, sys._getframe(1)) > (1 if model is root else 0):
+                    return
+            elif opened.registered is not None:
                 return
         call.finish(None, INTERRUPTED, perf_counter_ns())
+        if current.call is call:
+            current.call = call.outer
         call = current.call
 
 
 def start_forward(
-    owner: Owner, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, compiled: bool = False, by_hooks: bool = True
+    owner: Owner,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    opened: OpenPass,
+    *,
+    compiled: bool = False,
+    method: str | None = None,
 ) -> ForwardCall | None:
     """Open the request of a plain forward pass, or ``None`` where telemetry stays out.
 
@@ -313,30 +334,28 @@ def start_forward(
         owner: the instrumentation of the model.
         args: positional arguments of the pass.
         kwargs: its keyword arguments.
+        opened: its entry for the owner's registry.
         compiled: whether Dynamo evaluates its frames.
-        by_hooks: whether only hooks on the root see its end.
+        method: name of the method that is called instead of ``forward``.
     """
     compiling.listen()
-    if is_transforming() or _PACKED <= kwargs.keys() or not owner.is_open:
+    if is_transforming() or _PACKED <= kwargs.keys():
         return None
-    if not by_hooks:
-        return _start(owner, args, kwargs, None, compiled=compiled)
     # First of all: from now on uninstrument() leaves the hook that ends the pass.
-    opened = owner.open_pass()
-    if opened is None:
+    if not owner.open_pass(opened):
         return None
     try:
-        opened.call = call = _start(owner, args, kwargs, opened, compiled=compiled)
+        opened.call = call = _start(owner, args, kwargs, opened, compiled=compiled, method=method)
     except BaseException:
-        owner.close_pass(opened)
+        opened.close()
         raise
     if call is None:
-        owner.close_pass(opened)
+        opened.close()
     return call
 
 
 def _start(
-    owner: Owner, args: tuple[Any, ...], kwargs: Mapping[str, Any], opened: OpenPass | None, *, compiled: bool
+    owner: Owner, args: tuple[Any, ...], kwargs: Mapping[str, Any], opened: OpenPass, *, compiled: bool, method: str | None
 ) -> ForwardCall | None:
     wanted = owner.settings.operation
     embedding = wanted == semconv.OPERATION_EMBEDDINGS or (wanted is None and embeds(owner.model))

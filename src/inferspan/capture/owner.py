@@ -25,18 +25,31 @@ __all__ = ["OpenPass", "Owner"]
 
 
 class OpenPass:
-    """A running forward pass whose end only hooks on the root see, as its owner registers it.
+    """A running forward pass, as its owner registers it.
+
+    Args:
+        thread: identity of the thread that runs it.
+        hooked: whether only hooks on the root see its end.
 
     Attributes:
-        thread: identity of the thread that runs it.
         call: its request; ``None`` until that has begun.
+        registered: the owner that has it in its registry.
+        again: whether it is a call of the model by itself, inside a request.
     """
 
-    __slots__ = ("call", "thread")
+    __slots__ = ("again", "call", "hooked", "registered", "thread")
 
-    def __init__(self, thread: int) -> None:
+    def __init__(self, thread: int, *, hooked: bool = True) -> None:
         self.thread = thread
+        self.hooked = hooked
         self.call: Call | None = None
+        self.registered: Owner | None = None
+        self.again = False
+
+    def close(self) -> bool:
+        """Remove it from the registry; false if it is not there any more."""
+        owner = self.registered
+        return owner is not None and owner.close_pass(self)
 
 
 class Owner(Protocol):
@@ -80,6 +93,10 @@ class Owner(Protocol):
     @property
     def members(self) -> Mapping[int, Any]:
         """Weak references to generating modules inside the model, by identity: their passes belong to the model's request."""
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Methods whose calls are requests, as forward passes are."""
 
     @property
     def has_plain_generate(self) -> bool:
@@ -142,11 +159,11 @@ class Owner(Protocol):
         """Text of one token id."""
 
     # ------------------------------------------------------------------------------------------------------- running calls
-    def open_pass(self) -> OpenPass | None:
-        """Register a forward pass of this thread: hooks on the root stay on the model until it is closed.
+    def open_pass(self, opened: OpenPass) -> bool:
+        """Register a forward pass: the module observers, and hooks that see its end, stay on the model until it is closed.
 
         Returns:
-            Its entry, or ``None`` if the model is not instrumented any more.
+            False if the model is not instrumented any more.
         """
 
     def close_pass(self, opened: OpenPass) -> bool:

@@ -1,7 +1,9 @@
-"""Hooks on the root of an instrumented model, which open and end the requests of its plain forward passes.
+"""What is on the root of an instrumented model, to open and end the requests of its plain forward passes.
 
-A model compiled with ``model.compile()`` never runs root hooks; its compiled call is wrapped instead. The hooks go away for as long as
-something compiles, because compiled code must not see them. A forward pass is ended by the thread that runs it and by no other:
+By default an ``ObservedRoot`` occupies the model's ``_compiled_call_impl`` slot. Where torch would bypass the slot, or compiled code may
+guard on it, a pair of forward hooks is registered instead. A model compiled with ``model.compile()`` runs neither; its compiled call is
+wrapped. All of it goes away for as long as something compiles, because compiled code must not see it. A forward pass is ended by the
+thread that runs it and by no other:
 ``uninstrument()`` leaves the hooks of a running pass until it has returned, and ends only passes that an interrupt has left.
 """
 
@@ -10,31 +12,31 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
 from time import perf_counter_ns
 from types import FrameType
 from typing import Any
 
-from torch import nn
-from torch.compiler import is_dynamo_compiling
+from torch import jit, nn
 
-from inferspan.capture.compile.state import SLOT, is_compiling, leave_frame, set_eval_frame
-from inferspan.capture.modules.hooks import CopiedAway, in_hooks_of_a_failure, iterates_hooks
-from inferspan.guard import contain, report
+from inferspan.capture.compile.state import SLOT, SlotObserver, has_compiled, ignores_slots
+from inferspan.capture.modules.hooks import in_hooks_of_a_failure, iterates_hooks
+from inferspan.capture.modules.observer import can_hold
+from inferspan.guard import contain
 
 from .call import Call, current
-from .failures import error_type, failure_of
-from .forward import INTERRUPTED, ForwardCall, close_stale, invocations, start_forward
+from .forward import INTERRUPTED, ForwardCall, invocations
 from .owner import OpenPass, Owner
+from .root_call import CompiledCall, ObservedRoot
+from .root_pair import RootEnter, RootExit
 
-__all__ = ["CompiledCall", "RootHooks"]
+__all__ = ["RootHooks"]
 
 _remaining: weakref.WeakSet[RootHooks] = weakref.WeakSet()
 """Closed instances whose exit hook was in a table that torch was iterating, so that it could not be removed."""
 
 
 class RootHooks:
-    """The hooks on the root of one model, or the wrapper around its compiled call.
+    """The observer or the hooks on the root of one model, or the wrapper around its compiled call.
 
     Args:
         owner: the instrumentation of the model.
@@ -45,51 +47,73 @@ class RootHooks:
         self._lock = threading.Lock()
         self._enter: Any = None
         self._exit: Any = None
+        self._observer: ObservedRoot | None = None
+        """What occupies the slot, or will again; ``None`` where only hooks are possible."""
         self._wrapper: CompiledCall | None = None
         self._passes: dict[OpenPass, None] = {}
-        """Passes whose end only the hooks see, oldest first."""
+        """Running passes, oldest first."""
         self._paused: set[int] = set()
         """Identities of the calls that keep the hooks off."""
         self._compiling = False
 
     def attach(self, model: nn.Module) -> None:
-        """Put the hooks on ``model``."""
+        """Put the observer or the hooks on ``model``."""
         _take_remaining()
         with self._lock:
+            if can_hold(model) and (not has_compiled() or (ignores_slots() and not self._others(model))):
+                self._observer = ObservedRoot(self._owner, model)
             self._attach(model)
 
     def _attach(self, model: nn.Module) -> None:
         implementation = model.__dict__.get(SLOT)
-        if implementation is not None and self._wrapper is None:
+        if implementation is not None and self._wrapper is None and not issubclass(type(implementation), SlotObserver):
             self._wrapper = CompiledCall(self._owner, implementation)
             model.__dict__[SLOT] = self._wrapper
         self._settle()
 
+    def _others(self, model: nn.Module) -> bool:
+        """Whether the root has hooks of the user's."""
+        ours = (self._enter is not None) + (self._exit is not None)
+        return len(model._forward_hooks) + len(model._forward_pre_hooks) > ours
+
+    @property
+    def _hooked(self) -> bool:
+        """Whether a pass runs whose end only the hooks see."""
+        return any(opened.hooked for opened in self._passes)
+
     @property
     def idle(self) -> bool:
-        """Whether no pass runs that needs the hooks."""
+        """Whether no pass runs that needs what is on the model."""
         return not self._passes
+
+    @property
+    def around(self) -> bool:
+        """Whether one function runs around each pass, rather than a pair of hooks."""
+        return self._observer is not None or self._wrapper is not None
 
     # -------------------------------------------------------------------------------------------------------- on and off
     def _settle(self) -> None:
-        """Put the hooks on or take them off, whichever the state asks for; the caller holds the lock."""
+        """Put the observer or the hooks on or take them off, whichever the state asks for; the caller holds the lock."""
         owner = self._owner
         model = owner.model
         if model is None:
             return
-        if self._compiling:
+        wanted = owner.is_open and not self._paused and self._wrapper is None and not self._compiling
+        observer = self._observer
+        if observer is not None and wanted and observer.put(model):
             wanted = False
-        elif self._passes:
+        elif observer is not None:
+            observer.take(model)
+        if self._hooked and not self._compiling:
             wanted = True
-        else:
-            wanted = owner.is_open and not self._paused and self._wrapper is None
-        if not wanted:
+        # Scripted modules take no hooks.
+        if not wanted or isinstance(model, jit.ScriptModule):
             self._take(model)
             return
         if self._enter is None:
-            self._enter = model.register_forward_pre_hook(_RootEnter(owner, self), with_kwargs=True)
+            self._enter = model.register_forward_pre_hook(RootEnter(owner, self.settle), with_kwargs=True)
         if self._exit is None:
-            self._exit = model.register_forward_hook(_RootExit(owner, self), with_kwargs=True, always_call=True)
+            self._exit = model.register_forward_hook(RootExit(owner, self.settle), with_kwargs=True, always_call=True)
 
     def _take(self, model: nn.Module) -> None:
         if self._enter is not None:
@@ -134,21 +158,41 @@ class RootHooks:
             self._settle()
 
     def compilation_begins(self) -> None:
-        """Take the hooks off while Dynamo compiles on this thread, unless other hooks or running passes need them."""
+        """Take everything off while Dynamo compiles on this thread, except hooks that others or running passes need."""
         model, mine = self._owner.model, threading.get_ident()
         with self._lock:
+            third_party = model is None or self._others(model)
+            if self._observer is not None:
+                # Below a call of the root Dynamo compiles what the root runs. Elsewhere it may inline that call: with hooks of the user's,
+                # and always if this torch looks at the slot, it guards on the slot then, so that nothing may be there later.
+                if (third_party or not ignores_slots()) and not self._is_inside():
+                    if model is not None:
+                        self._observer.take(model)
+                    self._observer = None
+                    self._settle()
+                else:
+                    self._compiling = True
+                    self._settle()
+                    return
             # If the user has hooks, Dynamo guards on their number, so ours must be present on every call. A pass needs its exit hook.
-            ours = (self._enter is not None) + (self._exit is not None)
-            third_party = model is None or len(model._forward_hooks) + len(model._forward_pre_hooks) > ours
-            others = any(opened.thread != mine for opened in self._passes)
-            if ours and not third_party and not others and not iterates_hooks():
+            others = any(opened.hooked and opened.thread != mine for opened in self._passes)
+            if (self._enter is not None or self._exit is not None) and not third_party and not others and not iterates_hooks():
                 self._compiling = True
                 self._settle()
+
+    def _is_inside(self) -> bool:
+        """Whether a forward pass or a ``generate()`` of the model runs on this thread."""
+        call = current.call
+        while call is not None:
+            if call.engine is self._owner.engine:
+                return True
+            call = call.outer
+        return False
 
     def pause(self, call: Call) -> None:
         """Keep the hooks off until ``resume(call)``, unless a forward pass needs them now."""
         with self._lock:
-            if not self._passes:
+            if not self._hooked:
                 self._paused.add(id(call))
                 self._settle()
 
@@ -160,21 +204,22 @@ class RootHooks:
                 self._settle()
 
     # ------------------------------------------------------------------------------------------------------------ passes
-    def open_pass(self) -> OpenPass | None:
+    def open_pass(self, opened: OpenPass) -> bool:
         """See :meth:`Owner.open_pass <inferspan.capture.owner.Owner.open_pass>`."""
         with self._lock:
             if not self._owner.is_open:
-                return None
-            opened = OpenPass(threading.get_ident())
+                return False
+            opened.registered = self._owner
             self._passes[opened] = None
-            return opened
+            return True
 
     def close_pass(self, opened: OpenPass) -> bool:
         """See :meth:`Owner.close_pass <inferspan.capture.owner.Owner.close_pass>`."""
         with self._lock:
-            if opened not in self._passes:
+            known = self._passes.pop(opened, opened) is None
+            opened.registered = opened.call = None
+            if not known:
                 return False
-            del self._passes[opened]
             if not self._owner.is_open or self._wrapper is not None:
                 with contain("detaching"):
                     self._settle()
@@ -190,7 +235,7 @@ class RootHooks:
             passes = [*self._passes]
         for opened in reversed(passes):
             call, thread = opened.call, opened.thread
-            if not isinstance(call, ForwardCall) or model is None:
+            if not isinstance(call, ForwardCall) or model is None or not opened.hooked:
                 continue
             if thread not in running:
                 running[thread] = invocations(model, frames.get(thread))
@@ -251,149 +296,3 @@ def _iterated_elsewhere(model: nn.Module) -> bool:
                     return True
             frame = frame.f_back
     return False
-
-
-class _RootHook(CopiedAway):
-    """Base of both hooks on the root."""
-
-    __slots__ = ("hooks", "owner")
-
-    def __init__(self, owner: Owner, hooks: RootHooks) -> None:
-        self.owner = owner
-        self.hooks = hooks
-
-
-class _RootEnter(_RootHook):
-    """Forward pre-hook of the root."""
-
-    __slots__ = ()
-
-    @leave_frame
-    def __call__(self, module: nn.Module, *arguments: Any) -> None:
-        """Called by torch before the root's forward pass."""
-        if is_dynamo_compiling():
-            return
-        call = current.call
-        if call is not None and call.root_id == id(module) and self.owner.is_open:
-            adapter = call.adapter
-            if adapter is not None and (adapter.passes.inside or not adapter.steps.open):
-                adapter.enter_root(*arguments)
-            return
-        evaluator = set_eval_frame(None)
-        try:
-            self._begin(module, arguments, compiled=evaluator is not None)
-        finally:
-            set_eval_frame(evaluator)
-
-    def _begin(self, module: nn.Module, arguments: tuple[Any, ...], *, compiled: bool) -> None:
-        owner = self.owner
-        try:
-            call = current.call
-            if owner.model is not module or (call is not None and call.follows(module)):
-                return
-            if call is not None:
-                close_stale(module)
-                call = current.call
-                if call is not None and call.follows(module):
-                    return
-                if isinstance(call, ForwardCall) and call.owner is owner:
-                    call.enter_again(owner.root_info, arguments)
-                    return
-            if not owner.is_open:
-                self.hooks.settle()
-                return
-            kwargs: Mapping[str, Any] = arguments[1] if len(arguments) > 1 else {}
-            start_forward(owner, arguments[0], kwargs, compiled=compiled)
-        except Exception as error:
-            report("start of a forward pass", error)
-
-
-class _RootExit(_RootHook):
-    """Forward hook of the root, called after an ``Exception`` as well."""
-
-    __slots__ = ()
-
-    @leave_frame
-    def __call__(self, module: nn.Module, *arguments: Any) -> None:
-        """Called by torch after the root's forward pass."""
-        if is_dynamo_compiling():
-            return
-        call = current.call
-        if call is not None and call.root_id == id(module):
-            if call.adapter is not None and call.adapter.passes.inside:
-                call.adapter.leave_root(arguments[-1])
-            return
-        evaluator = set_eval_frame(None)
-        try:
-            self._end(module, arguments)
-        finally:
-            set_eval_frame(evaluator)
-
-    def _end(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        owner = self.owner
-        try:
-            call = current.call
-            if owner.model is not module or (call is not None and call.follows(module)):
-                return
-            while call is not None and not (isinstance(call, ForwardCall) and call.owner is owner):
-                call = call.outer
-            if not isinstance(call, ForwardCall):
-                if not owner.is_open:
-                    self.hooks.settle()
-                return
-            now = perf_counter_ns()
-            output = arguments[-1]
-            # After an exception torch calls this hook inside its except block; with an output if it was a hook that raised.
-            error = sys.exc_info()[1]
-            failed = error is not None and _passes_through(error)
-            if call.depth:
-                call.leave_again(owner.root_info, output, now, error_type(error) if failed and error else None)
-                return
-            content = owner.settings.content_on_spans
-            call.finish(output, failure_of(error, content=content) if failed and error is not None else None, now)
-        except Exception as error:
-            report("end of a forward pass", error)
-
-
-def _passes_through(error: BaseException) -> bool:
-    """Whether ``error`` came out of the running ``_call_impl``: a caller's own except block around the model also has one."""
-    implementation = nn.Module._call_impl.__code__
-    frame = sys._getframe(3)
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame is frame and frame.f_code is implementation:
-            return True
-        trace = trace.tb_next
-    return False
-
-
-class CompiledCall:
-    """Wraps ``_compiled_call_impl`` of a model that was compiled with ``model.compile()``; ends its passes itself."""
-
-    def __init__(self, owner: Owner, original: Any) -> None:
-        self._owner = weakref.ref(owner)
-        self.original = original
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the original as one request."""
-        owner = self._owner()
-        if owner is None or is_compiling():
-            return self.original(*args, **kwargs)
-        call: ForwardCall | None = None
-        with contain("start of a forward pass"):
-            outer = current.call
-            model = owner.model
-            if model is not None and not (outer is not None and outer.follows(model)):
-                close_stale(None)
-                call = start_forward(owner, args, kwargs, by_hooks=False)
-        if call is None:
-            return self.original(*args, **kwargs)
-        try:
-            result = self.original(*args, **kwargs)
-        except BaseException as error:
-            with contain("end of a forward pass"):
-                call.finish(None, failure_of(error, content=owner.settings.content_on_spans), perf_counter_ns())
-            raise
-        with contain("end of a forward pass"):
-            call.finish(result, None, perf_counter_ns())
-        return result

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from inferspan.capture.compile.optimized import shows_call
+from inferspan.capture.compile.state import leave_frame, set_eval_frame
 from inferspan.capture.compile.watch import compiling
 from inferspan.capture.device.clock import CallClock, DeviceClock
 from inferspan.capture.device.energy import RequestEnergy
@@ -27,6 +29,7 @@ from inferspan.capture.profiler.switch import install_switches
 from inferspan.capture.profiler.window import Window, Windows
 from inferspan.guard import contain
 from inferspan.records import ModelInfo, ModuleInfo, Recorder
+from inferspan.setting_checks import warn_once
 from inferspan.settings import Settings
 
 from .batch_size import Layout, batch_rows, layout_of
@@ -34,9 +37,11 @@ from .call import Call, current
 from .chat import watch_templates
 from .device import energy
 from .forward import close_stale
+from .methods import attach_methods, chosen_methods
 from .model_info import ModelFacts, has_plain_generate, is_text_only, model_device, sharded_vocabulary
 from .owner import OpenPass
 from .patching import ClassMethods, InstanceMethod, Undo
+from .root_call import OptimizedCall
 from .root_hooks import RootHooks
 from .unloading import around_unloading, watch_unloading
 
@@ -74,7 +79,7 @@ class Target:
         tokenizer: decodes captured content; never used without content capture.
 
     Raises:
-        SettingsError: a name pattern matches no module; nothing is attached then.
+        SettingsError: a name pattern matches no module, or the model lacks a method; nothing is attached then.
     """
 
     def __init__(self, model: nn.Module, settings: Settings, recorder: Recorder, tokenizer: Any = None) -> None:
@@ -96,6 +101,7 @@ class Target:
         self.root_info = ModuleInfo("", type(model).__name__, None, type(model).__name__)
         self.text_only = is_text_only(model)
         self.engine = ModuleObservers(model, "none" if settings.steps == "none" else settings.modules, settings.module_span_name)
+        self.methods = chosen_methods(model, settings.methods)
         self.scripted = isinstance(model, torch.jit.ScriptModule)
         self.has_plain_generate = has_plain_generate(model)
         self.members: dict[int, weakref.ref[nn.Module]] = {}
@@ -127,7 +133,10 @@ class Target:
     @property
     def unobserved(self) -> str | None:
         """The part of this model that cannot be observed, and the reason; ``None`` if all of it can."""
-        return "forward passes: scripted" if self.scripted else self.engine.unobserved
+        if self.scripted:
+            seen = self._root is not None and self._root.around
+            return "modules: scripted" if seen else "forward passes: scripted"
+        return self.engine.unobserved
 
     @property
     def info(self) -> ModelInfo:
@@ -172,10 +181,11 @@ class Target:
             self._undo.push(lambda: self._unregister(self._model_id))
         compiling.watch(self)
         self._attach_generate(model)
-        # Scripted modules take no hooks.
-        if not self.scripted:
-            self._root = RootHooks(self)
-            self._root.attach(model)
+        attach_methods(target_of, model, self.methods, _methods, self._undo)
+        self._root = RootHooks(self)
+        self._root.attach(model)
+        if self.scripted and not self._root.around:
+            warn_once("calls of this scripted %s are not seen: torch does not look for an observer of it", type(model).__name__)
         for undo in watch_templates(_methods, content=self.content):
             self._undo.push(undo)
         for undo in watch_unloading(model, _methods, _around_unloading):
@@ -240,15 +250,19 @@ class Target:
         if self._root is not None:
             self._root.after_compile()
 
+    def sees_call(self, optimized: nn.Module) -> bool:
+        """Whether a call of what ``torch.compile(model)`` has returned is seen on the model itself."""
+        return self._root is not None and self._root.around and shows_call(optimized)
+
     def pause_root_hooks(self, call: Call) -> None:
         """Keep root hooks out of a region that is about to be compiled, until ``call`` ends."""
         if self._root is not None:
             self._root.pause(call)
 
     # --------------------------------------------------------------------------------------------------------- calls
-    def open_pass(self) -> OpenPass | None:
-        """Register a forward pass of this thread; ``None`` if the model is not instrumented any more."""
-        return self._root.open_pass() if self._root is not None else None
+    def open_pass(self, opened: OpenPass) -> bool:
+        """Register a forward pass; false if the model is not instrumented any more."""
+        return self._root is not None and self._root.open_pass(opened)
 
     def close_pass(self, opened: OpenPass) -> bool:
         """Remove the entry of a forward pass; false if another thread has done so."""
@@ -387,3 +401,28 @@ def _around_compile(original: Callable[..., Any], model: Any, args: tuple[Any, .
         for target in targets:
             with contain("model.compile()"):
                 target.after_compile()
+
+
+@leave_frame
+def _around_optimized(original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Around the call of what ``torch.compile(model)`` has returned."""
+    request: OptimizedCall | None = None
+    evaluator = set_eval_frame(None)
+    try:
+        with contain("start of a forward pass"):
+            request = _optimized_call(original, module)
+    finally:
+        set_eval_frame(evaluator)
+    return original(module, *args, **kwargs) if request is None else request(*args, **kwargs)
+
+
+def _optimized_call(original: Callable[..., Any], module: Any) -> OptimizedCall | None:
+    inner = module.__dict__.get("_modules", {}).get("_orig_mod")
+    for root in (module, inner):
+        for target in _targets.get(id(root), ()):
+            if target.model is root and target.is_open and not (root is inner and target.sees_call(module)):
+                return OptimizedCall(target, module, original)
+    return None
+
+
+compiling.optimized.around = _around_optimized

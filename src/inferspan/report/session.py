@@ -114,8 +114,9 @@ class Request:
 
     @property
     def kind(self) -> str:
-        """``forward`` for a plain call of the model, else ``generate``."""
-        return "forward" if self.span.name.split(" ", 1)[0] == semconv.SPAN_FORWARD else "generate"
+        """``forward`` for a plain call of the model or of a method of it, else ``generate``."""
+        plain = self.span.name.split(" ", 1)[0] == semconv.SPAN_FORWARD or semconv.METHOD in self.span.attributes
+        return "forward" if plain else "generate"
 
     @property
     def model(self) -> str | None:

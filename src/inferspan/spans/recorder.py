@@ -1,7 +1,7 @@
 """Requests as OpenTelemetry spans.
 
-A request's span goes through the API, live, and is the current one while ``generate()`` runs. The recorder passes its detail
-to ``writer``, immediately or once ``flight_recorder`` has decided to keep it. A tracer that fails costs its span and nothing else.
+A request's span goes through the API, live, and is the current one while ``generate()`` or a forward pass runs. The recorder passes its
+detail to ``writer``, immediately or once ``flight_recorder`` has decided to keep it. A tracer that fails costs its span and nothing else.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ class _Destination(NamedTuple):
 
 
 def request_name(start: RequestStart, third_party: ThirdPartyCall | None) -> str:
-    """Name of a request's span: operation and model, or ``forward`` and model."""
+    """Name of a request's span: operation and model, or ``forward`` or the name of the method, and model."""
+    method = start.attributes.get(semconv.METHOD)
+    if method is not None:
+        return f"{method} {start.model.name or start.model.architecture}"
     if start.operation is None or (third_party is not None and start.kind == "forward"):
         return f"{semconv.SPAN_FORWARD} {start.model.name or start.model.architecture}"
     if third_party is not None:
@@ -96,6 +99,7 @@ class LiveRequestSpan(RequestSpan):
         self.recorder = recorder
         self.third_party = third_party
         self.recording = bool(span.is_recording() and self.context.trace_flags.sampled)
+        self._before: otel_context.Context | None = None
         self.token: Any = None
         self.given: Mapping[str, AttributeValue] = {}
         """Attributes that the span began with."""
@@ -128,12 +132,36 @@ class LiveRequestSpan(RequestSpan):
         if not self.recorder.writer.put(self, detail, weight):
             self.metrics.dropped(weight, "queue_full")
 
+    def attach(self, inside: otel_context.Context | None = None) -> None:
+        """Make the span the current one until ``detach``, in the context ``inside`` if that is given."""
+        with contain("context"):
+            before = otel_context.get_current()
+            if inside is None:
+                if self.span is trace.INVALID_SPAN:
+                    # Without a span of ours the caller's stays the parent of what is inside.
+                    return
+                inside = trace.set_span_in_context(self.span, before)
+            # Before the change: an interrupt may lose the token.
+            self._before = before
+            self.token = otel_context.attach(inside)
+
+    def detach(self) -> None:
+        """Make current what was before ``attach``."""
+        before = self._before
+        if before is None:
+            return
+        with contain("context"):
+            # A token is used once, even if an interrupt follows.
+            token, self.token = self.token, None
+            if token is not None:
+                otel_context.detach(token)
+            elif otel_context.get_current() is not before:
+                otel_context.attach(before)
+        self._before = None
+
     def end(self, end: RequestEnd) -> None:
         """End the span, whatever else fails, and record the metrics."""
-        if self.token is not None:
-            with contain("context"):
-                otel_context.detach(self.token)
-            self.token = None
+        self.detach()
         self.end_ns = end.end_ns
         if self.held is not None:
             with contain("flight recorder"):
@@ -247,7 +275,7 @@ class SpanRecorder:
             with contain("context"):
                 # Without a span of ours the caller's stays the parent of what is inside.
                 inside = current if span is trace.INVALID_SPAN else trace.set_span_in_context(span, current)
-                scope.token = otel_context.attach(announce(inside, start, third_party))
+                scope.attach(announce(inside, start, third_party))
         self.metrics.started(start)
         return scope
 

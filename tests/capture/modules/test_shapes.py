@@ -39,8 +39,8 @@ def _plain(value: Any) -> list[tuple[tuple[int, ...], torch.dtype]]:
 
 
 def test_containers_in_order() -> None:
-    """Tensors in tuples, lists and dicts are found in order, two levels deep."""
-    value = (ONE, [ONE.int(), {"too deep": ONE}], {"key": ONE.half()}, None, 3, "text")
+    """Tensors in tuples, lists and dicts are found in order, four levels deep."""
+    value = (ONE, [ONE.int(), {"deep": ({"too deep": [ONE]},)}], {"key": ONE.half()}, None, 3, "text")
     assert _plain(value) == [PAIR, ((2, 3), torch.int32), ((2, 3), torch.float16)]
     assert _plain(ONE) == [PAIR] and _plain(torch.tensor(1.0)) == [((), torch.float32)]
 
@@ -53,7 +53,7 @@ def test_bounds() -> None:
     deep: Any = ONE
     for _ in range(3000):
         deep = (deep,)
-    assert len(describe(cyclic)) == 2 and describe(deep) == ()
+    assert len(describe(cyclic)) == 4 and describe(deep) == ()
 
 
 def test_unknown_objects_are_left_alone() -> None:

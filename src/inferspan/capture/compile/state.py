@@ -21,6 +21,7 @@ __all__ = [
     "compiled_graphs",
     "has_compiled",
     "holds_compiled",
+    "ignores_slots",
     "is_compiled",
     "is_compiling",
     "is_optimized",
@@ -122,6 +123,16 @@ def has_compiled() -> bool:
     """Whether Dynamo has compiled anything in this process: its guards may then be about any module."""
     module = sys.modules.get("torch._dynamo.convert_frame")
     return bool(getattr(getattr(module, "input_codes", None), "seen", None))
+
+
+def ignores_slots() -> bool:
+    """Whether Dynamo inlines a module without hooks as its ``forward``, so that no guard is about ``SLOT``."""
+    if loaded("torch._dynamo.variables.nn_module", "unpatched_nn_module_call") is None:
+        return False
+    # Reading a deprecated option is a warning; it has become the only way.
+    entries = getattr(sys.modules.get("torch._dynamo.config"), "_config", {})
+    option = "inline_inbuilt_nn_modules"
+    return bool(getattr(entries.get(option), "deprecated", False) or getattr(sys.modules.get("torch._dynamo.config"), option, False))
 
 
 def may_hook(module: nn.Module) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from inferspan.guard import contain
 
+from .optimized import OptimizedModules
 from .state import has_compiled, leave_alone
 
 __all__ = ["Compiling", "compiling"]
@@ -64,6 +65,8 @@ class Compiling:
         self._watchers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._own = (self._begins, self._ends)
         self._imports = _Imports(self)
+        self.optimized = OptimizedModules()
+        """The wrapper around calls of what ``torch.compile(model)`` returns."""
         # While this is held, the garbage collector may find a model, which leaves on this thread.
         self._lock = threading.RLock()
 
@@ -85,6 +88,7 @@ class Compiling:
         handler = self._handler()
         if handler is None or not self._watchers:
             return
+        self.optimized.wrap()
         with contain("watching torch.compile"):
             for callbacks, own in self._places(handler):
                 if own not in callbacks:
@@ -99,6 +103,7 @@ class Compiling:
                 sys.meta_path.remove(self._imports)
         handler = self._handler()
         if handler is not None and not self._watchers:
+            self.optimized.unwrap()
             with contain("watching torch.compile"):
                 for callbacks, own in self._places(handler):
                     if own in callbacks:

@@ -214,7 +214,10 @@ class ModuleObservers:
     def _what_is_compiled(self, root: nn.Module) -> str | None:
         if self._modules == "none":
             return None
-        if is_compiled(root) or is_optimized(root):
+        if is_optimized(root):
+            # Its calls are compiled and say so; generate() of the model in it runs that model as it is.
+            root = root._modules["_orig_mod"] or root
+        if is_compiled(root):
             return "modules: compiled"
         compiled = any(is_compiled(module) or is_optimized(module) or holds_compiled(module) for module in root.modules())
         return "modules: compiled in parts" if compiled else None

@@ -19,7 +19,7 @@ from inferspan.capture.compile.state import SLOT, SlotObserver, is_optimized
 
 from .recorder import FRAMES, ModuleCaller
 
-__all__ = ["ObservedCall", "can_observe"]
+__all__ = ["ObservedCall", "can_hold", "can_observe"]
 
 _counted = hasattr(sys, "getrefcount") and getattr(sys, "_is_gil_enabled", lambda: True)()
 """Whether reference counts are exact: not in free-threaded builds, nor where there are none."""
@@ -53,14 +53,19 @@ _dictionary: Any = nn.Module.__dict__["__dict__"].__get__
 """The dictionary of a module, whatever its class says."""
 
 
-def can_observe(module: nn.Module) -> bool:
+def can_hold(module: nn.Module) -> bool:
     """Whether torch looks for the slot in the module's ``__dict__`` and otherwise calls it in a known way; if not, hooks are used."""
     kind = type(module)
     usual = kind.__getattribute__ is object.__getattribute__ and kind.__call__ is _CALL and getattr(kind, SLOT, None) is None
     usual = usual and module.__dict__ is _dictionary(module)
-    # A lazy module becomes one of another class in its first call, and a scripted one is C++.
-    special = is_optimized(module) or hasattr(kind, "cls_to_become") or isinstance(module, jit.ScriptModule)
-    return _known and _counted and usual and not special
+    # A lazy module becomes one of another class in its first call.
+    return _known and usual and not is_optimized(module) and not hasattr(kind, "cls_to_become")
+
+
+def can_observe(module: nn.Module) -> bool:
+    """Whether an ``ObservedCall`` may occupy the slot; it tells its module from a copy by counting references."""
+    # Below a scripted module there is no Python.
+    return _counted and can_hold(module) and not isinstance(module, jit.ScriptModule)
 
 
 class ObservedCall(ModuleCaller, SlotObserver):

@@ -32,7 +32,7 @@ def _walk(root: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
         if is_compiled(parent) or isinstance(parent, torch.jit.ScriptModule):
             continue
         # Inside an OptimizedModule everything is one compiled region; the module itself may be hooked.
-        if is_optimized(parent) and parent is not root:
+        if is_optimized(parent):
             continue
         for name, child in parent._modules.items():
             if child is None or id(child) in seen:
@@ -104,6 +104,9 @@ def select(root: nn.Module, modules: str | tuple[str, ...], style: str) -> list[
     """
     if modules == "none":
         return []
+    if is_optimized(root):
+        # Its own calls are compiled; generate() runs the model in it as it is.
+        root = root._modules["_orig_mod"] or root
     found = [entry for entry in _walk(root) if not isinstance(entry[1], nn.ModuleList | nn.ModuleDict)]
     if isinstance(modules, tuple):
         chosen = []

@@ -1,6 +1,7 @@
 """Shapes and dtypes of the inputs and outputs of a module, without touching anything unknown.
 
-Only tensors, and tuples, lists and dicts of them, are looked at: at most eight tensors, two levels deep, sixteen entries a level.
+Only tensors, and tuples, lists, dicts, ``UserDict``s and dataclasses of them, are looked at: at most eight tensors, four levels deep,
+sixteen entries a level.
 Nothing is iterated, compared, printed or asked for its truth that is not one of these types. A tensor that cannot be described
 (nested, symbolic, or a wrapper that refuses) is left out. Hot path: ``torch.Size`` and ``torch.dtype`` are kept as they are. Code that is
 being compiled may call an observed module, so Dynamo skips every frame of this file.
@@ -8,6 +9,7 @@ being compiled may call an observed module, so Dynamo skips every frame of this 
 
 from __future__ import annotations
 
+from collections import UserDict
 from itertools import islice
 from typing import Any
 
@@ -24,7 +26,7 @@ MOST_DESCRIPTIONS = 16_384
 
 MAX_TENSORS = 8
 MAX_ENTRIES = 16
-MAX_DEPTH = 2
+MAX_DEPTH = 4
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _as_plain: Any = torch._C.DisableTorchFunctionSubclass
@@ -62,6 +64,13 @@ def _walk(value: Any, depth: int, found: list[tuple[Any, Any]]) -> None:
         parts = islice(tuple.__iter__(value), MAX_ENTRIES)
     elif isinstance(value, list):
         parts = islice(list.__iter__(value), MAX_ENTRIES)
+    elif isinstance(value, UserDict) or "__dataclass_fields__" in getattr(kind, "__dict__", ()):
+        # What the object holds, past its own methods: the mapping in the one, the fields in the other.
+        names = getattr(value, "__dict__", None)
+        inner = names.get("data") if type(names) is dict and isinstance(value, UserDict) else names
+        if not isinstance(inner, dict):
+            return
+        parts = islice(dict.values(inner), MAX_ENTRIES)
     else:
         return
     for part in parts:

@@ -11,7 +11,7 @@ from opentelemetry import trace
 from torch import nn
 
 from inferspan import guard
-from inferspan.capture import budget, call, forward, recording, request, root_hooks, target
+from inferspan.capture import budget, call, forward, recording, request, target
 from inferspan.capture.device import energy, memory
 from inferspan.capture.generate import call as generate_call
 from inferspan.capture.generate import criteria as stopping
@@ -20,6 +20,7 @@ from inferspan.capture.generate import step_attributes as step_facts
 from inferspan.capture.logits import ring as logit_ring
 from inferspan.capture.modules import device_rows, output_stats
 from inferspan.capture.modules import hooks as module_hooks
+from inferspan.capture.root import pair as root_pair
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
 
@@ -34,7 +35,7 @@ PLACES: list[tuple[Any, str]] = [
     (device_rows.DeviceRows, "read"),
     (energy, "RequestEnergy"),
     (forward, "Budget"),
-    (root_hooks, "close_stale"),
+    (root_pair, "close_stale"),
     (forward, "describe"),
     (forward, "shape_attributes"),
     (forward.ForwardCall, "_describe_end"),

@@ -1,7 +1,7 @@
 """Plain forward passes: one request for each outermost call of the instrumented model that is not part of a ``generate()``.
 
-One function around the pass opens and ends the request, and makes its span the current one meanwhile (see ``root_call``). Where only
-hooks are possible (``root_hooks``) it is not current. Torch calls an ``always_call`` hook for ``Exception`` only, so a call that Ctrl-C
+One function around the pass opens and ends the request, and makes its span the current one meanwhile (see ``root.call``). Where only
+hooks are possible (``root.pair``) it is not current. Torch calls an ``always_call`` hook for ``Exception`` only, so a call that Ctrl-C
 has left open there is ended by the thread's next one or by ``uninstrument()``. Every other call is ended by its own thread, also after
 ``uninstrument()``.
 """

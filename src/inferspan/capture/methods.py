@@ -18,7 +18,7 @@ from inferspan.settings import SettingsError
 from .forward import ForwardCall, start_forward
 from .owner import OpenPass, Owner
 from .patching import ClassMethods, InstanceMethod, Undo
-from .root_call import RequestCall
+from .root.call import RequestCall
 
 __all__ = ["attach_methods", "chosen_methods"]
 

@@ -1,6 +1,6 @@
 """One instrumented model: attaching to it, the registry of instrumented models, and detaching.
 
-Hooks on the root see plain forward passes (``root_hooks``), wrapped class methods see ``generate()``, the module observers see submodules
+Hooks on the root see plain forward passes (``root``), wrapped class methods see ``generate()``, the module observers see submodules
 of recorded passes. The model is held weakly, so its lifetime does not change. ``close`` undoes everything that is attached, also while
 calls are running: a ``generate()`` goes on without detail, and a plain forward pass keeps the hooks that end it until it returns.
 """
@@ -10,14 +10,13 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from inferspan.capture.compile.optimized import shows_call
-from inferspan.capture.compile.state import leave_frame, set_eval_frame
 from inferspan.capture.compile.watch import compiling
 from inferspan.capture.device.clock import CallClock, DeviceClock
 from inferspan.capture.device.energy import RequestEnergy
@@ -41,8 +40,8 @@ from .methods import attach_methods, chosen_methods
 from .model_info import ModelFacts, has_plain_generate, is_text_only, model_device, sharded_vocabulary
 from .owner import OpenPass
 from .patching import ClassMethods, InstanceMethod, Undo
-from .root_call import OptimizedCall
-from .root_hooks import RootHooks
+from .root.compiled import around_compile, around_optimized
+from .root.hooks import RootHooks
 from .unloading import around_unloading, watch_unloading
 
 __all__ = ["Target", "target_of"]
@@ -375,6 +374,10 @@ def forked() -> None:
     energy.forked()
 
 
+def _targets_of(module: object) -> Sequence[Target]:
+    return _targets.get(id(module), ())
+
+
 def _followers(module: nn.Module) -> list[Callable[[nn.Module], None]]:
     """What to call for each instrumented model that ``module`` belongs to when it is taken apart."""
     with _lock:
@@ -390,39 +393,5 @@ def _followers(module: nn.Module) -> list[Callable[[nn.Module], None]]:
 _around_unloading = around_unloading(_followers)
 
 
-def _around_compile(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    targets = [target for target in _targets.get(id(model), ()) if target.model is model]
-    for target in targets:
-        with contain("model.compile()"):
-            target.before_compile()
-    try:
-        return original(*args, **kwargs)
-    finally:
-        for target in targets:
-            with contain("model.compile()"):
-                target.after_compile()
-
-
-@leave_frame
-def _around_optimized(original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Around the call of what ``torch.compile(model)`` has returned."""
-    request: OptimizedCall | None = None
-    evaluator = set_eval_frame(None)
-    try:
-        with contain("start of a forward pass"):
-            request = _optimized_call(original, module)
-    finally:
-        set_eval_frame(evaluator)
-    return original(module, *args, **kwargs) if request is None else request(*args, **kwargs)
-
-
-def _optimized_call(original: Callable[..., Any], module: Any) -> OptimizedCall | None:
-    inner = module.__dict__.get("_modules", {}).get("_orig_mod")
-    for root in (module, inner):
-        for target in _targets.get(id(root), ()):
-            if target.model is root and target.is_open and not (root is inner and target.sees_call(module)):
-                return OptimizedCall(target, module, original)
-    return None
-
-
-compiling.optimized.around = _around_optimized
+_around_compile = around_compile(_targets_of)
+compiling.optimized.around = around_optimized(_targets_of)

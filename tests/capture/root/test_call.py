@@ -135,7 +135,7 @@ def test_interrupt_at_any_instruction(telemetry: Telemetry) -> None:
 
     def trace_frame(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal seen
-        if not frame.f_code.co_filename.endswith(("root_call.py", "capture/forward.py")):
+        if not frame.f_code.co_filename.endswith(("root/call.py", "capture/forward.py")):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":

@@ -20,14 +20,13 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.nn.modules import module as torch_calls
 
+from inferspan.capture.call import current
 from inferspan.capture.compile.optimized import runs_disabled
 from inferspan.capture.compile.state import SLOT, SlotObserver, leave_frame, set_eval_frame
+from inferspan.capture.failures import error_type, failure_of
+from inferspan.capture.forward import INTERRUPTED, ForwardCall, close_stale, start_forward
+from inferspan.capture.owner import OpenPass, Owner
 from inferspan.guard import contain, report
-
-from .call import current
-from .failures import error_type, failure_of
-from .forward import INTERRUPTED, ForwardCall, close_stale, start_forward
-from .owner import OpenPass, Owner
 
 __all__ = ["CompiledCall", "ObservedRoot", "OptimizedCall"]
 

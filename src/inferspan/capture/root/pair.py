@@ -15,14 +15,13 @@ from typing import Any
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
+from inferspan.capture.call import current
 from inferspan.capture.compile.state import is_optimized, leave_frame, set_eval_frame
+from inferspan.capture.failures import error_type, failure_of
+from inferspan.capture.forward import ForwardCall, close_stale, start_forward
 from inferspan.capture.modules.hooks import CopiedAway
+from inferspan.capture.owner import OpenPass, Owner
 from inferspan.guard import report
-
-from .call import current
-from .failures import error_type, failure_of
-from .forward import ForwardCall, close_stale, start_forward
-from .owner import OpenPass, Owner
 
 __all__ = ["RootEnter", "RootExit"]
 

@@ -18,16 +18,16 @@ from typing import Any
 
 from torch import jit, nn
 
+from inferspan.capture.call import Call, current
 from inferspan.capture.compile.state import SLOT, SlotObserver, has_compiled, ignores_slots
+from inferspan.capture.forward import INTERRUPTED, ForwardCall, invocations
 from inferspan.capture.modules.hooks import in_hooks_of_a_failure, iterates_hooks
 from inferspan.capture.modules.observer import can_hold
+from inferspan.capture.owner import OpenPass, Owner
 from inferspan.guard import contain
 
-from .call import Call, current
-from .forward import INTERRUPTED, ForwardCall, invocations
-from .owner import OpenPass, Owner
-from .root_call import CompiledCall, ObservedRoot
-from .root_pair import RootEnter, RootExit
+from .call import CompiledCall, ObservedRoot
+from .pair import RootEnter, RootExit
 
 __all__ = ["RootHooks"]
 

@@ -1,0 +1,76 @@
+"""Calls around models that were instrumented first and compiled then: ``model.compile()``, and the call of ``torch.compile(model)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from torch import nn
+
+from inferspan.capture.compile.state import leave_frame, set_eval_frame
+from inferspan.capture.owner import Owner
+from inferspan.guard import contain
+
+from .call import OptimizedCall
+
+__all__ = ["around_compile", "around_optimized"]
+
+
+class _Compilable(Owner, Protocol):
+    """An instrumented model that may be compiled."""
+
+    def before_compile(self) -> None:
+        """Take off what would be compiled along."""
+
+    def after_compile(self) -> None:
+        """Observe the compiled call, or put back what was taken off."""
+
+    def sees_call(self, optimized: nn.Module) -> bool:
+        """Whether the model's own observer sees the calls of this compiled module."""
+
+
+TargetsOf = Callable[[object], Sequence[_Compilable]]
+"""Returns the instrumentations registered under a module, its own and those of wrappers."""
+
+
+def around_compile(targets_of: TargetsOf) -> Callable[..., Any]:
+    """Wrapper of ``model.compile()``."""
+
+    def compile_(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        targets = [target for target in targets_of(model) if target.model is model]
+        for target in targets:
+            with contain("model.compile()"):
+                target.before_compile()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            for target in targets:
+                with contain("model.compile()"):
+                    target.after_compile()
+
+    return compile_
+
+
+def around_optimized(targets_of: TargetsOf) -> Callable[..., Any]:
+    """Wrapper of the call of what ``torch.compile(model)`` has returned."""
+
+    def request_of(original: Callable[..., Any], module: Any) -> OptimizedCall | None:
+        inner = module.__dict__.get("_modules", {}).get("_orig_mod")
+        for root in (module, inner):
+            for target in targets_of(root):
+                if target.model is root and target.is_open and not (root is inner and target.sees_call(module)):
+                    return OptimizedCall(target, module, original)
+        return None
+
+    @leave_frame
+    def call(original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        request: OptimizedCall | None = None
+        evaluator = set_eval_frame(None)
+        try:
+            with contain("start of a forward pass"):
+                request = request_of(original, module)
+        finally:
+            set_eval_frame(evaluator)
+        return original(module, *args, **kwargs) if request is None else request(*args, **kwargs)
+
+    return call

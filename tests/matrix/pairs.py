@@ -122,7 +122,8 @@ PLAIN: dict[str, dict[str, Outcome]] = {
     "`model(...)`": {**_row(MODULES_ALL), SEQUENCE_FIRST: fault("the batch size is the length of the sequences")},
     "training": _row(MODULES_ALL),
     "`inference_mode`": _row(MODULES_ALL),
-    "autocast to bfloat16": _row(MODULES_ALL),
+    # Not those with torch's fused path: hooks turn it off, so after a compilation in the process, when hooks record, the rounding is another.
+    "autocast to bfloat16": _row(_but(MODULES_ALL, "nn.TransformerEncoder", "nn.Transformer")),
     "bfloat16 weights": _row(MODULES_ALL),
     "in a thread": _row(MODULES_ALL),
     "inside another module": _row(MODULES_ALL),

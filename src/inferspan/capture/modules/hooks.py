@@ -49,7 +49,9 @@ def _end_of_normal_path() -> int:
 
     Up to torch 2.5 both paths are one function, where the variable of the loop over the hooks is still set long after the loop.
     """
-    implementation = nn.Module._call_impl.__code__
+    implementation = getattr(nn.Module._call_impl, "__code__", None)
+    if implementation is None:  # somebody has replaced it
+        return 0
     last = [one.offset for one in dis.get_instructions(implementation) if one.argval == "_maybe_warn_non_full_backward_hook"]
     return max((line or 0 for offset, line in dis.findlinestarts(implementation) if last and offset <= last[-1]), default=0)
 
@@ -62,7 +64,7 @@ def in_hooks_of_a_failure(frame: FrameType) -> bool:
 
     On the normal path it iterates a snapshot.
     """
-    return frame.f_code is nn.Module._call_impl.__code__ and frame.f_lineno > _NORMAL_PATH and "hook" in frame.f_locals
+    return frame.f_code is getattr(nn.Module._call_impl, "__code__", None) and frame.f_lineno > _NORMAL_PATH and "hook" in frame.f_locals
 
 
 def iterates_hooks() -> bool:

@@ -157,3 +157,28 @@ def test_processor_added_later() -> None:
 
         provider.add_span_processor(Late())
     assert found == [{False}, {True}]
+
+
+def test_the_sampler_decides_about_the_request_only() -> None:
+    """A sampler that changes its mind is asked once a request, so that no span is left without its parent."""
+
+    class Fickle(StaticSampler):
+        asked = 0
+
+        def should_sample(self, *arguments: Any, **options: Any) -> Any:
+            Fickle.asked += 1
+            self._decision = Decision.DROP if Fickle.asked % 2 == 0 else Decision.RECORD_AND_SAMPLE
+            return super().should_sample(*arguments, **options)
+
+    provider, exporter = TracerProvider(shutdown_on_exit=False, sampler=Fickle(Decision.RECORD_AND_SAMPLE)), InMemorySpanExporter()
+    provider.add_span_processor(_Baggage())
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    recorder = recorder_on(provider)
+    scope: Any = recorder.start(RequestStart("forward", None, ModelInfo("m", "huggingface", "M", {}), 0, False, {}), None)
+    scope.detail(CASES["module of a plain forward"].records)
+    assert recorder.writer.flush(10)
+    scope.end(RequestEnd(1000, None, {}))
+    provider.shutdown()
+    assert Fickle.asked == 1
+    spans = exporter.get_finished_spans()
+    assert {span.parent.span_id for span in spans if span.parent} <= {span.context.span_id for span in spans if span.context}

@@ -142,10 +142,14 @@ class SpanStarter:
     """
 
     def __init__(self, tracer: Any, context: Context, request: Span) -> None:
+        from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+
         self._original = getattr(tracer, "_tracer", tracer)
         self._ids = _ChosenIds(self._original.id_generator)
         self._tracer = copy.copy(self._original)
         self._tracer.id_generator = self._ids
+        # The sampler has decided about the request; a second answer could leave spans without their parent.
+        self._tracer.sampler = ALWAYS_ON
         self._context, self._request = context, request
 
     def record(

@@ -152,6 +152,8 @@ def round_of_requests(model: Any, prompts: Any, spoilt: str, encoder: Any, numbe
         ask(**one, logits_processor=LogitsProcessorList([Fails()]))
     except ValueError:
         pass
+    # The end of the prompt stands in it before, so there is something to look up.
+    ask(input_ids=one["input_ids"].repeat(1, 2), attention_mask=one["attention_mask"].repeat(1, 2), prompt_lookup_num_tokens=2)
     hook = model.get_submodule(spoilt).register_forward_hook(spoil)
     ask(**one)
     hook.remove()

@@ -22,7 +22,7 @@ from tests.integration.spans_seen import Seen, from_otlp
 
 __all__ = ["WINDOW", "Served", "serve"]
 
-GENERATIONS = 6
+GENERATIONS = 7
 """In each round, of which one fails."""
 WINDOW = 90.0
 """Seconds before the end that panels look back on: all of the programs' run."""

@@ -73,7 +73,6 @@ TEXT = ["Llama", "GPT-2", "OPT", "GPT-NeoX", "Gemma", "Mistral (sliding window)"
 """Decoders of text with a cache of keys and values."""
 MAMBA = "Mamba (state space)"
 LLAVA, AUDIO = "Llava (images and text)", "Qwen2-Audio (sound and text)"
-DRAFTED = said("logits: several tokens a step")
 COMPILED = said("modules: compiled")
 
 GENERATE: dict[str, dict[str, Outcome]] = {
@@ -91,13 +90,9 @@ GENERATE: dict[str, dict[str, Outcome]] = {
     "prefill in chunks": _row(_but(ALL, MAMBA, AUDIO, "Whisper")),
     "prompt in the cache": _row([*TEXT, MAMBA]),
     "embeddings as the prompt": _row([*TEXT, MAMBA, "T5", "BART", "BERT to BERT"]),
-    "assisted by a draft model": _row(_but(ALL, MAMBA, LLAVA), DRAFTED),
-    # Where no draft is accepted, each step has one token.
-    "prompt lookup": {
-        name: exact if name in ("Llama", "GPT-NeoX", "Mistral (sliding window)", "BERT to BERT", AUDIO) else DRAFTED
-        for name in _but(ALL, MAMBA)
-    },
-    "own loop (`custom_generate`)": _row([*TEXT, MAMBA, AUDIO], fault("no steps, no time to first token")),
+    "assisted by a draft model": _row(_but(ALL, MAMBA, LLAVA)),
+    "prompt lookup": _row(_but(ALL, MAMBA)),
+    "own loop (`custom_generate`)": _row([*TEXT, MAMBA, AUDIO], said("logits: chosen tokens not seen")),
     "in a thread": _row(ALL),
     "`inference_mode`": _row(ALL),
     "autocast to bfloat16": _row(ALL),
@@ -114,12 +109,12 @@ TORCH = ["nn.Linear", "nn.Sequential", "nn.Embedding", "nn.LSTM", "nn.GRU", "nn.
 COMPILABLE = ["nn.Linear", "nn.Sequential", "nn.LSTM", "nn.TransformerEncoder", "autoencoder", "BERT (classes)"]
 COPY = not_recorded("a copy is another module")
 SCRIPT = not_recorded("the traced function is another module")
-UNSAID = Outcome(requests=0, reason="TorchScript runs without hooks", warned=True, wrong="not recorded, and nothing says so")
+SCRIPTED, HOOKED = said("modules: scripted"), said("context: hooks")
 WITHOUT_CACHE = _but(MODULES_ALL, "Llama", "T5")
 """A program of ``torch.export`` cannot return a cache."""
 
 PLAIN: dict[str, dict[str, Outcome]] = {
-    "`model(...)`": {**_row(MODULES_ALL), SEQUENCE_FIRST: fault("the batch size is the length of the sequences")},
+    "`model(...)`": _row(MODULES),
     "training": _row(MODULES_ALL),
     "`inference_mode`": _row(MODULES_ALL),
     # Not those with torch's fused path: hooks turn it off, so after a compilation in the process, when hooks record, the rounding is another.
@@ -132,16 +127,12 @@ PLAIN: dict[str, dict[str, Outcome]] = {
     "a deep copy of it": _row(MODULES_ALL, COPY),
     "a pickled copy of it": _row(_but(MODULES_ALL, "autoencoder", "wav2vec 2"), COPY),
     "`model.compile()`": _row(COMPILABLE, COMPILED),
-    "`torch.compile`, then instrumented": _row(COMPILABLE, COMPILED),
-    "instrumented, then `torch.compile`": {
-        **_row(["nn.Linear", "nn.Sequential", "nn.TransformerEncoder"], fault("no request")),
-        "nn.LSTM": exact,
-        **_row(["autoencoder", "BERT (classes)"], COMPILED),
-    },
-    "traced, then instrumented": _row([*TORCH, "convolutions", "autoencoder", "BERT (features)"], UNSAID),
+    "`torch.compile`, then instrumented": {**_row(COMPILABLE, COMPILED), "nn.Linear": exact, "nn.LSTM": exact},
+    "instrumented, then `torch.compile`": {**_row(COMPILABLE, COMPILED), "nn.Linear": exact, "nn.LSTM": exact},
+    "traced, then instrumented": _row([*TORCH, "convolutions", "autoencoder", "BERT (features)"], SCRIPTED),
     "instrumented, then traced": _row([*TORCH, "convolutions", "autoencoder", "BERT (features)"], SCRIPT),
-    "scripted, then instrumented": _row([*_but(TORCH, "nn.LSTM", "nn.GRU"), "convolutions"], UNSAID),
-    "exported, then instrumented": _row(_but(WITHOUT_CACHE, "DETR", "CLIP")),
+    "scripted, then instrumented": _row([*_but(TORCH, "nn.LSTM", "nn.GRU"), "convolutions"], SCRIPTED),
+    "exported, then instrumented": _row(_but(WITHOUT_CACHE, "DETR", "CLIP"), HOOKED),
     "instrumented, then exported": _row(_but(WITHOUT_CACHE, "DETR", "CLIP"), not_recorded("the program is another module")),
 }
 """Outcome of each kind of module by the way to run a forward pass."""

@@ -359,18 +359,21 @@ def _start(
 ) -> ForwardCall | None:
     wanted = owner.settings.operation
     embedding = wanted == semconv.OPERATION_EMBEDDINGS or (wanted is None and embeds(owner.model))
-    operation = semconv.OPERATION_EMBEDDINGS if embedding else None
+    operation = semconv.OPERATION_EMBEDDINGS if embedding and method is None else None
+    facts = {} if method is None else {semconv.METHOD: method}
 
     def made(**options: Any) -> ForwardCall:
         inputs = describe((*args[:8], *kwargs.values())) if kwargs else describe(args)
         return ForwardCall(owner, inputs, opened, compiled=compiled, budget=Budget(owner.settings.span_budget, steps=False), **options)
 
-    call = open_call("forward", owner, made, operation=operation, info=owner.info_with(call_adapters(kwargs)))
+    call = open_call("forward", owner, made, operation=operation, info=owner.info_with(call_adapters(kwargs)), facts=facts)
     if call is None:
         return None
     try:
-        call.rows = owner.batch_rows(args, kwargs)
-        if call.recording and owner.settings.logits:
+        if method is None:
+            # Arguments of other methods are not those of ``forward``.
+            call.rows = owner.batch_rows(args, kwargs)
+        if call.recording and owner.settings.logits and method is None:
             with contain("logit statistics"):
                 call.masks = masks_of(owner.model, args, kwargs)
         if operation is not None:

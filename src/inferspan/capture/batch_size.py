@@ -88,9 +88,8 @@ def _is_of_torch(layer: nn.Module) -> bool:
 
 def _unwrapped(model: nn.Module) -> nn.Module:
     for name in _WRAPPED:
-        # Scripted modules have another kind of mapping.
-        inner = model._modules[name] if name in model._modules else None
-        if inner is not None and not _names(model):
+        inner = getattr(model, name, None)
+        if isinstance(inner, nn.Module) and not _names(model):
             return _unwrapped(inner)
     return model
 

@@ -293,7 +293,8 @@ def _settle_budget(values: dict[str, Any], sources: Mapping[str, str]) -> None:
     """Keep the budget below its cap unless arguments name both: a low cap lowers the default, a variable that contradicts is a warning."""
     defaults: dict[str, Any] = {item.name: item.default for item in fields(Settings)}
     budget, cap = (values.get(name, defaults[name]) for name in ("max_spans_per_trace", "span_hard_cap"))
-    if not isinstance(budget, int) or not isinstance(cap, int) or budget <= cap:
+    # A cap that cannot be one at all is refused under its own name.
+    if not isinstance(budget, int) or not isinstance(cap, int) or budget <= cap or cap < 1:
         return
     if "max_spans_per_trace" not in values or "max_spans_per_trace" in sources:
         if "max_spans_per_trace" in sources:

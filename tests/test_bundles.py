@@ -38,7 +38,7 @@ def test_wheel_holds_package_type_marker_and_configurations(tmp_path: Path, monk
     package = {
         path.relative_to(ROOT / "src").as_posix()
         for path in (ROOT / "src" / "inferspan").rglob("*")
-        if path.is_file() and path.suffix not in (".pyc", ".c", ".so", ".pyd")
+        if path.is_file() and path.suffix not in (".pyc", ".c", ".h", ".so", ".pyd")
     }
     configurations = {f"inferspan/{name}" for name in bundles.bundled_files()}
     assert {"inferspan/py.typed", "inferspan/collector-config/dev.yaml"} <= package | configurations <= inside

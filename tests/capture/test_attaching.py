@@ -39,18 +39,19 @@ def attachings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ids=["default", "every step", "no modules", "not sampled"],
 )
 def test_attached_for_recorded_steps_only(
-    attachings: list[int], sampler: Sampler, settings: dict[str, Any], times: int, recorded: list[int]
+    attachings: list[int], monkeypatch: pytest.MonkeyPatch, sampler: Sampler, settings: dict[str, Any], times: int, recorded: list[int]
 ) -> None:
     """Steps that are recorded have observers on the modules, one after the other without taking them off; all others have none."""
     telemetry, model = Telemetry(sampler), models.llama()
     seen: list[bool] = []
-    prepare = model.prepare_inputs_for_generation
+    prepare = type(model).prepare_inputs_for_generation
 
-    def prepared(*args: Any, **kwargs: Any) -> Any:
+    def prepared(self: Any, *args: Any, **kwargs: Any) -> Any:
         seen.append(any(attached(model.model).values()))
-        return prepare(*args, **kwargs)
+        return prepare(self, *args, **kwargs)
 
-    model.prepare_inputs_for_generation = prepared
+    # On the class: an instance's own method would hide ours, and its steps would begin unannounced.
+    monkeypatch.setattr(type(model), "prepare_inputs_for_generation", prepared)
     telemetry.instrument(model, **settings)
     try:
         with torch.no_grad():

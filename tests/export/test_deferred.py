@@ -112,7 +112,8 @@ def test_probes_end() -> None:
     for thread in threading.enumerate():
         if thread.name == "inferspan-probe":
             thread.join(30)
-    assert threading.active_count() == before
+    # Threads of other tests may end meanwhile.
+    assert threading.active_count() <= before
 
 
 @pytest.mark.parametrize("granted", [0, 1, 2, 3])

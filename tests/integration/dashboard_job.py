@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import inferspan
 from inferspan.demo import load_smollm2
+from inferspan.records import Sample
 from inferspan.samplers import allocator, host
 from tests.cases.models import llama
 from tests.samplers.fake_nvml import NOT_SUPPORTED, NVMLError
@@ -60,16 +61,15 @@ class Fails(LogitsProcessor):
         return scores
 
 
-def _failing_now_and_then(read: Callable[[int], Any]) -> Callable[[int], Any]:
-    """The samplers contain what torch raises and count it."""
-    calls = itertools.count(1)
+class _FailsNowAndThen(allocator.AllocatorSampler):
+    """A sampler with a fault of its own, which is contained and counted."""
 
-    def memory_stats(device: int) -> Any:
-        if next(calls) % 7 == 0:
-            raise RuntimeError("the allocator does not answer this time")
-        return read(device)
+    rounds = itertools.count(1)
 
-    return memory_stats
+    def collect(self) -> Sequence[Sample]:
+        if next(self.rounds) % 7 == 0:
+            raise RuntimeError("the sampler fails this time")
+        return super().collect()
 
 
 def play_cards(count: int) -> None:
@@ -91,10 +91,9 @@ def play_cards(count: int) -> None:
     silent = {**planted, "UtilizationRates": NVMLError(NOT_SUPPORTED)}
     sys.modules["pynvml"] = RecordedNvml(*uuids, planted={uuid: silent if uuid == CARDS[2] else planted for uuid in uuids})
     torch_played = recorded_torch(*uuids)
-    torch_played.cuda.memory_stats = _failing_now_and_then(torch_played.cuda.memory_stats)
     devices: Any = allocator.CudaDevices(library=torch_played)
     changed: Any = allocator
-    changed.AllocatorSampler = partial(allocator.AllocatorSampler, devices=devices, library=torch_played)
+    changed.AllocatorSampler = partial(_FailsNowAndThen, devices=devices, library=torch_played)
     changed.cuda_devices = devices
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -39,10 +40,11 @@ class _Slow(SpanExporter):
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+        self.released = threading.Event()
         self.spans: list[ReadableSpan] = []
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        time.sleep(self.seconds)
+        self.released.wait(self.seconds)
         self.spans += spans
         return SpanExportResult.SUCCESS
 
@@ -354,6 +356,10 @@ def test_flush_with_a_stuck_exporter() -> None:
     recorder.writer.flush(0.5)
     assert time.monotonic() - began < 100
     slow.seconds = 0.0
+    slow.released.set()
+    # What is left must not fill the queue while other tests run.
+    assert recorder.writer.flush(100)
+    provider.shutdown()
 
 
 def test_overfull(exporter: InMemorySpanExporter) -> None:

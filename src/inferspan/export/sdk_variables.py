@@ -32,10 +32,11 @@ _LIMITS = (
     "OTEL_LOGRECORD_ATTRIBUTE_COUNT_LIMIT",
     "OTEL_LOGRECORD_ATTRIBUTE_VALUE_LENGTH_LIMIT",
 )
-_READ_AT_IMPORT = "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"
 _SAMPLERS = ("always_on", "always_off", "traceidratio", "parentbased_always_on", "parentbased_always_off", "parentbased_traceidratio")
 _EXEMPLARS = ("trace_based", "always_on", "always_off")
 _DETECTORS = "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS"
+_READ_AT_IMPORT = ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", _DETECTORS)
+"""A default argument of the SDK's spans is a resource."""
 _RETRYABLE = "OTEL_PYTHON_EXPORTER_OTLP_GRPC_RETRYABLE_ERROR_CODES"
 PROVIDERS = {
     "traces": ("OTEL_PYTHON_TRACER_PROVIDER", "opentelemetry_tracer_provider"),
@@ -87,9 +88,9 @@ def hidden(*, logged: bool = True) -> Iterator[None]:
 
 def import_sdk() -> None:
     """Import the SDK where one of the variables that it reads while it is imported cannot be used; otherwise that can wait."""
-    if _READ_AT_IMPORT not in os.environ or "opentelemetry.sdk.trace" in sys.modules:
+    if not any(name in os.environ for name in _READ_AT_IMPORT) or "opentelemetry.sdk.trace" in sys.modules:
         return
-    if any(item.name == _READ_AT_IMPORT for item in _limits(os.environ)):
+    if any(item.name in _READ_AT_IMPORT for item in (*_limits(os.environ), *_detectors(os.environ))):
         with hidden(logged=False):  # the program has usually not set its logging up yet
             import opentelemetry.sdk.trace  # noqa: F401 - imported for its side effects
 

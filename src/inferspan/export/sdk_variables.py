@@ -36,7 +36,7 @@ _SAMPLERS = ("always_on", "always_off", "traceidratio", "parentbased_always_on",
 _EXEMPLARS = ("trace_based", "always_on", "always_off")
 _DETECTORS = "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS"
 _READ_AT_IMPORT = ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", _DETECTORS)
-"""A default argument of the SDK's spans is a resource."""
+"""Default arguments of the SDK's log records are resources."""
 _RETRYABLE = "OTEL_PYTHON_EXPORTER_OTLP_GRPC_RETRYABLE_ERROR_CODES"
 PROVIDERS = {
     "traces": ("OTEL_PYTHON_TRACER_PROVIDER", "opentelemetry_tracer_provider"),
@@ -92,7 +92,8 @@ def import_sdk() -> None:
         return
     if any(item.name in _READ_AT_IMPORT for item in (*_limits(os.environ), *_detectors(os.environ))):
         with hidden(logged=False):  # the program has usually not set its logging up yet
-            import opentelemetry.sdk.trace  # noqa: F401 - imported for its side effects
+            import opentelemetry.sdk._logs
+            import opentelemetry.sdk.trace  # noqa: F401 - imported for their side effects
 
 
 # ---------------------------------------------------------------------------------------------------------------- the checks

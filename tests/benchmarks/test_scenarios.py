@@ -20,6 +20,7 @@ SOME = ("end_at_the_first_token", "forward_error", "keep_slow_left_out")
 @pytest.fixture(scope="module")
 def recorded() -> dict[str, Any]:
     """What three scenarios leave."""
+    play(SOME[:1])  # takes off what other tests have counted in this process
     return play(SOME)
 
 

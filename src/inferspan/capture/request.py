@@ -75,6 +75,8 @@ class Request(Call):
         self._rows: list[int | None] = []
         """Sequences in each step that the adapter has begun here."""
         self._given_calls: list[ModuleCalls] = []
+        self._loose: dict[str, int] = {}
+        """When the last module call ended that lies directly under a phase, by name of the phase."""
         self._memory: MemoryMeter | None = None
         with contain("memory reading"):
             self._memory = MemoryMeter(owner.device)
@@ -364,6 +366,12 @@ class Request(Call):
             content=owner.ids_on_spans,
         )
 
+    def close_modules(self, step: int | None, phase: str, now: int, failure: str | None) -> None:
+        """Turn recorded module calls into a batch; a phase lasts as long as the calls directly under it."""
+        super().close_modules(step, phase, now, failure)
+        if step is None:
+            self._loose[phase] = max(now, self._loose.get(phase, 0))
+
     def _add_phases(self, end: RequestEnd | None) -> RequestEnd | None:
         """Add the records of the phases, and the device's time on them and on the request as far as it is known.
 
@@ -381,5 +389,6 @@ class Request(Call):
         if self.recording:
             for phase, device in zip(phases, seconds, strict=True):
                 attributes = {} if device is None else {semconv.DEVICE_TIME: device}
-                self.pending.append(Phase(phase.name, self.epoch(phase.start), self.epoch(phase.end), phase.failure, attributes))
+                end_ns = self.epoch(max(phase.end, self._loose.get(phase.name, 0)))
+                self.pending.append(Phase(phase.name, self.epoch(phase.start), end_ns, phase.failure, attributes))
         return end

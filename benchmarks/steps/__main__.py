@@ -19,6 +19,7 @@ from benchmarks.arguments import leave_out_variables, positive
 from benchmarks.models import MODELS, load, prepare
 from benchmarks.plans import Case, workload
 from benchmarks.rows import Row
+from benchmarks.steps import in_place
 from benchmarks.steps.pairs import SETTINGS, measure
 from benchmarks.steps.parts import TOKENS, take_apart
 from benchmarks.steps.table import COLUMNS as TABLE
@@ -43,6 +44,7 @@ EPILOG = """
 examples:
   python -m benchmarks.steps --model smollm2
   python -m benchmarks.steps --settings all,default --seconds 300
+  python -m benchmarks.steps --model llama-1b --mode compiled --settings unsampled,default --seconds 60 --in-place
   python -m benchmarks.steps --model llama-8b --settings all,all-device,layers-device,default --seconds 240 --json eager.json
   python -m benchmarks.steps --model llama-8b --mode compiled --settings default,top-k,unsampled --seconds 220
 
@@ -74,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         help="with --settings: end after so many seconds from the start, loading included, with --requests or without; "
         "only loading and the first request, which compiles, are not cut short",
     )
+    parser.add_argument("--in-place", action="store_true", help="with --settings: the time of the wrappers of a step, where they run")
     parser.add_argument("--json", type=Path, metavar="FILE", help="with --settings: write all figures, those of single steps included")
     return parser
 
@@ -84,8 +87,8 @@ def _chosen(options: argparse.Namespace, parser: argparse.ArgumentParser) -> lis
     for key in keys:
         if key not in SETTINGS:
             parser.error(f"no setting {key!r}: there are {', '.join(SETTINGS)}")
-    if not keys and (options.mode or options.seconds is not None or options.json):
-        parser.error("--mode, --seconds and --json go with --settings")
+    if not keys and (options.mode or options.seconds is not None or options.json or options.in_place):
+        parser.error("--mode, --seconds, --in-place and --json go with --settings")
     if options.mode == "compiled" and not machine.has_gpu():
         parser.error("compiled decode needs an NVIDIA GPU: generate() compiles nowhere else")
     return [SETTINGS[key] for key in keys]
@@ -107,14 +110,21 @@ def _compare(options: argparse.Namespace, rows: list[Row], started: float) -> in
     _say(f"{options.model} {mode} is loaded")
     requests = options.requests or (REQUESTS if options.seconds is None else None)
     seconds = math.inf if options.seconds is None else options.seconds - (time.monotonic() - started)
-    lines = lines_of(work, measure(work, rows, requests=requests, seconds=seconds, say=_say))
+    columns: tuple[tuple[str, str], ...] = TABLE
+    remarks = [WITHOUT_EXPORT]
+    if options.in_place:
+        lines = in_place.lines_of(work, in_place.time_in_place(work, rows, requests=requests, seconds=seconds, say=_say))
+        columns = in_place.COLUMNS
+    else:
+        lines = lines_of(work, measure(work, rows, requests=requests, seconds=seconds, say=_say))
+        remarks += noise(lines)
     if options.json:
         options.json.write_text(json.dumps({"machine": facts, "command": " ".join(sys.argv[1:]), "table": lines}) + "\n", encoding="utf-8")
-    remarks = "\n".join(f"- {remark}" for remark in [WITHOUT_EXPORT, *noise(lines)])
-    print(f"{_told(facts)}\n\n{markdown(TABLE, lines)}\n\n{remarks}")
+    below = "\n".join(f"- {remark}" for remark in remarks)
+    print(f"{_told(facts)}\n\n{markdown(columns, lines)}\n\n{below}")
     for line in lines:
         if line.get("failed"):
-            _say(f"{line['setting']}: {line['verdict']}")
+            _say(f"{line['setting']}: {line['sum' if options.in_place else 'verdict']}")
     return int(any(line.get("failed") for line in lines))
 
 

@@ -46,7 +46,7 @@ PLACES: list[tuple[Any, str]] = [
     (generate_call.GenerateCall, "begin_loop"),
     (generate_call.GenerateCall, "choose"),
     (generate_call.GenerateCall, "look_at_inputs"),
-    (generate_call.GenerateCall, "look_at_pass"),
+    (generate_call.GenerateCall, "end_pass"),
     (logit_ring.LogitRing, "append"),
     (logit_ring.LogitRing, "read"),
     (memory.MemoryMeter, "attributes"),

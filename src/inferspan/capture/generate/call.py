@@ -45,13 +45,27 @@ class GenerateCall:
         steps: the step log of the request.
         inputs: inputs of the open forward pass, until the main one has been found.
         main_key: name of the main input among those of the last forward pass.
-        known: whether the facts of the running loop are complete, so that passes need not be read any more.
+        ordinary: whether all facts of the running loop are known and each pass is a step of one token a row.
+        cache: the cache of keys and values that the last pass returned.
         fresh: whether a forward pass has returned since the criteria were asked last.
         passes: of the root that no helper announces.
         deferred: logits and input of a step that ends when its tokens are chosen, because the model may run again until then.
     """
 
-    __slots__ = ("_inner_depth", "deferred", "fresh", "inputs", "known", "main_key", "owner", "passes", "request", "run", "steps")
+    __slots__ = (
+        "_inner_depth",
+        "cache",
+        "deferred",
+        "fresh",
+        "inputs",
+        "main_key",
+        "ordinary",
+        "owner",
+        "passes",
+        "request",
+        "run",
+        "steps",
+    )
 
     def __init__(self, request: recording.Request, owner: Owner, run: Run) -> None:
         self.request = request
@@ -60,7 +74,8 @@ class GenerateCall:
         self.steps = request.steps
         self.inputs: Any = None
         self.main_key: str | None = None
-        self.known = False
+        self.cache: Any = None
+        self.ordinary = False
         self.fresh = False
         self.deferred: tuple[Any, Any] | None = None
         self.passes = RootPasses(request, prompt=run.prompt(owner.model), reused=run.reused or 0)
@@ -99,7 +114,7 @@ class GenerateCall:
         )
         run.loops.append(loop)
         run.guided = run.guided or getattr(config, "guidance_scale", None) not in (None, 1)
-        self.known = steps.uniform = False
+        self.ordinary = steps.uniform = False
         steps.chunked = getattr(run.config, "prefill_chunk_size", None) is not None
         return observe_criteria(criteria, loop, self.choose)
 
@@ -111,8 +126,31 @@ class GenerateCall:
             return
         self.main_key, self.steps.main = main_input(inputs)
 
-    def look_at_pass(self, end: PassEnd) -> None:
-        """A forward pass has returned: collect facts of the loop from it."""
+    def end_pass(self, logits: Any, main: Any, end: PassEnd) -> None:
+        """A forward pass of a loop has returned that is not known, or not ordinary.
+
+        Args:
+            logits: that it has returned, if any.
+            main: its main input.
+            end: further facts of it.
+        """
+        run = self.run
+        if run.guided:
+            self._defer(logits, main)
+        else:
+            self.steps.end(logits, main)
+        if run.drafted:
+            # The loop holds them until its next pass as well.
+            run.drafts.verified = logits
+        self._look_at_pass(end)
+
+    def _defer(self, logits: Any, main: Any) -> None:
+        """A forward pass has returned, after which the model may run again for the same step."""
+        statistics = self.steps.statistics
+        self.deferred = (None if statistics is None else statistics.last_position(logits), main)
+
+    def _look_at_pass(self, end: PassEnd) -> None:
+        """Collect facts of the loop from a pass."""
         run = self.run
         loop = run.loops[-1] if run.loops else None
         if loop is None or not end.outputs:
@@ -129,8 +167,8 @@ class GenerateCall:
 
     def _settle(self, loop: Loop) -> None:
         """Decide whether steps of the loop may be alike from now on."""
-        self.known = loop.mask_seen and loop.prompt_width is not None
-        self.steps.uniform = self.known and not loop.assisted and not self.run.drafted
+        self.steps.uniform = loop.mask_seen and loop.prompt_width is not None and not loop.assisted and not self.run.drafted
+        self.ordinary = self.steps.uniform and self.passes.helped and not self.run.guided
 
     def _note_rows(self, loop: Loop) -> None:
         """Note which rows run in each step, or that this has to be looked at in each."""
@@ -146,13 +184,23 @@ class GenerateCall:
         """The loop has chosen the tokens of a step and asked whether to stop."""
         steps = self.steps
         now = steps.now()
+        shape = input_ids.shape
+        width = shape[1]
+        if self.ordinary and self.fresh and not (steps.open or loop.rows_end) and width - (loop.width or 0) == 1:
+            # The same as below, in fewer instructions.
+            self.fresh = False
+            if steps.awaiting:
+                steps.token_known(now)
+            loop.width = width
+            if loop.custom:
+                loop.note_decision(done)
+            steps.choose(now, input_ids if loop.beams == 1 else None, width + steps.without_ids)
+            return
         # Older assisted loops ask the criteria about mere candidates as well; only the question after a pass is about tokens.
         fresh, self.fresh = self.fresh or self.passes.fresh, False
         self.passes.fresh = False
         if not fresh and self.run.drafted:
             return
-        shape = input_ids.shape
-        width = shape[1]
         # The wrappers that call prepare() and end() may have been removed in mid-run.
         if self.deferred is not None:
             (logits, main), self.deferred = self.deferred, None
@@ -188,11 +236,6 @@ class GenerateCall:
                 ids = ids.to(steps.logits.device, non_blocking=True)
         steps.choose(now, ids, width + steps.without_ids)
 
-    def defer(self, logits: Any, main: Any) -> None:
-        """A forward pass has returned, after which the model may run again for the same step."""
-        statistics = self.steps.statistics
-        self.deferred = (None if statistics is None else statistics.last_position(logits), main)
-
     def enter_root(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """The root is called, and no helper has announced it. Contains errors of its own."""
         if not self.passes.inside and (not self.owner.is_open or (self.passes.helped and not self.fresh)):
@@ -203,6 +246,7 @@ class GenerateCall:
             loops = self.run.loops
             self.passes.enter(args, kwargs, told=bool(loops) and loops[-1].prompt_width is not None)
             self.run.guided = self.run.guided or self.passes.guided
+            self.ordinary = self.ordinary and not self.run.guided
         finally:
             set_eval_frame(evaluator)
 
@@ -212,7 +256,7 @@ class GenerateCall:
         try:
             self.passes.leave(output, error_type(error) if error is not None and output is None else None)
             if self.passes.cache is not None:
-                self.run.cache = self.passes.cache
+                self.cache = self.passes.cache
         finally:
             set_eval_frame(evaluator)
 
@@ -251,12 +295,13 @@ class GenerateCall:
                     self.owner,
                     result,
                     failure,
+                    cache=self.cache,
                     logits=self.steps.statistics is not None,
                     steps=self.steps.index,
                     by_passes=self.passes.used,
                 )
         finally:
-            self.run, self.inputs, self.deferred = Run(Arguments()), None, None
+            self.run, self.inputs, self.deferred, self.cache = Run(Arguments()), None, None, None
             self.passes.drop()
             self.request.finish(outcome)
 

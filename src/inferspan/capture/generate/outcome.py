@@ -37,7 +37,6 @@ class Run:
         loops: the decoding loops, in order.
         inner_arguments: of ``generate()`` calls of models inside the model.
         inner_results: sequences that those have returned.
-        cache: the cache of keys and values that the last pass returned.
         reused: positions that were in the cache when it began.
         drafted: whether a pass may be about candidates.
         drafts: those that were verified.
@@ -52,7 +51,6 @@ class Run:
     loops: list[Loop] = field(default_factory=list)
     inner_arguments: list[Arguments] = field(default_factory=list)
     inner_results: list[Tensor] = field(default_factory=list)
-    cache: Any = None
     reused: int | None = None
     drafted: bool = False
     drafts: Drafts = field(default_factory=Drafts)
@@ -270,7 +268,7 @@ def _unseen_steps(run: Run, owner: Owner, steps: int) -> int | None:
 
 
 def describe_outcome(
-    run: Run, owner: Owner, result: Any, failure: Failure | None, *, logits: bool, steps: int, by_passes: bool
+    run: Run, owner: Owner, result: Any, failure: Failure | None, *, cache: Any, logits: bool, steps: int, by_passes: bool
 ) -> Outcome:
     """The outcome of a ``generate()`` that returned ``result`` or failed.
 
@@ -279,6 +277,7 @@ def describe_outcome(
         owner: instrumentation of the model.
         result: its result.
         failure: the exception that came out of it.
+        cache: the cache of keys and values that the last pass returned, if any.
         logits: whether statistics of logits were taken.
         steps: how many steps were seen.
         by_passes: whether they are those of a loop that calls no helper.
@@ -288,9 +287,9 @@ def describe_outcome(
     attributes: dict[str, AttributeValue] = {}
     cache_bytes: int | None = None
     loops, drafts = run.loops, run.drafts.counts or (None, None)
-    if run.cache is not None:
+    if cache is not None:
         with contain("size of the cache"):
-            cache_bytes = kv_cache_bytes(run.cache)
+            cache_bytes = kv_cache_bytes(cache)
     with contain("counting input tokens"):
         inputs = _input_tokens(run, owner.model)
     if failure is None:

@@ -82,7 +82,8 @@ def prepare_inputs(original: Any, model: Any, args: tuple[Any, ...], kwargs: dic
     try:
         if steps.open:
             call.look_at_inputs()
-        call.passes.helped = True
+        if not call.ordinary:
+            call.passes.helped = True
         steps.prepare()
     except Exception as error:
         report("start of a step", error)
@@ -90,9 +91,8 @@ def prepare_inputs(original: Any, model: Any, args: tuple[Any, ...], kwargs: dic
     try:
         # Looked at once the pass has been launched.
         call.inputs = inputs
-        run = call.run
-        if run.drafted:
-            run.drafts.candidates = args[0] if args else kwargs.get("input_ids")
+        if not call.ordinary and call.run.drafted:
+            call.run.drafts.candidates = args[0] if args else kwargs.get("input_ids")
         steps.begin()
     except Exception as error:
         report("start of a step", error)
@@ -112,20 +112,15 @@ def update_model_kwargs(original: Any, model: Any, args: tuple[Any, ...], kwargs
         if isinstance(outputs, dict):
             logits = _get(outputs, "logits")
             cache = _get(outputs, "past_key_values")
-            call.run.cache = _get(outputs, "cache") if cache is None else cache
+            call.cache = _get(outputs, "cache") if cache is None else cache
         inputs, call.inputs = call.inputs, None
         main = inputs.get(call.main_key) if type(inputs) is dict else None
         if main is None:
             call.main_key, main = main_input(inputs)
-        if call.run.guided:
-            call.defer(logits, main)
-        else:
+        if call.ordinary and len(args) < 4 and "num_new_tokens" not in kwargs:
             call.steps.end(logits, main)
-        if call.run.drafted:
-            # The loop holds them until its next pass as well.
-            call.run.drafts.verified = logits
-        if not call.known or len(args) > 3 or "num_new_tokens" in kwargs:
-            call.look_at_pass(pass_end(args, kwargs))
+        else:
+            call.end_pass(logits, main, pass_end(args, kwargs))
     except Exception as error:
         report("end of a step", error)
     return original(*args, **kwargs)

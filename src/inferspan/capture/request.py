@@ -78,8 +78,9 @@ class Request(Call):
         self._loose: dict[str, int] = {}
         """When the last module call ended that lies directly under a phase, by name of the phase."""
         self._memory: MemoryMeter | None = None
-        with contain("memory reading"):
-            self._memory = MemoryMeter(owner.device)
+        if self.recording:
+            with contain("memory reading"):
+                self._memory = MemoryMeter(owner.device)
         vocabulary = 0
         with contain("size of the vocabulary"):
             vocabulary = owner.sharded_vocabulary()

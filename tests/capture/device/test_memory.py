@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -39,6 +41,51 @@ def test_peak(monkeypatch: pytest.MonkeyPatch, peaks: tuple[int | None, int | No
         semconv.MEMORY_PEAK: peak,
         semconv.MEMORY_PEAK_EXACT: exact,
     }
+
+
+def _allocator(monkeypatch: pytest.MonkeyPatch, *readings: tuple[int, int]) -> list[torch.device]:
+    """Let CUDA's allocator have these figures, now and at most; returns the devices that it is asked for."""
+    asked: list[torch.device] = []
+    left = iter(readings)
+
+    def statistics(device: torch.device) -> dict[str, Any]:
+        asked.append(device)
+        current, peak = next(left)
+        return {"allocated_bytes": {"all": {"current": current, "peak": peak}}}
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", statistics)
+    return asked
+
+
+def test_memory_on_cuda_is_that_of_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start, end and an exact peak come from torch's statistics."""
+    _allocator(monkeypatch, (80, 90), (120, 200), (100, 200))
+    meter = MemoryMeter(torch.device("cuda:1"))
+    meter.look()
+    assert meter.attributes() == {
+        semconv.MEMORY_START: 80,
+        semconv.MEMORY_END: 100,
+        semconv.MEMORY_PEAK: 200,
+        semconv.MEMORY_PEAK_EXACT: True,
+    }
+
+
+def test_each_reading_asks_the_allocator_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its statistics are some hundred figures, so that asking costs more than everything else in a reading."""
+    asked = _allocator(monkeypatch, (80, 90), (120, 200), (100, 200))
+    meter = MemoryMeter(torch.device("cuda:1"))
+    meter.look()
+    meter.attributes()
+    assert asked == [torch.device("cuda:1")] * 3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_memory_agrees_with_torch() -> None:
+    """The figures are those that torch gives."""
+    held = torch.ones(1 << 20, device="cuda")
+    found = MemoryMeter(held.device).attributes()
+    assert found[semconv.MEMORY_END] == torch.cuda.memory_allocated(held.device)
 
 
 def test_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:

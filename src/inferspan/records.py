@@ -146,12 +146,6 @@ class ModuleCalls:
         """Whether some call began earlier."""
         return min(self._flat[_START::_FIELDS], default=moment) < moment
 
-    def copy(self) -> ModuleCalls:
-        """A list of its own with the calls so far."""
-        copied = ModuleCalls()
-        copied._flat.extend(self._flat)
-        return copied
-
 
 class Profiled(NamedTuple):
     """One kernel or operation that a profiler window has seen; times as in ``ModuleCall``.

@@ -125,13 +125,6 @@ class CallLog:
         self.done = ModuleCalls()
         self.opened.clear()
 
-    def adopt(self, other: CallLog) -> None:
-        """Become a copy of another log, to which another thread may still write."""
-        self.room, self.missed, self.count = other.room, other.missed, other.count
-        self.engine, self.clock, self.output_stats = other.engine, other.clock, other.output_stats
-        # In this order no call can be in both: one that ends in between is in neither, and its children move up.
-        self.done, self.opened = other.done.copy(), [*other.opened]
-
 
 class _Holder:
     """Has a dictionary, and is called, as ``ModuleCaller`` is."""

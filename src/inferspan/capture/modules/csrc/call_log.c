@@ -218,56 +218,6 @@ log_discard(PyObject *self, PyObject *unused)
     return owned(Py_None);
 }
 
-static PyObject *
-log_adopt(PyObject *self, PyObject *given)
-{
-    CallLog *log = (CallLog *)self, *other = (CallLog *)given;
-    if (!PyObject_TypeCheck(given, state.call_log_type)) {
-        PyErr_SetString(PyExc_TypeError, "adopt() takes a call log");
-        return NULL;
-    }
-    Frame *frames = PyMem_Malloc((size_t)(other->open + 1) * sizeof(Frame));
-    Row *rows = PyMem_Malloc((size_t)(other->recorded + 1) * sizeof(Row));
-    if (!frames || !rows) {
-        PyMem_Free(frames);
-        PyMem_Free(rows);
-        return PyErr_NoMemory();
-    }
-    if (other->open)
-        memcpy(frames, other->frames, (size_t)other->open * sizeof(Frame));
-    if (other->recorded)
-        memcpy(rows, other->rows, (size_t)other->recorded * sizeof(Row));
-    for (Py_ssize_t place = 0; place < other->open; place++) {
-        Py_INCREF(frames[place].info);
-        Py_INCREF(frames[place].inputs);
-    }
-    for (Py_ssize_t place = 0; place < other->recorded; place++) {
-        Py_INCREF(rows[place].info);
-        Py_INCREF(rows[place].inputs);
-        Py_INCREF(rows[place].outputs);
-        Py_XINCREF(rows[place].failure);
-    }
-    CallLog before = *log;
-    log->room = other->room;
-    log->missed = other->missed;
-    log->count = other->count;
-    log->serial = other->serial;
-    Py_XINCREF(log->engine = other->engine);
-    Py_XINCREF(log->clock = other->clock);
-    Py_XINCREF(log->output_stats = other->output_stats);
-    log->frames = frames;
-    log->frames_capacity = (log->open = other->open) + 1;
-    log->rows = rows;
-    log->rows_capacity = (log->recorded = other->recorded) + 1;
-    /* A finalizer that runs now finds the log complete. */
-    Py_XDECREF(before.engine);
-    Py_XDECREF(before.clock);
-    Py_XDECREF(before.output_stats);
-    drop_frames(before.frames, before.open);
-    drop_rows(before.rows, before.recorded);
-    return owned(Py_None);
-}
-
 static PyMemberDef log_members[] = {
     {"room", T_PYSSIZET, offsetof(CallLog, room), 0, NULL},
     {"missed", T_PYSSIZET, offsetof(CallLog, missed), 0, NULL},
@@ -287,7 +237,6 @@ static PyMethodDef log_methods[] = {
     {"begun_before", log_begun_before, METH_O, NULL},
     {"cut", log_cut, METH_NOARGS, NULL},
     {"discard", log_discard, METH_NOARGS, NULL},
-    {"adopt", log_adopt, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

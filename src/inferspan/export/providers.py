@@ -207,20 +207,15 @@ def _id_generator(environ: Mapping[str, str]) -> IdGenerator:
 
 
 # -------------------------------------------------------------------------------------------------------------- pipelines
-def _own(name: str, part: Any, delivery: Delivery | None = None, exporter: Any = None) -> None:
+def _own(name: str, part: Any, delivery: Delivery | None = None) -> None:
     """Take over flushing and closing of a processor, reader or provider; those of metrics alone take a time limit to close.
 
-    The SDK's parts drop the results of their exporter, so an ``exporter`` that counts what it could not deliver, as ``refused``, is asked:
-    a flush is true only if that count has not grown since the last one.
+    The SDK's parts drop the results of their exporter. ``delivery`` has them: a flush is true only if nothing was lost since the last one.
     """
     takes_limit = "timeout_millis" in inspect.signature(part.shutdown).parameters
-    reported = 0
 
     def flush(seconds: float) -> bool:
-        nonlocal reported
-        done = part.force_flush(max(1, int(seconds * 1000))) is not False
-        before, reported = reported, getattr(exporter, "refused", 0)
-        return done and reported == before
+        return part.force_flush(max(1, int(seconds * 1000))) is not False
 
     def close(seconds: float) -> None:
         if takes_limit:
@@ -257,7 +252,7 @@ def _add_spans(provider: Any, item: Built, environ: Mapping[str, str]) -> None:
     provider.add_span_processor(processor)
     SETUP.span_exporters += (item.name,)
     SETUP.span_processors += (processor,)
-    _own(f"traces-{item.name}", processor, item.delivery, item.exporter)
+    _own(f"traces-{item.name}", processor, item.delivery)
 
 
 def _reader(item: Built, environ: Mapping[str, str]) -> Any:
@@ -270,7 +265,7 @@ def _reader(item: Built, environ: Mapping[str, str]) -> Any:
         interval = variables.positive_number(environ, METRIC_INTERVAL, "OTEL_METRIC_EXPORT_INTERVAL", most=most)
         timeout = variables.positive_number(environ, 30_000, "OTEL_METRIC_EXPORT_TIMEOUT", most=most)
         reader = PeriodicExportingMetricReader(item.exporter, export_interval_millis=interval, export_timeout_millis=timeout)
-    _own(f"metrics-{item.name}", reader, item.delivery, item.exporter)
+    _own(f"metrics-{item.name}", reader, item.delivery)
     return reader
 
 
@@ -279,7 +274,7 @@ def _add_logs(provider: Any, item: Built, environ: Mapping[str, str]) -> None:
 
     processor = BoundedLogs(item.exporter, item.delivery, **_batches(environ, "OTEL_BLRP", 2048, 1000))
     provider.add_log_record_processor(processor)
-    _own(f"logs-{item.name}", processor, item.delivery, item.exporter)
+    _own(f"logs-{item.name}", processor, item.delivery)
 
 
 def extend(

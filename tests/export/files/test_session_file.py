@@ -281,15 +281,6 @@ def test_export_after_shutdown_is_a_failed_export(tmp_path: Path) -> None:
     assert exporter.export(rich_spans()) is SpanExportResult.FAILURE
 
 
-def test_refused_spans_are_counted() -> None:
-    """The exporter knows how many spans the disk did not take."""
-    exporter = SpanFileExporter("/dev/full")
-    exporter.export(rich_spans())
-    exporter.export(rich_spans())
-    exporter.shutdown()
-    assert exporter.refused == 2 * len(rich_spans())
-
-
 def test_a_batch_that_cannot_be_encoded_is_refused(tmp_path: Path, contained: list[guard.Swallowed]) -> None:
     """An error of the encoder is contained and counted, and the next batch is written."""
     odd: Any = {7: "a key that is no text"}
@@ -298,7 +289,6 @@ def test_a_batch_that_cannot_be_encoded_is_refused(tmp_path: Path, contained: li
     results = [exporter.export([span]), exporter.export(rich_spans())]
     exporter.shutdown()
     assert results == [SpanExportResult.FAILURE, SpanExportResult.SUCCESS]
-    assert exporter.refused == 1
     assert [error.place for error in contained] == ["session file"]
     contained.clear()
 

@@ -114,19 +114,13 @@ class SessionFile:
         status = os.fstat(self._file)
         with _registry_lock:
             self._shared = _registry.setdefault((status.st_dev, status.st_ino), _Shared())
-        self._refused = 0
-
-    @property
-    def refused(self) -> int:
-        """Records that could not be written through this object."""
-        return self._refused
 
     def append(self, line: str, records: int = 1) -> bool:
         """Write one line.
 
         Args:
             line: text without line ends.
-            records: number of records in the line, for the count of those that were refused.
+            records: number of records in the line; the log has the number of those that were lost.
 
         Returns:
             Whether all of the line was written.
@@ -135,22 +129,15 @@ class SessionFile:
         shared = self._shared
         with shared.lock:
             if self._file is None:
-                self._refused += records
                 return False
             try:
                 with _locked(self._file):
                     _write(self._file, data, shared)
             except OSError as error:
-                self._refused += records
                 shared.failed(self._path, records, error)
                 return False
             shared.succeeded(self._path)
         return True
-
-    def count_refused(self, records: int) -> None:
-        """Count records that were lost before they became a line."""
-        with self._shared.lock:
-            self._refused += records
 
     def close(self) -> None:
         """Close the file; may be called twice."""

@@ -1,8 +1,8 @@
 """Exporters that append OTLP JSON lines to a session file.
 
 In come finished spans, metrics and log records; out goes one line for each batch, as ``json_lines`` encodes it. A path that cannot be
-used raises ``SettingsError`` at once. A write that fails later, for example on a full disk, is an export that failed: it is counted in
-``refused``, logged once, and the next batch is tried again.
+used raises ``SettingsError`` at once. A write that fails later, for example on a full disk, is an export that failed: it is logged once,
+spans that are lost are counted in ``inferspan.spans.dropped``, and the next batch is tried again.
 """
 
 from __future__ import annotations
@@ -39,19 +39,13 @@ class SpanFileExporter(SpanExporter):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file = SessionFile(path)
 
-    @property
-    def refused(self) -> int:
-        """Spans that could not be written."""
-        return self._file.refused
-
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Append ``spans``, usually as one line."""
-        before = self._file.refused
-        written = _append_batch(self._file, spans, spans_line)
-        if lost := self._file.refused - before:
+        lost = _append_batch(self._file, spans, spans_line)
+        if lost:
             with guard.contain("session file"):
                 _count_lost_spans(lost)
-        return SpanExportResult.SUCCESS if written else SpanExportResult.FAILURE
+        return SpanExportResult.FAILURE if lost else SpanExportResult.SUCCESS
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Nothing is held back."""
@@ -73,14 +67,11 @@ class MetricFileExporter(MetricExporter):
         super().__init__()
         self._file = SessionFile(path)
 
-    @property
-    def refused(self) -> int:
-        """Collections of metrics that could not be written."""
-        return self._file.refused
-
     def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> MetricExportResult:
         """Append one line with all of ``metrics_data``."""
-        written = _append(self._file, 1, lambda: _metrics_line(metrics_data))
+        written = False
+        with guard.contain("session file"):
+            written = self._file.append(_metrics_line(metrics_data))
         return MetricExportResult.SUCCESS if written else MetricExportResult.FAILURE
 
     def force_flush(self, timeout_millis: float = 10_000) -> bool:
@@ -102,15 +93,10 @@ class LogFileExporter(LogRecordExporter):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file = SessionFile(path)
 
-    @property
-    def refused(self) -> int:
-        """Log records that could not be written."""
-        return self._file.refused
-
     def export(self, batch: Sequence[ReadableLogRecord]) -> LogRecordExportResult:
         """Append ``batch``, usually as one line."""
-        written = _append_batch(self._file, batch, _logs_line)
-        return LogRecordExportResult.SUCCESS if written else LogRecordExportResult.FAILURE
+        lost = _append_batch(self._file, batch, _logs_line)
+        return LogRecordExportResult.FAILURE if lost else LogRecordExportResult.SUCCESS
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Nothing is held back."""
@@ -133,21 +119,13 @@ def _logs_line(batch: Sequence[ReadableLogRecord]) -> str:
     return message_line(encode_logs(batch))
 
 
-def _append(file: SessionFile, records: int, encode: Callable[[], str]) -> bool:
-    """Append one line; a batch that cannot be encoded counts as refused."""
-    with guard.contain("session file"):
-        return file.append(encode(), records)
-    file.count_refused(records)
-    return False
-
-
-def _append_batch(file: SessionFile, batch: Sequence[Any], encode: Callable[[Sequence[Any]], str]) -> bool:
-    written = True
+def _append_batch(file: SessionFile, batch: Sequence[Any], encode: Callable[[Sequence[Any]], str]) -> int:
+    """Append a batch; the number of its records that could not be encoded or written."""
+    lost = 0
     for part, line in _lines(batch, encode):
-        if line is None:
-            file.count_refused(len(part))
-        written = line is not None and file.append(line, len(part)) and written
-    return written
+        if line is None or not file.append(line, len(part)):
+            lost += len(part)
+    return lost
 
 
 def _lines(batch: Sequence[Any], encode: Callable[[Sequence[Any]], str]) -> Iterator[tuple[Sequence[Any], str | None]]:

@@ -21,7 +21,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, StatusC
 from inferspan import guard
 from inferspan.caller import context as caller_context
 from inferspan.metrics.requests import RequestMetrics
-from inferspan.records import Failure, ModelInfo, ModuleBatch, ModuleCalls, ModuleInfo, Phase, RequestEnd, RequestStart, Step
+from inferspan.records import Failure, ModelInfo, ModuleBatch, ModuleCalls, ModuleInfo, Phase, Profiled, RequestEnd, RequestStart, Step
 from inferspan.settings import Settings
 from inferspan.spans.recorder import SpanRecorder
 from inferspan.spans.writer import SpanWriter
@@ -235,6 +235,18 @@ def test_a_small_forward_is_whole_when_it_returns(exporter: InMemorySpanExporter
     assert [span.name for span in exporter.get_finished_spans()] == ["layer 0", "layer 1"]
     scope.end(RequestEnd(2000, None, {}))
     assert [span.name for span in exporter.get_finished_spans()] == ["layer 0", "layer 1", "forward org/model"]
+
+
+def test_a_kernel_keeps_its_times(exporter: InMemorySpanExporter) -> None:
+    """A kernel may run behind the end of the request that has launched it."""
+    provider = _provider(SimpleSpanProcessor(exporter))
+    recorder = _recorder(lambda: provider.get_tracer("inferspan"))
+    scope: Any = recorder.start(_start("forward", operation=None), None)
+    scope.detail([_modules(None, "forward", 1100)._replace(profiled=[Profiled(2, 1, "gemm", 1900, 2100, {})])])
+    scope.end(RequestEnd(2000, None, {}))
+    assert recorder.writer.flush(10)
+    (kernel,) = (span for span in exporter.get_finished_spans() if span.name == "gemm")
+    assert (kernel.start_time, kernel.end_time) == (1900, 2100)
 
 
 def test_unsampled(exporter: InMemorySpanExporter) -> None:

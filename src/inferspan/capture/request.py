@@ -368,7 +368,10 @@ class Request(Call):
         )
 
     def close_modules(self, step: int | None, phase: str, now: int, failure: str | None) -> None:
-        """Turn recorded module calls into a batch; a phase lasts as long as the calls directly under it."""
+        """Turn recorded module calls into a batch; a phase lasts as long as the calls directly under it.
+
+        It is known here, at the end of the pass: the writer would have to search the calls for the last one.
+        """
         super().close_modules(step, phase, now, failure)
         if step is None:
             self._loose[phase] = max(now, self._loose.get(phase, 0))

@@ -1,4 +1,8 @@
-"""Records of a request's detail as the values of finished spans: names, ids, times and attributes, for whichever writer sends them."""
+"""Records of a request's detail as the values of finished spans: names, ids, times and attributes, for whichever writer sends them.
+
+Times are those of the records: ``capture`` ends a request, a phase and a step no earlier than their children. A kernel keeps the times at
+which the device ran it, which may lie behind the end of its request.
+"""
 
 from __future__ import annotations
 
@@ -38,17 +42,17 @@ def finished_spans(request: RequestSpan, record: Phase | Step | ModuleBatch) -> 
     above, offset = request.above(record), record.offset
     calls = list(record.calls.rows())
     limits, dropped = request.limits, 0
-    new_id, within = ids().generate_span_id, request.within
+    new_id = ids().generate_span_id
     own = {call[0]: new_id() for call in (*calls, *record.profiled)}
     for call in calls:
         number, parent, info, start, end, _, _, failure, _ = call
-        start, end = within(start + offset, end + offset)
         found = attributes.of_call(record, call)
         if limits is not None:
             found, dropped = limits.apply(found)
-        yield _new(FinishedSpan, (info.span_name, own[number], own.get(parent, above), start, end, found, failure, dropped))
+        times = start + offset, end + offset
+        yield _new(FinishedSpan, (info.span_name, own[number], own.get(parent, above), *times, found, failure, dropped))
     for profiled in record.profiled:
-        start, end = within(profiled.start + offset, profiled.end + offset)
+        start, end = profiled.start + offset, profiled.end + offset
         found = attributes.of_profiled(record, profiled)
         if limits is not None:
             found, dropped = limits.apply(found)
@@ -57,7 +61,6 @@ def finished_spans(request: RequestSpan, record: Phase | Step | ModuleBatch) -> 
 
 def phase_or_step(request: RequestSpan, record: Phase | Step) -> FinishedSpan:
     """The span of a phase or step."""
-    start, end = request.within(record.start_ns, record.end_ns)
     if isinstance(record, Step):
         name, own, parent = step_name(record.phase), request.step_id(record.number), request.phase_id(record.phase)
         found = attributes.of_step(record, request.device)
@@ -67,4 +70,4 @@ def phase_or_step(request: RequestSpan, record: Phase | Step) -> FinishedSpan:
     dropped = 0
     if request.limits is not None:
         found, dropped = request.limits.apply(found)
-    return _new(FinishedSpan, (name, own, parent, start, end, found, record.failure, dropped))
+    return _new(FinishedSpan, (name, own, parent, record.start_ns, record.end_ns, found, record.failure, dropped))

@@ -162,7 +162,6 @@ class LiveRequestSpan(RequestSpan):
     def end(self, end: RequestEnd) -> None:
         """End the span, whatever else fails, and record the metrics."""
         self.detach()
-        self.end_ns = end.end_ns
         if self.held is not None:
             with contain("flight recorder"):
                 end = self._decide(self.held, end)

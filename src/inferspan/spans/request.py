@@ -38,7 +38,6 @@ class RequestSpan:
         starter: starts and ends spans, if a processor acts when they start; else ``None``.
         sender: where packed spans go; ``None`` where spans go through the provider.
         limits: limits of the provider that attributes may exceed; ``None`` if none can, or if the SDK applies them.
-        end_ns: when the request ended, in nanoseconds since the epoch; ``None`` while it runs.
     """
 
     def __init__(self, request: RequestStart, span: Span, metrics: RequestMetrics) -> None:
@@ -54,7 +53,6 @@ class RequestSpan:
         self.starter: SpanStarter | None = None
         self.sender: Any = None
         self.limits: AttributeLimits | None = None
-        self.end_ns: int | None = None
         self._phase_ids: dict[str, int] = {}
         self._step_base = 0
 
@@ -74,10 +72,3 @@ class RequestSpan:
         if batch.step is not None:
             return self.step_id(batch.step)
         return self.phase_id(batch.phase) if batch.phase in PHASES else self.context.span_id
-
-    def within(self, start: int, end: int) -> tuple[int, int]:
-        """Times in order and within the request: the span of a nested request may have been cut short by the end of its parent."""
-        if self.end_ns is not None:
-            end = min(end, self.end_ns)
-            start = min(start, end)
-        return start, max(end, start)

@@ -64,7 +64,10 @@ class StepRows:
             self.kept[-1] = (*row[:9], attributes if not row[9] else {**row[9], **attributes}, row[10])
 
     def stretch(self, number: int, end: int) -> bool:
-        """Let the step ``number`` end later; whether it is kept."""
+        """Let the step ``number`` end later; whether it is kept.
+
+        It cannot be left to the writer: the record of a step may have been handed over before the pass that makes it longer.
+        """
         held = self.holds(number)
         if held:
             row = self.kept[-1]

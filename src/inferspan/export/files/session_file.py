@@ -2,7 +2,7 @@
 
 In come finished spans, metrics and log records; out goes one line for each batch, as ``json_lines`` encodes it. A path that cannot be
 used raises ``SettingsError`` at once. A write that fails later, for example on a full disk, is an export that failed: it is logged once,
-spans that are lost are counted in ``inferspan.spans.dropped``, and the next batch is tried again.
+spans that are lost are counted in ``semconv.M_SPANS_DROPPED``, and the next batch is tried again.
 """
 
 from __future__ import annotations

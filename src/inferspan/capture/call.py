@@ -7,6 +7,7 @@ State is kept per call and never on the model, so threads and recursion cannot m
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from inferspan import semconv
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from inferspan.capture.device.clock import Measured
     from inferspan.capture.profiler.window import WindowClaim
 
-__all__ = ["Call", "current"]
+__all__ = ["ANNOUNCED", "Call", "current", "pass_state"]
 
 
 class _Current(Protocol):
@@ -30,6 +31,13 @@ class _Current(Protocol):
 
 current: _Current = recorder.current
 """``current.call`` is the innermost request that runs on this thread."""
+
+
+pass_state: attrgetter[tuple[bool, int]] = attrgetter("steps.open", "passes.inside")
+"""State of an adapter as a pass of its root begins: whether a step is open, and how many passes that opened one themselves are running.
+Every decode step reads it, so it is no function in Python."""
+ANNOUNCED = (True, 0)
+"""The state in which a helper of the loop has opened the step of the coming pass. In any other state the adapter is told of the pass."""
 
 
 class Call(CallLog):

@@ -20,7 +20,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.nn.modules import module as torch_calls
 
-from inferspan.capture.call import current
+from inferspan.capture.call import ANNOUNCED, current, pass_state
 from inferspan.capture.compile.optimized import runs_disabled
 from inferspan.capture.compile.state import SLOT, SlotObserver, leave_frame, set_eval_frame
 from inferspan.capture.failures import error_type, failure_of
@@ -62,7 +62,7 @@ class RequestCall:
         # A step of generate(): for few instructions, before all else.
         if outer is not None and caller is not None and outer.root_id == id(caller):
             adapter = outer.adapter
-            if adapter is None or (adapter.steps.open and not adapter.passes.inside):
+            if adapter is None or pass_state(adapter) == ANNOUNCED:
                 return function(*args, **kwargs)
             return _loop_pass(adapter, function, args, kwargs)
         opened = OpenPass(threading.get_ident(), hooked=False)

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
-from inferspan.capture.call import current
+from inferspan.capture.call import ANNOUNCED, current, pass_state
 from inferspan.capture.compile.state import is_optimized, leave_frame, set_eval_frame
 from inferspan.capture.failures import error_type, failure_of
 from inferspan.capture.forward import ForwardCall, close_stale, start_forward
@@ -54,7 +54,7 @@ class RootEnter(_RootHook):
         call = current.call
         if call is not None and call.root_id == id(module) and self.owner.is_open:
             adapter = call.adapter
-            if adapter is not None and (adapter.passes.inside or not adapter.steps.open):
+            if adapter is not None and pass_state(adapter) != ANNOUNCED:
                 adapter.enter_root(*arguments)
             return
         evaluator = set_eval_frame(None)

@@ -21,6 +21,7 @@ from inferspan.export.providers import current_provider
 from inferspan.guard import contain, error_counts
 from inferspan.metrics.devices import DeviceMetrics
 from inferspan.ranks import ranks
+from inferspan.records import Sampler
 from inferspan.settings import Settings
 from inferspan.version import version
 
@@ -110,7 +111,7 @@ class Samplers:
 
     def acquire(self, settings: Settings, meters: Meters) -> tuple[SamplerLoop | None, Callable[[], None]]:
         """Start or share the thread and report its readings on ``meters``; returns it and a function that releases it."""
-        if not (settings.nvml or settings.host or settings.allocator):
+        if not any(getattr(settings, name) for name in SAMPLERS):
             return None, lambda: None
         with _lock:
             if self._loop is None:
@@ -169,20 +170,33 @@ samplers = Samplers()
 """The samplers of this process."""
 
 
-def _sampler_loop(settings: Settings) -> SamplerLoop:
-    from .allocator import AllocatorSampler, cuda_devices, device_memory
-    from .host import HostSampler
-    from .loop import SamplerLoop
+def _nvml(settings: Settings) -> Sampler:
+    from .allocator import cuda_devices, device_memory
     from .nvml import NvmlSampler
 
-    local_rank = ranks(os.environ).get(semconv.LOCAL_RANK)
-    chosen: list[Any] = []
-    if settings.nvml:
-        chosen.append(NvmlSampler(all_gpus=settings.all_gpus, cuda_devices=cuda_devices, cuda_memory=device_memory))
-    if settings.host:
-        chosen.append(HostSampler(local_rank=local_rank or 0, off=_system_metrics_active))
-    if settings.allocator:
-        chosen.append(AllocatorSampler())
+    return NvmlSampler(all_gpus=settings.all_gpus, cuda_devices=cuda_devices, cuda_memory=device_memory)
+
+
+def _host(settings: Settings) -> Sampler:
+    from .host import HostSampler
+
+    return HostSampler(local_rank=ranks(os.environ).get(semconv.LOCAL_RANK) or 0, off=_system_metrics_active)
+
+
+def _allocator(settings: Settings) -> Sampler:
+    from .allocator import AllocatorSampler
+
+    return AllocatorSampler()
+
+
+SAMPLERS: dict[str, Callable[[Settings], Sampler]] = {"nvml": _nvml, "host": _host, "allocator": _allocator}
+"""By the setting that turns it off, the function that makes a sampler; its module is loaded then."""
+
+
+def _sampler_loop(settings: Settings) -> SamplerLoop:
+    from .loop import SamplerLoop
+
+    chosen = [make(settings) for name, make in SAMPLERS.items() if getattr(settings, name)]
     return SamplerLoop(chosen, interval=settings.sampler_interval)
 
 

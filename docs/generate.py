@@ -82,7 +82,7 @@ METRIC_GROUPS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     ("Requests", lambda name: name.startswith("gen_ai.")),
     ("Requests, names of inferspan", lambda name: name not in semconv.DEVICE_METRICS),
     ("CUDA allocator", lambda name: name.startswith("inferspan.torch.")),
-    ("GPU", lambda name: name.startswith(("hw.", "inferspan."))),
+    ("GPU", lambda name: name not in semconv.HOST_METRICS),
     ("Process and host", lambda name: True),
 )
 METRIC_NOTE = "The second name is the one in Prometheus. Names of histograms have the suffixes `_bucket`, `_sum` and `_count` there."

@@ -66,6 +66,31 @@ def test_folder_has_its_section(folder: str) -> None:
     assert f"`{folder}`" in HEADING.findall((ROOT / "docs" / "data-flow.md").read_text())
 
 
+FILE = re.compile(r"`([\w/]+\.(?:py|c))`")
+PACKAGE = ROOT / "src" / "inferspan"
+
+
+def sections() -> list[object]:
+    """The sections on folders of the page on the data flow, each with the folder."""
+    parts = re.split(r"^### (.+)$", (ROOT / "docs" / "data-flow.md").read_text(), flags=re.MULTILINE)[1:]
+    return [
+        pytest.param(PACKAGE if title == "Root" else PACKAGE / title.strip("`"), text, id=title)
+        for title, text in zip(parts[::2], parts[1::2], strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("folder", "text"), sections())
+def test_files_of_a_folder_are_in_it(folder: Path, text: str) -> None:
+    """A section names files of its folder; those of another one by their path in the package."""
+    assert [name for name in FILE.findall(text) if not (folder / name).is_file() and not ("/" in name and (PACKAGE / name).is_file())] == []
+
+
+def test_files_that_recipes_name_exist() -> None:
+    """The page for contributors names files by their path in the repository or in the package."""
+    names = FILE.findall((ROOT / "CONTRIBUTING.md").read_text())
+    assert [name for name in names if not (ROOT / name).is_file() and not (PACKAGE / name).is_file()] == []
+
+
 def commands(page: str) -> list[str]:
     """The shell commands of a page, each on one line."""
     text = "".join(match[2] for match in BLOCK.finditer((ROOT / page).read_text()) if match[1] == "sh")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["ATTRIBUTES", "EVENTS", "METRICS", "RENAMED", "SPANS", "Attribute", "Event", "Metric", "Renamed", "SpanKindOf"]
+__all__ = ["ATTRIBUTES", "EVENTS", "HOST_METRICS", "METRICS", "RENAMED", "SPANS", "Attribute", "Event", "Metric", "Renamed", "SpanKindOf"]
 
 SCOPE = "inferspan"
 """Name of our instrumentation scope."""
@@ -605,7 +605,9 @@ _HOST_METRICS = (
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in (*_REQUEST_METRICS, *_GPU_METRICS, *_HOST_METRICS)}
 """Every metric by name."""
-DEVICE_METRICS: tuple[str, ...] = tuple(metric.name for metric in (*_GPU_METRICS, *_HOST_METRICS))
+HOST_METRICS: tuple[str, ...] = tuple(metric.name for metric in _HOST_METRICS)
+"""Metrics of the process, its host and its container."""
+DEVICE_METRICS: tuple[str, ...] = (*(metric.name for metric in _GPU_METRICS), *HOST_METRICS)
 """Metrics that come from the samplers."""
 
 _CONTENT = "only with content capture"

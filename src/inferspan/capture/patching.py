@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 __all__ = ["ClassMethods", "InstanceMethod", "Undo", "wrap_class_method"]
@@ -31,6 +31,11 @@ class Undo:
     def push(self, undo: Callable[[], object]) -> None:
         """Add the function that undoes the last change."""
         self._stack.append(undo)
+
+    def extend(self, undos: Iterable[Callable[[], object]]) -> None:
+        """Push several, each as soon as it is there: what has been changed before a failure is undone."""
+        for undo in undos:
+            self.push(undo)
 
     def close(self) -> None:
         """Take everything back; one undo that fails does not keep the others from running."""

@@ -185,10 +185,8 @@ class Target:
         self._root.attach(model)
         if self.scripted and not self._root.around:
             warn_once("calls of this scripted %s are not seen: torch does not look for an observer of it", type(model).__name__)
-        for undo in watch_templates(_methods, content=self.content):
-            self._undo.push(undo)
-        for undo in watch_unloading(model, _methods, _around_unloading):
-            self._undo.push(undo)
+        self._undo.extend(watch_templates(_methods, content=self.content))
+        self._undo.extend(watch_unloading(model, _methods, _around_unloading))
         if callable(getattr(type(model), "compile", None)):
             self._undo.push(_methods.acquire(type(model), "compile", _around_compile))
 

@@ -73,6 +73,11 @@ The conventions for GenAI renamed the client metrics in their version 0.1.0. The
 `OTEL_SEMCONV_STABILITY_OPT_IN=gen_ai_latest_experimental` selects `latest`.
 """
 
+PLACES_NOTE = """\
+`inferspan.telemetry.errors` counts the errors of inferspan that it has contained. They never reach your program. Each kind of error is
+logged once for each place. `inferspan.error.place` has the place; `*` stands for a name. The call in which an error occurred lacks:
+"""
+
 RENAMED_NOTE = """\
 These names changed before the first release. inferspan no longer sends the old ones. If you use dashboards, alerts or queries of an earlier
 state, replace the names there.
@@ -111,6 +116,10 @@ def _telemetry() -> str:
         rest = [metric for metric in rest if not chosen(metric.name)]
     lines += _buckets()
     lines += [NAMING]
+    lines += ["## Contained errors", "", PLACES_NOTE]
+    lines += _table(
+        ("place", "missing"), ((", ".join(_code(place) for place in row.places), row.missing) for row in semconv.ERROR_PLACES)
+    )
     lines += ["## Names that changed", "", RENAMED_NOTE]
     lines += _table(("old", "new", "reason"), ((_code(row.old), _code(row.new), row.reason) for row in semconv.RENAMED))
     return "\n".join(lines).rstrip() + "\n"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,9 @@ from inferspan.settings import Settings
 NAMES = sorted({attribute.key for attribute in semconv.ATTRIBUTES} | {key for metric in semconv.METRICS.values() for key in (metric.name, *metric.attributes)})
 """Every attribute and metric."""
 IN_PROMETHEUS = {prometheus_name(metric) for metric in semconv.METRICS.values()}
+ROOT = Path(__file__).resolve().parents[1]
+CONTAINING = {"contain", "guard.contain", "guarded", "guard.guarded", "report", "guard.report", "guard.count"}
+"""Functions whose first argument is the place of an error."""
 PAGE = generate.pages()[Path(generate.__file__).with_name("telemetry.md")]
 
 
@@ -93,3 +99,31 @@ def test_no_response_id_is_invented() -> None:
     """The id of a response stands in the table as what the caller says, nothing else sets it."""
     (row,) = [attribute for attribute in semconv.ATTRIBUTES if attribute.key == "gen_ai.response.id"]
     assert "inferspan.context(response_id=...)" in row.brief
+
+
+def _places() -> Iterator[str]:
+    """The places of contained errors that the code names; ``*`` stands for a part that it computes."""
+    for file in (ROOT / "src" / "inferspan").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Call) or not node.args or ast.unparse(node.func) not in CONTAINING:
+                continue
+            place = node.args[0]
+            if isinstance(place, ast.Constant):
+                yield str(place.value)
+            elif isinstance(place, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in place.values)
+
+
+def test_every_place_of_an_error_is_in_the_table() -> None:
+    """Each value of ``inferspan.error.place`` is documented."""
+    known = [place for row in semconv.ERROR_PLACES for place in row.places]
+    found = set(_places())
+    assert len(found) > 80
+    assert [place for place in sorted(found) if not any(fnmatchcase(place, pattern) for pattern in known)] == []
+
+
+def test_every_place_in_the_table_is_in_the_code() -> None:
+    """The table has no place that is not used any more."""
+    code = "".join(file.read_text() for file in (ROOT / "src" / "inferspan").rglob("*.py") if file.name != "semconv.py")
+    places = [place for row in semconv.ERROR_PLACES for place in row.places]
+    assert [place for place in places if "*" not in place and f'"{place}"' not in code] == []

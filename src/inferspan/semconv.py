@@ -10,7 +10,21 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["ATTRIBUTES", "EVENTS", "HOST_METRICS", "METRICS", "RENAMED", "SPANS", "Attribute", "Event", "Metric", "Renamed", "SpanKindOf"]
+__all__ = [
+    "ATTRIBUTES",
+    "ERROR_PLACES",
+    "EVENTS",
+    "HOST_METRICS",
+    "METRICS",
+    "RENAMED",
+    "SPANS",
+    "Attribute",
+    "ErrorPlaces",
+    "Event",
+    "Metric",
+    "Renamed",
+    "SpanKindOf",
+]
 
 SCOPE = "inferspan"
 """Name of our instrumentation scope."""
@@ -843,3 +857,115 @@ RENAMED = (
     ),
 )
 """Names that changed before the first release. The old ones are not sent any more."""
+
+
+class ErrorPlaces(NamedTuple):
+    """Values of ``inferspan.error.place`` that cost the same telemetry; ``*`` stands for a name."""
+
+    places: tuple[str, ...]
+    missing: str
+
+
+ERROR_PLACES: tuple[ErrorPlaces, ...] = (
+    ErrorPlaces(("start of *()",), "the request is not recorded"),
+    ErrorPlaces(("start of generate()",), "parts of the request are not recorded"),
+    ErrorPlaces(("attributes of generate()",), "configuration of the call on the request span"),
+    ErrorPlaces(("inner generate()",), "phases and steps of a `generate()` inside the call"),
+    ErrorPlaces(("stopping criteria",), "the moment at which tokens are chosen: step statistics, time to first token"),
+    ErrorPlaces(("start of a phase", "end of a phase"), "a phase span"),
+    ErrorPlaces(("start of a step", "end of a step"), "a step span, or its modules"),
+    ErrorPlaces(("attributes of a step",), "attributes of a step span"),
+    ErrorPlaces(("drafted tokens",), "counts of drafted and accepted tokens"),
+    ErrorPlaces(("compiled call",), "the fact that a compiled forward pass is used"),
+    ErrorPlaces(("end of *()",), "tokens, latencies or detail of the request's last moments; its span ends"),
+    ErrorPlaces(("attributes of a request",), "attributes of the request span"),
+    ErrorPlaces(("counting input tokens", "counting output tokens", "counting tokens by modality"), "the count"),
+    ErrorPlaces(("cache length", "size of the cache"), "cached tokens, `inferspan.kv_cache.usage`"),
+    ErrorPlaces(("content", "chat template"), "captured messages"),
+    ErrorPlaces(("token texts",), "texts of tokens on step spans"),
+    ErrorPlaces(("text of an exception",), "message and stack trace of a failure"),
+    ErrorPlaces(("size of a batch",), "`inferspan.batch.size`"),
+    ErrorPlaces(("size of the vocabulary",), "statistics of sharded logits"),
+    ErrorPlaces(("logit statistics", "fused logit statistics"), "statistics of the logits, or their fast computation"),
+    ErrorPlaces(("memory reading", "energy reading"), "memory or energy of the request"),
+    ErrorPlaces(("model facts", "model device"), "facts of the model, or its device"),
+    ErrorPlaces(("start of a forward pass", "end of a forward pass", "caller of a forward pass"), "a plain forward pass or a part of it"),
+    ErrorPlaces(
+        (
+            "hand-over of steps",
+            "hand-over of modules",
+            "hand-over of detail",
+            "hand-over of a forward pass",
+        ),
+        "step or module spans",
+    ),
+    ErrorPlaces(("module call", "module calls", "module hook"), "a module span"),
+    ErrorPlaces(("module selection",), "all module spans of the model"),
+    ErrorPlaces(("C extension",), "speed: Python code records module calls"),
+    ErrorPlaces(("device clock",), "device times"),
+    ErrorPlaces(("profiler window", "profiler signal"), "kernels and operations of a window"),
+    ErrorPlaces(("watching torch.compile", "model.compile()"), "observation around a compilation"),
+    ErrorPlaces(("unloading of adapters",), "requests of the model that was taken out of its wrapper"),
+    ErrorPlaces(("context",), "the request span as the parent of spans inside the call"),
+    ErrorPlaces(("detaching", "uninstrument", "refresh"), "an observer may stay on the model, or is not put on it"),
+    ErrorPlaces(("request span", "id generator"), "the request span or attributes of it"),
+    ErrorPlaces(
+        (
+            "origin of a request",
+            "origin of a thread",
+            "origin of a job",
+            "origin of a streamer",
+            "origins of requests",
+        ),
+        "the parent of the request span, or its links",
+    ),
+    ErrorPlaces(("span hand-over",), "a span of a phase, step or module"),
+    ErrorPlaces(("flight recorder",), "the decision of `keep`"),
+    ErrorPlaces(("exception event", "content event"), "the log event"),
+    ErrorPlaces(
+        (
+            "third-party gen_ai span",
+            "announcing to util-genai",
+        ),
+        "facts on another library's span, or protection from doubled spans",
+    ),
+    ErrorPlaces(("request metrics", "own metrics"), "all metrics of requests"),
+    ErrorPlaces(
+        (
+            "metrics of a started request",
+            "metrics of an ended request",
+            "metrics of steps",
+            "metrics of modules",
+            "metrics of dropped spans",
+        ),
+        "these metrics of one request",
+    ),
+    ErrorPlaces(
+        (
+            "device metrics",
+            "device_metrics.meter",
+            "device_metrics.instrument",
+            "device_metrics.callback",
+        ),
+        "metrics of the machine",
+    ),
+    ErrorPlaces(
+        (
+            "samplers",
+            "samplers.*",
+            "samplers.*.close",
+            "samplers.*.energy",
+            "samplers.energy",
+        ),
+        "readings of the sampler that is named",
+    ),
+    ErrorPlaces(("samplers.nvml.device", "samplers.nvml.cuda_devices", "samplers.nvml.cuda_memory"), "readings of a GPU"),
+    ErrorPlaces(("set-up",), "a pipeline; it is tried again"),
+    ErrorPlaces(("export of *",), "a request of this signal to a collector"),
+    ErrorPlaces(("raw span export", "raw span sink"), "spans on the direct OTLP path"),
+    ErrorPlaces(("* pipeline",), "a flush or the closing of this pipeline"),
+    ErrorPlaces(("session file",), "records in the session file"),
+    ErrorPlaces(("metrics of a forked process",), "the start of a child's metrics at zero"),
+    ErrorPlaces(("SIGTERM handler", "exit of uvicorn", "exit of billiard's workers"), "what was queued when the process ended"),
+)
+"""Where errors of ours are contained, and what is missing then."""

@@ -50,7 +50,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """``inferspan.instrument`` is the function, whoever imports the module of that name, and whenever."""
+    """``inferspan.instrument`` is the function, also after an import of the module of that name."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Called by Python when it has imported a submodule."""

@@ -1,7 +1,7 @@
 """A bounded queue between the model's path and the sinks, and the thread that empties it.
 
 ``put`` is what the model's path pays: a lock and an append. The thread hands items to one consumer in order; ``flush`` does the
-same on the calling thread, so that nothing waits for a wake-up. What does not fit is refused and counted by the caller. A forked
+same on the calling thread, so that nothing waits for a wake-up. Items that do not fit are refused; the caller counts them. A forked
 child starts empty: what the parent had queued is the parent's to send.
 """
 
@@ -28,7 +28,7 @@ CAPACITY = 131_072
 
 
 class Buffer(Generic[T]):
-    """Items on their way to ``consume(item, until)``; ``until`` is the monotonic time for which somebody waits, if anybody does.
+    """Items on their way to ``consume(item, until)``; ``until`` is the monotonic time up to which a flush waits, ``None`` without one.
 
     Args:
         consume: called with one item at a time, never concurrently; its errors are contained.
@@ -114,7 +114,7 @@ class Buffer(Generic[T]):
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody waits for the item that is being consumed, which then should not take its time."""
+        """Whether a flush waits for the item that is being consumed, which then should not pause."""
         return self._waiting > 0
 
     def _next(self, *, until: float | None) -> bool:

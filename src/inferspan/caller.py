@@ -1,4 +1,4 @@
-"""What the caller knows: what ``inferspan.context(...)`` puts on the requests inside it.
+"""Attributes that the caller gives: ``inferspan.context(...)`` puts them on the requests inside it.
 
 Values travel in a context variable, so they follow ``await`` and ``copy_context().run`` as trace context does. They become
 attributes of request spans only, never of metrics: ids have no bound.

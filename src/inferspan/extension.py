@@ -26,7 +26,7 @@ ABI = 4
 """Version of the interface between C and Python: incremented here and in ``csrc/module.c`` with every change of it."""
 NAME = "inferspan.capture.modules._recorder"
 CONTENTS = ("Boundaries", "BoundaryEvents", "CallLog", "ModuleCaller", "NativeEvents", "bind")
-"""What an extension must have; that of an older working copy may lack some."""
+"""Names that an extension must have; that of an older working copy may lack some."""
 AGAIN = "install inferspan again"
 
 
@@ -45,7 +45,7 @@ class Extension(NamedTuple):
 
 
 def find(environ: Mapping[str, str] | None = None, *, name: str = NAME) -> Extension:
-    """Look for the extension, without a word about what was found.
+    """Look for the extension, without logging the result.
 
     Args:
         environ: environment to read, default ``os.environ``.
@@ -57,7 +57,7 @@ def find(environ: Mapping[str, str] | None = None, *, name: str = NAME) -> Exten
             return Extension(None, f"{EXTENSION_VARIABLE}={text}")
     except SettingsError as error:
         _tell(logging.WARNING, f"{EXTENSION_VARIABLE}={text} is ignored: {error}")
-    # Whatever the file is, no import of it may become an error of the program.
+    # No import of the file may raise into the program.
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -243,7 +243,7 @@ def instrument(
 
 
 def uninstrument(model: Any) -> bool:
-    """Take everything off a model, whatever handles there are and wherever they went: a notebook cell may have run several times.
+    """Take everything off a model, independent of its handles: a notebook cell may have run several times.
 
     Args:
         model: what was given to ``instrument()``.

@@ -1,4 +1,4 @@
-"""Rank of this process in a distributed job, from what launchers put into the environment; nothing where there is no launcher."""
+"""Rank of this process in a distributed job, from the launcher's environment variables; empty without a launcher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DIGITS = 18
 
 
 def ranks(environ: Mapping[str, str]) -> dict[str, int | None]:
-    """Rank, rank on this host and number of ranks, by attribute name; ``None`` for what the launcher does not say.
+    """Rank, rank on this host and number of ranks, by attribute name; ``None`` where the launcher does not set it.
 
     Where a launcher has set rank and size and one of them cannot be used, that is a warning.
     """

@@ -1,4 +1,4 @@
-"""What the sources hand to the sinks: frozen, torch-free records and the two Protocols between the layers.
+"""Records that sources hand to sinks: frozen values without torch, and the protocols between the layers.
 
 Times are nanoseconds since the Unix epoch, shapes and dtypes plain values, never tensors or modules. Attribute keys are
 those of ``semconv``. Detail of a request (phases, steps, module calls) is appended on the model's path and turned into
@@ -150,7 +150,7 @@ class ModuleCalls:
 class Profiled(NamedTuple):
     """One kernel or operation that a profiler window has seen; times as in ``ModuleCall``.
 
-    ``number`` is told apart from those of the module calls of its batch; ``parent`` is the number of the operation or module call that it
+    ``number`` differs from those of the module calls of its batch; ``parent`` is the number of the operation or module call that it
     hangs under, -1 directly under the step. A kernel runs on the device when the device comes to it, so it may end after its parent.
     """
 
@@ -290,14 +290,14 @@ class RequestScope(Protocol):
         """Make the request's span the current one; only where one function calls this and ``detach``, in its ``finally``."""
 
     def detach(self) -> None:
-        """Make current what was before ``attach``; twice, or without it, does nothing."""
+        """Restore the context from before ``attach``; does nothing the second time or without it."""
 
     def end(self, end: RequestEnd) -> None:
         """End the request and detach; called exactly once, on the thread that started it."""
 
 
 class Recorder(Protocol):
-    """Where the sources put what they see."""
+    """Takes the observations of the sources."""
 
     def start(self, start: RequestStart, parent: RequestScope | None) -> RequestScope | None:
         """Begin a request; for a ``generate`` its span is the current one until ``end``, for others if ``attach`` is called.
@@ -322,4 +322,4 @@ class Sampler(Protocol):
         """Read everything that this source has; runs on the sampler thread only."""
 
     def close(self) -> None:
-        """Let go of what ``collect`` opened; may be called twice."""
+        """Release everything that ``collect`` opened; may be called twice."""

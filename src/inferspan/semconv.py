@@ -968,4 +968,4 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("metrics of a forked process",), "the start of a child's metrics at zero"),
     ErrorPlaces(("SIGTERM handler", "exit of uvicorn", "exit of billiard's workers"), "what was queued when the process ended"),
 )
-"""Where errors of ours are contained, and what is missing then."""
+"""The places in which errors of ours are contained, and the telemetry that is missing then."""

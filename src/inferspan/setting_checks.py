@@ -1,4 +1,4 @@
-"""What a single setting may be: each check returns the value that counts, or raises an error that says what is allowed.
+"""Checks of single settings: each returns the value that counts, or raises an error with the allowed values.
 
 Texts are taken wherever they can be read, because that is all an environment variable can be.
 """
@@ -118,7 +118,7 @@ def number(low: float, high: float) -> Callable[[str, object], float]:
 
 
 def choice(*words: str, upper: bool = False) -> Callable[[str, object], str]:
-    """A check for one of some words, in whatever case."""
+    """A check for one of some words, in upper or lower case."""
 
     def check(name: str, value: object) -> str:
         if isinstance(value, str):

@@ -41,7 +41,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 }
 """Named starting points; every other source overrides what they set."""
 SLOW_SETTINGS = ("slow_after", "slow_first_token", "slow_quantile")
-"""What says when a request is slow."""
+"""Settings that define a slow request."""
 
 
 def _setting(default: Any, checked: Callable[[str, Any], Any], brief: str, *, env: str | None = None) -> Any:

@@ -1,1 +1,1 @@
-"""What the model does, seen from outside: hooks and wrappers that append records and change nothing."""
+"""Observation of a model from outside: hooks and wrappers that append records and change nothing."""

@@ -1,7 +1,7 @@
 """The adapters (LoRA and its like) that a call runs with, as PEFT and transformers switch them.
 
-The state is read from the layers themselves, because every way to switch or disable an adapter ends there. What differs between layers
-that should agree is not told.
+The state is read from the layers themselves, because every way to switch or disable an adapter ends there. Layers that should agree and
+do not give no value.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ActiveAdapters:
 
     @staticmethod
     def _of_model(model: nn.Module) -> tuple[str, ...]:
-        """What the model itself says: prompt learning has no layers, and other libraries have layers of their own."""
+        """Adapters that the model itself names: prompt learning has no layers, and other libraries have layers of their own."""
         if _had_layers(model):
             # PEFT's layers have been taken out: merged into the weights, or unloaded.
             return ()
@@ -115,7 +115,7 @@ def _agreed(layers: Iterable[Any]) -> tuple[str, ...]:
         if getattr(layer, "_disable_adapters", False):
             states.append(())
             continue
-        # Weights that are merged count, whatever is active besides.
+        # Merged weights count, in addition to active adapters.
         states.append(_names(getattr(layer, "merged_adapters", ())) or _names(getattr(layer, "active_adapters", ())))
     if not all(states) and any(states):
         return ()

@@ -1,4 +1,4 @@
-"""The number of rows that a plain forward pass was given, from what is known of its layers and of the names of its arguments.
+"""The number of rows of a plain forward pass, by the layers of the model and the names of its arguments.
 
 A layer of ``torch.nn`` says where its batch is, and so does an argument such as ``input_ids``. Any other argument counts only where its
 layout leaves no other reading; otherwise the number is not known. Nothing is read from a tensor but its shape.
@@ -45,11 +45,11 @@ _SEQUENCES = (nn.RNNBase, *_ATTENTION)
 
 
 class Layout(NamedTuple):
-    """Where the batch is among the inputs of a model.
+    """Position of the batch among the inputs of a model.
 
     Attributes:
         names: of the positional parameters of ``forward``.
-        axis: of the batch, if the model begins with a layer that says so.
+        axis: of the batch, if the model begins with a layer that defines it.
         axes: number of axes of a batch for such a layer.
         documented: names of arguments that transformers defines for this model; empty for another model.
         sequences: whether layers inside take sequences, with or without a batch.
@@ -103,7 +103,7 @@ def _first_layer(model: nn.Module) -> nn.Module:
 
 
 def layout_of(model: nn.Module) -> Layout:
-    """Where the batch is among the inputs of ``model``; looks at every module once."""
+    """Position of the batch among the inputs of ``model``; looks at every module once."""
     called = _unwrapped(model)
     names = _names(called)
     documented: frozenset[str] = frozenset()

@@ -2,7 +2,7 @@
 
 The order is fixed: module spans of a step are kept while nine tenths of the budget hold them whole; step spans are all kept up to
 nine tenths, then every 2nd, 4th, 8th ... with the gap doubling after each 160th part of the budget. Kernels and operations of
-a profiler window get what is left of nine tenths, shared over its passes. What the settings asked for and the budget left out is
+a profiler window get what is left of nine tenths, shared over its passes. Spans that the settings asked for and the budget left out are
 counted. The request span and its two phases are always there; a plain forward pass has no phases and no steps.
 """
 

@@ -37,7 +37,7 @@ pass_state: attrgetter[tuple[bool, int]] = attrgetter("steps.open", "passes.insi
 """State of an adapter as a pass of its root begins: whether a step is open, and how many passes that opened one themselves are running.
 Every decode step reads it, so it is no function in Python."""
 ANNOUNCED = (True, 0)
-"""The state in which a helper of the loop has opened the step of the coming pass. In any other state the adapter is told of the pass."""
+"""The state in which a helper of the loop has opened the step of the coming pass. Otherwise ``enter_root`` of the adapter is called."""
 
 
 class Call(CallLog):
@@ -68,7 +68,7 @@ class Call(CallLog):
         self.compiled = False
         """Whether passes of this call run inside something that was compiled."""
         self.adapter: Any = None
-        """What translates a loop into this request, for its wrappers to find; ``None`` for a plain forward pass."""
+        """Translates a loop into this request; its wrappers find it here. ``None`` for a plain forward pass."""
         self.counts: str | None = None
         """The kind of tokens that its usage counts, ``generated`` or ``embedded``; requests inside it that count the same are nested."""
         self.nonfinite_seen = False
@@ -174,7 +174,7 @@ class Call(CallLog):
         return moment + self.offset
 
     def end_span(self, end: RequestEnd) -> None:
-        """Release what the call holds and end the span of the request, whatever happens meanwhile."""
+        """Release everything that the call holds and end the span of the request, also after a failure."""
         try:
             self.release()
         finally:

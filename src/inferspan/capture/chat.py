@@ -1,4 +1,4 @@
-"""Which prompts a chat template has made, and which library runs a model: what is known of the operation, and never guessed.
+"""Facts of the operation, never guessed: prompts that a chat template has made, and the library that runs a model.
 
 While a model is instrumented, tokenizers note what ``apply_chat_template`` returns: tensors by identity, also after ``BatchEncoding.to``,
 and texts by their hash, until a tokenizer turns them into tensors. Where a pipeline calls ``generate()``, its frame on the stack has the
@@ -45,7 +45,7 @@ def _known(value: Any) -> Chat | None:
 
 
 def _note(rendered: Any, chat: Chat) -> None:
-    """Remember what a template has made: a text, a tensor, several of them, or a mapping with tensors."""
+    """Remember the result of a template: a text, a tensor, several of them, or a mapping with tensors."""
     if isinstance(rendered, str):
         while len(_texts) >= MOST_TEXTS:
             _texts.popitem(last=False)

@@ -80,7 +80,7 @@ class ForwardCall(Call):
         self.input_tokens: int | None = None
         self.rows: int | None = None
         self.masks: Masks = (None, None)
-        """What the positions of the logits depend on, until the request ends."""
+        """Inputs that determine the positions of the logits, until the request ends."""
         if self.recording:
             try:
                 self._open(owner)
@@ -128,7 +128,7 @@ class ForwardCall(Call):
             self.leave(now, describe(output), failure)
 
     def finish(self, output: Any, failure: Failure | None, now: int) -> None:
-        """End the request; ``output`` is what the model returned. Once only: a second call does nothing.
+        """End the request; ``output`` is the result of the model. A second call does nothing.
 
         Called on the call's own thread; on another one only if that thread has left the pass without ending it.
         """

@@ -2,7 +2,7 @@
 
 What may change between calls is compared with the last call by a few attribute reads; the parameters are counted again only if something
 has. Only names and numbers are read, never the values of parameters, so meta, offloaded and sharded models are safe. A local path is
-never reported whole: it may hold a user's name. What is not known is left out.
+never reported whole: it may hold a user's name. Unknown facts are left out.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _Place(NamedTuple):
 
 
 def _execution_device(module: nn.Module) -> torch.device | None:
-    """Where accelerate's hook on a module moves its weights when it runs; ``None`` without one."""
+    """Device to which accelerate's hook moves the weights of a module when it runs; ``None`` without a hook."""
     hook = getattr(module, "_hf_hook", None)
     for one in getattr(hook, "hooks", None) or (hook,):
         device = getattr(one, "execution_device", None)
@@ -175,7 +175,7 @@ def sharded_vocabulary(model: nn.Module) -> int:
 
 
 class _State(NamedTuple):
-    """What may change between two calls, as cheap to read as it gets."""
+    """Facts that may change between two calls, cheap to read."""
 
     place: _Place
     attention: Any
@@ -203,7 +203,7 @@ class ModelFacts:
         self._structure += 1
 
     def read(self, model: nn.Module, adapters: tuple[str, ...] | None = None) -> ModelInfo:
-        """The facts of ``model`` as they are now; nothing raises; what cannot be read is left out.
+        """The facts of ``model`` as they are now; nothing raises; unreadable ones are left out.
 
         Args:
             model: the model.

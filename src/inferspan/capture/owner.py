@@ -61,7 +61,7 @@ class Owner(Protocol):
 
     @property
     def recorder(self) -> Recorder:
-        """Where requests are recorded."""
+        """The recorder of its requests."""
 
     @property
     def is_open(self) -> bool:

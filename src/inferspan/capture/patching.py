@@ -33,7 +33,7 @@ class Undo:
         self._stack.append(undo)
 
     def extend(self, undos: Iterable[Callable[[], object]]) -> None:
-        """Push several, each as soon as it is there: what has been changed before a failure is undone."""
+        """Push several, each as soon as it is there: changes before a failure are undone."""
         for undo in undos:
             self.push(undo)
 
@@ -47,7 +47,7 @@ class Undo:
 def wrap_class_method(owner: type, name: str, around: Around) -> Callable[[], None]:
     """Wrap ``owner.name``, inherited or own, and return a function that removes the wrapper.
 
-    An inherited method is looked up again at each call, so a patch that somebody puts on a base class later still counts.
+    An inherited method is looked up again at each call, so a patch that is put on a base class later still counts.
     """
     own = owner.__dict__.get(name, _MISSING)
     template = getattr(owner, name)

@@ -1,4 +1,4 @@
-"""A request that is being recorded: its phases, steps, tokens and end, whatever loop runs it.
+"""A request that is being recorded: its phases, steps, tokens and end, for every kind of loop.
 
 In: the calls of an adapter (``recording`` has them in short), and module calls, which observers write into it. Out: records for the sinks.
 On the model's path a step costs a few clock readings and appends; only the end of the request waits for the device.

@@ -248,7 +248,7 @@ class Target:
             self._root.after_compile()
 
     def sees_call(self, optimized: nn.Module) -> bool:
-        """Whether a call of what ``torch.compile(model)`` has returned is seen on the model itself."""
+        """Whether a call of an ``OptimizedModule`` is seen on the model itself."""
         return self._root is not None and self._root.around and shows_call(optimized)
 
     def pause_root_hooks(self, call: Call) -> None:
@@ -377,7 +377,7 @@ def _targets_of(module: object) -> Sequence[Target]:
 
 
 def _followers(module: nn.Module) -> list[Callable[[nn.Module], None]]:
-    """What to call for each instrumented model that ``module`` belongs to when it is taken apart."""
+    """The function to call for each instrumented model that ``module`` belongs to when it is taken apart."""
     with _lock:
         targets = {id(target): target for entries in _targets.values() for target in entries if target.is_open}
     found = []

@@ -64,7 +64,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _beside(file: Path) -> Path:
-    """Where the page goes by default: beside the session file, of a pipe or a device into the current folder."""
+    """Default path of the page: beside the session file, of a pipe or a device into the current folder."""
     return file.with_suffix(".html") if file.is_file() and file.parent not in _STREAM_FOLDERS else Path("session.html")
 
 

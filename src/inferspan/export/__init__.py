@@ -1,4 +1,4 @@
-"""Where telemetry leaves the process: providers, exporters, their settings and their shutdown."""
+"""Telemetry on its way out of the process: providers, exporters, their settings and their shutdown."""
 
 from inferspan.export.sdk_variables import import_sdk
 

@@ -1,4 +1,4 @@
-"""Set-up of pipelines that is put off while the system refuses new threads, and done by itself once it grants them.
+"""Deferred set-up of pipelines: it waits while the system refuses new threads, and runs by itself once it grants them.
 
 In comes a set-up that starts threads, as every batch processor and metric reader does. Nothing global is touched before as many threads
 as it needs have been seen to start; what fails in the middle all the same is tried again. An ``inferspan.SettingsError`` passes through
@@ -22,7 +22,7 @@ NEEDED = 12
 """Threads of a set-up: three signals with a processor and a worker each, twice where a session file is written."""
 LONGEST_PAUSE = 60.0
 Refused = (RuntimeError, MemoryError, OSError)
-"""What Python raises where no thread can be had."""
+"""Exceptions of Python if no thread can be started."""
 
 
 def threads_can_start(count: int) -> bool:
@@ -52,7 +52,7 @@ class DeferredSetup:
         self.forked()
 
     def forked(self) -> None:
-        """Called in a forked child, where nobody is left to release the lock."""
+        """Called in a forked child, where no thread is left to release the lock."""
         self._lock = threading.RLock()
         self._pause, self._not_before = 1.0, float("-inf")
 
@@ -72,7 +72,7 @@ class DeferredSetup:
                     )
 
     def catch_up(self) -> None:
-        """Try again what was put off; at once if somebody else is doing so."""
+        """Try again what was put off; return at once if another thread is doing so."""
         if not self._waiting or self._clock() < self._not_before or not self._lock.acquire(blocking=False):
             return
         try:

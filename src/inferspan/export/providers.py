@@ -56,7 +56,7 @@ class Built(NamedTuple):
 
 @dataclasses.dataclass
 class Setup:
-    """What this process has set up."""
+    """Providers and pipelines that this process has set up."""
 
     lock: threading.RLock = dataclasses.field(default_factory=threading.RLock)
     pipelines: Pipelines = dataclasses.field(default_factory=Pipelines)

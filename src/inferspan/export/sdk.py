@@ -52,7 +52,7 @@ class SpanParts:
 
     @property
     def processor(self) -> SpanProcessor:
-        """Where a finished span is handed in, with ``on_end``."""
+        """The span processor, whose ``on_end`` takes a finished span."""
         processor: SpanProcessor = self.tracer.span_processor
         return processor
 
@@ -116,7 +116,7 @@ def span_parts(tracer: Any) -> SpanParts | None:
 
 
 class _ChosenIds:
-    """An id generator that returns the span id it is told; everything else is that of another generator."""
+    """An id generator that returns a given span id; everything else is that of another generator."""
 
     def __init__(self, generator: Any) -> None:
         self._generator = generator

@@ -1,4 +1,4 @@
-"""Flushing and closing what we own under one deadline, however many pipelines there are and whatever they wait for.
+"""Flush and close inferspan's own pipelines under one deadline, however many there are.
 
 Each pipeline (a batch processor with its exporter, a metric reader) has a daemon thread that sleeps until it is asked: an interpreter
 that is exiting refuses new threads, and one dead collector must not use up the time of the others. The caller waits until the
@@ -36,7 +36,7 @@ class _Outcome:
 
 
 class _Worker:
-    """A daemon thread that runs what it is given, one after the other; where none can be had, the next caller runs it."""
+    """A daemon thread that runs functions one after the other; if it cannot be started, the next caller runs them."""
 
     def __init__(self, name: str) -> None:
         self._name = name

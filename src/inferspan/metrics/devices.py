@@ -68,7 +68,7 @@ class DeviceMetrics:
                     self._create(meter, semconv.METRICS[name])
 
     def close(self) -> None:
-        """Let go of the source; the instruments stay and report nothing."""
+        """Release the source; the instruments stay and report nothing."""
         self._read = self._collection = None
 
     def reopen(self, read: _Read) -> None:

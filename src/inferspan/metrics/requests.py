@@ -49,7 +49,7 @@ class RequestMetrics:
         self.summary = Summary()
 
     def renew_locks(self) -> None:
-        """Called in a forked child, where nobody is left to release them."""
+        """Called in a forked child, where no thread is left to release them."""
         self._lock = threading.Lock()
         self.summary.renew_lock()
 
@@ -119,7 +119,7 @@ class RequestMetrics:
 
     @guarded("metrics of an ended request")
     def ended(self, start: RequestStart, end: RequestEnd, span: Any, *, third_party: bool) -> None:
-        """Record what a request amounted to.
+        """Record the metrics of a request that has ended.
 
         Args:
             start: how it began.
@@ -200,7 +200,7 @@ class RequestMetrics:
             for modality, tokens in by_modality.items():
                 self._record(counter, tokens, {**labels, semconv.TOKEN_MODALITY: modality})
         if end.failure is None:
-            # Usage counts what a failed call has taken as far as it is known; a distribution is of calls that came to their end.
+            # Usage counts the tokens of a failed call as far as they are known; a distribution is of completed calls.
             for histogram, total in ((semconv.M_OPERATION_INPUT, end.input_tokens), (semconv.M_OPERATION_OUTPUT, end.output_tokens)):
                 if total is not None:
                     self._record(histogram, total, labels, span)

@@ -36,7 +36,7 @@ def _counted(number: int, noun: str) -> str:
 
 @dataclass(frozen=True)
 class Totals:
-    """What the requests on a model amounted to; times in seconds, ``None`` where nothing was measured."""
+    """Totals of the requests on a model; times in seconds, ``None`` where nothing was measured."""
 
     requests: int
     errors: int
@@ -118,7 +118,7 @@ class Summary:
             self._left_out += not kept
 
     def renew_lock(self) -> None:
-        """Called in a forked child, where nobody is left to release it."""
+        """Called in a forked child, where no thread is left to release it."""
         self._lock = threading.Lock()
 
     def totals(self) -> Totals:

@@ -25,7 +25,7 @@ class Part(NamedTuple):
 
 
 class Breakdown(NamedTuple):
-    """Where the sampled steps of a phase spent their time; ``outside`` is the time that no recorded module covers."""
+    """Time of the sampled steps of a phase by module; ``outside`` is the time that no recorded module covers."""
 
     phase: str
     steps: int

@@ -1,7 +1,7 @@
 """A session -> the JSON that the report's page draws: compact, bounded, plain values only.
 
 In comes a ``Session``; out comes one mapping. Times inside a request are microseconds since its start. Module calls refer to a table of
-attributes that all calls of a module share. Over ``DETAIL_BUDGET`` spans the detail of later requests is left out, and each says so.
+attributes that all calls of a module share. Over ``DETAIL_BUDGET`` spans the detail of later requests is left out, with a note.
 Values keep what the file holds: integers that a double of the page's script cannot hold are text of their digits.
 """
 

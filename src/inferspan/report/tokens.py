@@ -85,7 +85,7 @@ def _rows_from_steps(steps: list[Span], lengths: list[int]) -> list[list[Token]]
 
 
 def _place(row: int, step: int, lengths: list[int]) -> int:
-    """Where a row's value stands in the arrays of a step, which leave out the rows that have ended."""
+    """Index of a row's value in the arrays of a step, which leave out the rows that have ended."""
     ended = sum(length <= step for length in lengths[:row])
     return row - ended
 

@@ -2,7 +2,7 @@
 
 Most readings come from psutil, which is optional: without it only those that Python and the files of the cgroup have are there. The
 host's memory is the whole host's; a limit on the container has metrics of its own. The process is looked up by its id at every round,
-so a forked child reports itself. A reading that fails, for whatever reason, is absent and costs no other.
+so a forked child reports itself. A reading that fails is absent and costs no other.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class HostSampler:
                 yield Sample(s.M_SYSTEM_MEMORY_UTILIZATION, value / total, {s.MEMORY_STATE: state})
 
     def _cgroup(self) -> Iterator[Sample]:
-        """The memory limit of the container or service, and what is used of it; each rank may have one of its own."""
+        """The memory limit of the container or service, and its use; each rank may have one of its own."""
         ours = memory_limit(self._root)
         if ours is None:
             return

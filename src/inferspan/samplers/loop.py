@@ -1,7 +1,7 @@
 """One daemon thread that runs the samplers and caches the newest readings for exporters.
 
 Readings come in from the samplers and go out through ``read``, which wakes the thread and waits briefly for a fresh round, so
-NVML and psutil never run on an exporter's thread. What a sampler raises is contained and costs its own readings only. A
+NVML and psutil never run on an exporter's thread. An exception of a sampler is contained and costs its own readings only. A
 forked child has no thread until it calls ``start``.
 """
 
@@ -56,7 +56,7 @@ class SamplerLoop:
 
     Args:
         samplers: asked one after the other; their order is the order of the readings.
-        interval: seconds between two rounds that nobody asked for. A reading older than two intervals is not handed out.
+        interval: seconds between two rounds without a reader. A reading older than two intervals is not handed out.
         clock: monotonic seconds.
         wait: longest time in seconds that ``read`` waits for a fresh round.
     """

@@ -74,7 +74,7 @@ class NvmlSampler:
         return dict(self._each(self._read_energy))
 
     def shared(self, hw_id: str) -> bool:
-        """Whether anybody but this process computed on the device when it was last looked at.
+        """Whether another process computed on the device when it was last looked at.
 
         True as well if that is not known: NVML hides processes from some containers.
         """
@@ -190,7 +190,7 @@ class NvmlSampler:
         query = self._query(device)
         values, hopeless = self._values(device, query, device.rows)
         if device.is_lost:
-            # Whatever was read before the loss was noticed would be stale.
+            # Readings from before the loss was noticed would be stale.
             self._drop(device)
             return self._status(device, rows.FAILED)
         if not values:

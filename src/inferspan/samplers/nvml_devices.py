@@ -1,7 +1,7 @@
 """Which GPUs there are, and which of them a name means: UUIDs, beginnings of UUIDs, MIG instances, ``CUDA_VISIBLE_DEVICES``.
 
 NVML's numbering is not CUDA's, so nothing is matched by position, except where the environment says that both count by PCI
-bus, or where there is only one GPU. What NVML raises passes through to the sampler, which knows what it means.
+bus, or where there is only one GPU. Exceptions of NVML pass through to the sampler, which interprets them.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Query:
         return answer
 
     def call(self, function: str, *args: Any) -> Any:
-        """Result of an NVML function of this device; raises what NVML raised, each time it is asked."""
+        """Result of an NVML function of this device; raises the exception of NVML at each call."""
         return self._once((function, args), lambda: getattr(self._library, function)(self._handle, *args))
 
     def newest(self, *functions: str) -> Any:

@@ -1,7 +1,7 @@
 """NVML's life in this process: loaded when first needed, one init to one shutdown, tried again with growing pauses.
 
-NVML counts its inits over the whole process, so a shutdown of somebody else's may take ours with it, and a forked child has
-inherited an initialisation that is not its own. What NVML raises ends here; only whether it answers comes out.
+NVML counts its inits over the whole process, so a shutdown by other code may end ours, and a forked child has
+inherited an initialisation that is not its own. Exceptions of NVML end here; callers learn only whether it answers.
 """
 
 from __future__ import annotations

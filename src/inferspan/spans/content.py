@@ -1,7 +1,7 @@
 """Log events of a request, and captured messages as span attributes: what the GenAI conventions have beside the span itself.
 
 In: how a request ended. Out: the event with its messages and parameters, the event of its exception, or the attributes that hold its
-messages. What is captured is decided and bounded in ``messages``; nothing of it is reached without a setting.
+messages. ``messages`` decides which content is captured, and bounds it; nothing of it is reached without a setting.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inferspan.records import AttributeValue, Failure, RequestEnd
 __all__ = ["content_event", "exception_attributes", "exception_event", "inference_group", "set_content"]
 
 _GROUP = (semconv.ERROR_TYPE, "server.address", "server.port")
-"""What the group of attributes of an inference has without the prefix of GenAI."""
+"""Attributes of the event outside the ``gen_ai`` namespace."""
 
 
 _maps_taken = True
@@ -86,7 +86,7 @@ def exception_attributes(failure: Failure) -> dict[str, str]:
 
 
 def _wants(logger: Any, context: Any) -> bool:
-    """Whether somebody takes what a logger is given: a provider has been set, and it is not switched off."""
+    """Whether log records arrive anywhere: a provider has been set, and it is not switched off."""
     enabled = getattr(logger, "enabled", None)
     if enabled is None:  # before version 1.41 of the API
         # A proxy stands for the logger of a provider that is set later, and an SDK without processors drops every record.

@@ -1,4 +1,4 @@
-"""Where a request comes from that begins on a thread without a span: the span that was current where the work was handed over.
+"""The parent of a request that begins on a thread without a span: the span that was current when its work was handed over.
 
 OpenTelemetry's context does not follow work into other threads. Remembered are the contexts in which a thread was started, a job given to
 a pool of threads, and a streamer made; at the start of a request on a thread where no span is current, the one that handed over this very
@@ -84,7 +84,7 @@ def resolve(current: Context, streamer: Any) -> tuple[Context, Sequence[trace.Li
     found = [origin for origin in (_handed_over(), _made_with(streamer)) if origin is not None]
     certain = [origin for origin in found if origin.counts]
     if certain and len({origin.span.get_span_context().trace_id for origin in certain}) == 1:
-        # What the program has attached on this thread counts; baggage and the like come with the span.
+        # A span that the program has attached on this thread counts; baggage and the like come with it.
         return trace.set_span_in_context(certain[0].span, Context({**certain[0].context, **current})), ()
     candidates = {origin.span.get_span_context().span_id: origin.span.get_span_context() for origin in found}
     return current, [trace.Link(context) for context in candidates.values()]

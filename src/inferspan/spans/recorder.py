@@ -146,7 +146,7 @@ class LiveRequestSpan(RequestSpan):
             self.token = otel_context.attach(inside)
 
     def detach(self) -> None:
-        """Make current what was before ``attach``."""
+        """Restore the context from before ``attach``."""
         before = self._before
         if before is None:
             return
@@ -320,7 +320,7 @@ class SpanRecorder:
         return {**attributes, **start.attributes, **given}
 
     def _end_attributes(self, scope: LiveRequestSpan, end: RequestEnd) -> dict[str, AttributeValue]:
-        """What is known of a request at its end, without its messages."""
+        """Attributes of a request at its end, without its messages."""
         attributes: dict[str, AttributeValue] = {**scope.request.model.attributes, **self._ranks, **end.attributes}
         attributes |= usage_attributes(end)
         if end.streaming and end.time_to_first_token is not None:
@@ -338,7 +338,7 @@ class SpanRecorder:
         return exportable_attributes(attributes)
 
     def finish_span(self, scope: LiveRequestSpan, end: RequestEnd, *, exception: bool = True) -> None:
-        """Put what is known at the end on the request's span; its exception as an event, unless that was sent otherwise."""
+        """Set the attributes of the end on the request's span; add its exception as an event, unless that was sent as a log record."""
         scope.span.set_attributes(self._end_attributes(scope, end))
         if end.failure is not None:
             if exception:
@@ -348,7 +348,7 @@ class SpanRecorder:
             set_content(scope.span, end, maps=self.settings.content_format == "structured")
 
     def emit_exception(self, scope: LiveRequestSpan, end: RequestEnd) -> bool:
-        """Send the exception of a failed ``generate()`` as a log event; false if there is none, or nobody takes it."""
+        """Send the exception of a failed ``generate()`` as a log event; false if there is none, or no logger takes it."""
         if end.failure is None or self._logger is None or scope.request.kind != "generate" or scope.third_party is not None:
             return False
         return exception_event(self._logger(), end.failure, end.end_ns, trace.set_span_in_context(scope.span))

@@ -1,4 +1,4 @@
-"""The span of a request as its detail needs it: ids, times and the destination of spans.
+"""The span of a request as its detail needs it: ids and the destination of spans.
 
 Ids of phases and steps are known before these have ended, so that children can be made before their parents.
 """
@@ -30,13 +30,13 @@ def step_name(phase: str) -> str:
 
 
 class RequestSpan:
-    """What detail needs of the span of its request: ids, times and destination. The request may have ended when its detail is written.
+    """The span of a request, as the writers of its detail need it: ids and destination. It may have ended when its detail is written.
 
     Attributes:
         parts: the parts of the SDK's tracer, ``None`` for a tracer of another implementation.
         tracer: the tracer of the request.
         starter: starts and ends spans, if a processor acts when they start; else ``None``.
-        sender: where packed spans go; ``None`` where spans go through the provider.
+        sender: takes packed spans; ``None`` where spans go through the provider.
         limits: limits of the provider that attributes may exceed; ``None`` if none can, or if the SDK applies them.
     """
 
@@ -47,7 +47,7 @@ class RequestSpan:
         self.context: SpanContext = span.get_span_context()
         device = request.model.attributes.get(semconv.DEVICE)
         self.device: str | None = None if device is None else str(device)
-        """Where the model runs, for the attributes of steps."""
+        """The model's device, for the attributes of steps."""
         self.parts: SpanParts | None = None
         self.tracer: Any = None
         self.starter: SpanStarter | None = None

@@ -1,4 +1,4 @@
-"""Where requests get their tracer and logger: from the provider that was passed, else from the global one, looked up late."""
+"""Tracer and logger of requests: those of the provider that was passed, else of the global one, looked up late."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """``inferspan stack``: collector, Jaeger, Prometheus and, if there is one, Grafana, as processes under one supervisor; no containers.
 
 In come programs on PATH, the bundled configurations and environment variables; out come addresses and a folder with state, logs and
-data. What cannot work raises ``StackError`` with a text that names the program, port or variable and the way out.
+data. A fault raises ``StackError`` with a text that names the program, port or variable and the remedy.
 """

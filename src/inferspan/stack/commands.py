@@ -1,6 +1,6 @@
 """``inferspan stack up``, ``down``, ``status``, ``logs`` and ``inferspan bundle``: what they do.
 
-In come parsed arguments; out come text and an exit code. What cannot work raises ``StackError``.
+In come parsed arguments; out come text and an exit code. A fault raises ``StackError``.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def _down(folder: Path, arguments: argparse.Namespace) -> int:
 
 
 def _settled(folder: Path) -> State | None:
-    """The state, once nobody is about to write it: an `up` that has just begun must not be overlooked."""
+    """The state, once no process is about to write it: an `up` that has just begun must not be overlooked."""
     until = time.monotonic() + 10
     while supervisor_of(state := read_state(folder)) is None and is_held(folder) and time.monotonic() < until:
         time.sleep(_POLL)
@@ -243,7 +243,7 @@ def _prove(state: State, leaders: list[Reference]) -> None:
         time.sleep(_POLL)
     if left:
         raise StackError(f"processes {', '.join(map(str, left))} cannot be ended")
-    raise StackError("stopped, but somebody else has its ports now:\n" + "\n".join(busy))
+    raise StackError("stopped, but other processes have its ports now:\n" + "\n".join(busy))
 
 
 def _status(folder: Path, arguments: argparse.Namespace) -> int:

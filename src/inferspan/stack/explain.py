@@ -20,7 +20,7 @@ _ERROR = re.compile(r"^(Error|panic|fatal)\b", re.IGNORECASE)
 _LEVEL = re.compile(r"level=(ERROR|error)|\terror\t|\bFATAL\b")
 _TAKEN = re.compile(r"address already in use|Only one usage of each socket")
 _TOO_LONG = 300
-# What a message means that says nothing of its cause.
+# Meanings of messages that do not name their cause.
 _HINTS = (
     (
         "unknown type",

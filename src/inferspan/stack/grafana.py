@@ -36,7 +36,7 @@ def grafana_environment(folder: Path, address: str, prometheus: str, jaeger: str
         "GF_AUTH_BASIC_ENABLED": "false",
         "GF_AUTH_DISABLE_LOGIN_FORM": "true",
         "GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION": "true",
-        # Nothing is told to anybody outside.
+        # No data is sent to outside services.
         "GF_ANALYTICS_REPORTING_ENABLED": "false",
         "GF_ANALYTICS_CHECK_FOR_UPDATES": "false",
         "GF_ANALYTICS_CHECK_FOR_PLUGIN_UPDATES": "false",

@@ -1,4 +1,4 @@
-"""What to run: for each program its command, environment, ports and health address, worked out before anything is started.
+"""The plan of a stack: command, environment, ports and health address of each program, computed before anything starts.
 
 In: a mode, an environment, the bundled configurations. Out: a ``Plan``, and copies of the few files that hold addresses and cannot read
 the environment. Fails with ``StackError`` for missing programs, taken ports and addresses that cannot be right.
@@ -21,7 +21,7 @@ from inferspan.stack.ports import PORTS, Assigned, assign_ports, check_ports, nu
 
 __all__ = ["MODES", "PROMETHEUS_FLAGS", "Command", "Plan", "child_environment", "make_plan", "plan_from_json"]
 
-# What runs in each mode, in the order of starting, with the configuration files of each.
+# The programs of each mode, in the order of starting, with their configuration files.
 MODES: dict[str, dict[str, tuple[str, ...]]] = {
     "dev": {"prometheus": ("prometheus.yml",), "jaeger": ("jaeger.yaml",), "otelcol": ("dev.yaml",)},
     "scrape": {"prometheus": ("prometheus.yml",), "jaeger": ("jaeger.yaml",), "otelcol": ("dev.yaml", "dev-scrape.yaml")},
@@ -45,7 +45,7 @@ PROMETHEUS_FLAGS = (
     "--web.enable-remote-write-receiver",
     "--enable-feature=exemplar-storage,created-timestamp-zero-ingestion",
 )
-"""What ``prometheus.yml`` says that Prometheus must be started with."""
+"""Flags that ``prometheus.yml`` requires of Prometheus."""
 _OF_CONTAINERS = {"PROMETHEUS_PORT": "INFERSPAN_STACK_PROMETHEUS_PORT", "GRAFANA_PORT": "INFERSPAN_STACK_GRAFANA_PORT"}
 """Variables of docker-compose.yaml that a reader of its table may try here, and those that mean the same."""
 
@@ -79,7 +79,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Plan:
-    """All programs in the order of starting, and what the user is told.
+    """All programs in the order of starting, and the lines for the user.
 
     Attributes:
         mode: ``dev``, ``scrape`` or ``fleet``.
@@ -165,7 +165,7 @@ def _refuse_misspelt(environ: Mapping[str, str]) -> None:
 
 
 class _Layout:
-    """Where everything of one plan is, and the commands made of that."""
+    """Paths and addresses of one plan, and the commands made of them."""
 
     def __init__(self, mode: str, folder: Path, source: Path, environ: Mapping[str, str], assigned: Mapping[str, Assigned]) -> None:
         self._mode, self._folder, self._source, self._environ, self._assigned = mode, folder, source, environ, assigned
@@ -182,7 +182,7 @@ class _Layout:
         return f"http://{self.url(variable)}"
 
     def addresses(self) -> list[tuple[str, str]]:
-        """What a user opens and sends to, in the order of interest."""
+        """Addresses for the user, in the order of interest."""
         table = (
             ("Grafana (dashboards)", "INFERSPAN_STACK_GRAFANA_PORT", ""),
             ("Jaeger (traces)", "JAEGER_QUERY_PORT", ""),
@@ -228,7 +228,7 @@ class _Layout:
         )
 
     def _connections(self, name: str) -> dict[str, str]:
-        """Who is where, for the configurations; a variable of the user wins, except where two processes need two values."""
+        """Addresses of the programs, for the configurations; a variable of the user wins, except where two processes need two values."""
         prometheus = self.http("INFERSPAN_STACK_PROMETHEUS_PORT")
         if name == "grafana":
             return grafana_environment(

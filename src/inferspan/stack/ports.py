@@ -1,4 +1,4 @@
-"""Every port that the stack listens on, the variable that moves it, and who has it already.
+"""Every port that the stack listens on, the variable that moves it, and the process that has it already.
 
 In: an environment, and whether free ports are wanted. Out: a number for each port. Fails with ``StackError`` that names every port
 that is taken, the process that has it and the variable, before anything is started.
@@ -23,7 +23,7 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Port:
-    """A port: who listens on it, the variable of the user, the variable in the configuration file, and what it is for."""
+    """A port: its program, the variable of the user, the variable in the configuration file, and its purpose."""
 
     programs: tuple[str, ...]
     variable: str
@@ -107,7 +107,7 @@ def assign_ports(ports: Sequence[Port], environ: Mapping[str, str], *, free: boo
 
 
 def check_ports(assigned: Iterable[Assigned]) -> None:
-    """See that nobody listens on any of them, and that no two are the same.
+    """See that no process listens on any of them, and that no two are the same.
 
     Raises:
         StackError: names every port that is taken, who has it and the variable for another one.
@@ -128,7 +128,7 @@ def check_ports(assigned: Iterable[Assigned]) -> None:
 
 
 def busy_ports(ports: Mapping[str, str]) -> list[str]:
-    """A line for each port of the loopback that somebody listens on.
+    """A line for each port of the loopback that is in use.
 
     Args:
         ports: the ports, by variable.
@@ -139,7 +139,7 @@ def busy_ports(ports: Mapping[str, str]) -> list[str]:
 
 
 def port_owner(number: int) -> str:
-    """Who listens on a port, in words."""
+    """The process that listens on a port, in words."""
     import psutil
 
     from inferspan.stack.processes import listening_ports

@@ -1,7 +1,7 @@
 """Processes that are still the ones we started: found again by number and start mark, ended with all that they have forked.
 
 A process number is given again by the system; together with the mark of its start it is not. A program leads a session of its own,
-so that whatever it forks can be found after it is gone. Nothing here raises where a process has ended in between.
+so that its forks can be found after it is gone. Nothing here raises where a process has ended in between.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def is_alive(process: Reference) -> bool:
 def members(leader: Reference) -> list[int]:
     """Numbers of the processes of a program: itself and what it has started, also when it has itself ended."""
     if _mark(leader.pid) not in ("", leader.mark) or not leader.mark:
-        return []  # the number belongs to somebody else now
+        return []  # another process has the number now
     if not _POSIX:
         try:
             process = psutil.Process(leader.pid)
@@ -105,7 +105,7 @@ def _wait(leaders: list[Reference], seconds: float, reap: Callable[[], object], 
 
 
 def _mark(pid: int) -> str:
-    """What no later process with this number has. On Linux not the time of day, which changes when the clock is set."""
+    """A value that no later process with this number has. On Linux not the time of day, which changes when the clock is set."""
     try:
         if (boot := Path("/proc/sys/kernel/random/boot_id")).exists():
             return f"{boot.read_text().strip()}/{_stat(pid)[19]}"

@@ -1,4 +1,4 @@
-"""Which programs the stack runs, what they are called, and where to get them.
+"""The programs that the stack runs, their names, and where to get them.
 
 In: an environment. Out: the path of each program, from its variable or from PATH. All that are missing are named in one
 ``StackError``; Grafana is optional, and a note says what is missing without it.
@@ -19,7 +19,7 @@ __all__ = ["GRAFANA", "GRAFANA_HOME", "JAEGER", "OTELCOL", "PROGRAMS", "PROMETHE
 
 @dataclass(frozen=True)
 class Program:
-    """A program that somebody else releases.
+    """A program of another project.
 
     Attributes:
         what: its name in a sentence, with the version that is needed.

@@ -1,4 +1,4 @@
-"""What is known of a stack, in a file of its folder: who runs, since when, where, and how it ended.
+"""The state of a stack, in a file of its folder: its processes, start, ports, and how it ended.
 
 Written by the supervisor alone, each time as a whole; read by every command. The lock that goes with it is held by the supervisor for
 as long as it lives. Fails with ``StackError`` where the folder cannot be used or the file cannot be read.
@@ -168,13 +168,13 @@ class Lock:
     """Held by who starts a stack in a folder, and then by its supervisor, which inherits it. Without effect on Windows.
 
     Raises:
-        StackError: the folder cannot be used, or it holds somebody's files.
+        StackError: the folder cannot be used, or it holds other files.
     """
 
     def __init__(self, folder: Path) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # What the stack writes there it also deletes: `--dir .` must not cost anybody a folder called data or grafana.
+            # The stack deletes the files that it writes there: `--dir .` must not cost a user a folder called data or grafana.
             if any(folder.iterdir()) and not ((folder / _LOCK).exists() or (folder / _FILE).exists()):
                 raise StackError(f"{folder} holds files that are not of a stack: choose an empty or a new folder with --dir")
             self.descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
@@ -182,7 +182,7 @@ class Lock:
             raise StackError(f"the folder {folder} cannot be used: {error.strerror}; choose another one with --dir") from None
 
     def take(self, tries: int = 5) -> bool:
-        """Take it, if nobody has it."""
+        """Take it, if no process has it."""
         try:
             import fcntl
         except ImportError:

@@ -150,7 +150,7 @@ class _Supervisor:
         self._tell()
         for running in reversed(self._state.programs):
             child = self._children[running.name]
-            # A second signal means that somebody does not want to wait.
+            # A second signal means that the user does not want to wait.
             end([running.process], grace=self._plan.grace, reap=child.poll, hurry=lambda: self._signals > asked)
             running.exit_code = _exit_code(child) if running.exit_code is None else running.exit_code
             self._tell()
@@ -212,7 +212,7 @@ def _adopt_orphans() -> None:
 
 
 def _end_strays(keeper: subprocess.Popen[bytes], grace: float) -> None:
-    """End what has left its session: a program that went into the background."""
+    """End processes that have left their session: programs that went into the background."""
     try:
         strays = [each for each in psutil.Process().children(recursive=True) if each.pid != keeper.pid]
         for ask in (psutil.Process.terminate, psutil.Process.kill):

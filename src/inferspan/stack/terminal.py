@@ -63,7 +63,7 @@ class Progress:
 
 
 def addresses(state: State, dir_option: str, stop: str = "") -> list[str]:
-    """Where to look, where to send, how to stop."""
+    """Lines with the addresses to open and to send to, and the command to stop."""
     table = dict(state.addresses)
     graphs: list[str] = []
     if not any(name.startswith("Grafana") for name in table):

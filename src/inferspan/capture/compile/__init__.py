@@ -1,1 +1,1 @@
-"""What torch.compile has compiled, and hiding our own code from it."""
+"""Detects compiled code, and hides our own code from torch.compile."""

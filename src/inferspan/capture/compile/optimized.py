@@ -1,4 +1,4 @@
-"""Calls of what ``torch.compile(model)`` has returned.
+"""Calls of an ``OptimizedModule``, the result of ``torch.compile(model)``.
 
 Dynamo inlines the call of a module of ``torch.nn`` itself, so that nothing on the module sees it. ``OptimizedModule.__call__`` is wrapped
 instead while a model is instrumented. Dynamo never traces it: an ``OptimizedModule`` inside compiled code stands for the module in it.
@@ -66,7 +66,7 @@ def _compiled_callable(module: Any) -> Any:
 
 
 def shows_call(module: Any) -> bool:
-    """Whether an ``OptimizedModule`` calls the module in it outside of compiled code, so that what is on that module sees the call."""
+    """Whether an ``OptimizedModule`` calls the module in it outside of compiled code, so that an observer on that module sees the call."""
     inner = _compiled_callable(module)
     return type(inner) is MethodType and inner.__self__ is module._orig_mod
 

@@ -1,4 +1,4 @@
-"""What torch.compile has compiled of a model, and how code of ours stays out of compiled code.
+"""The compiled parts of a model, and ways to keep code of ours out of compiled code.
 
 Dynamo must not see code of ours: it guards on a hook that it traces, and removing the hook causes a recompilation; a hook that it meets as
 a frame of its own is compiled by itself. Only torch's extension module is used here: ``torch._dynamo`` is loaded by the user or not at all.
@@ -136,7 +136,7 @@ def ignores_slots() -> bool:
 
 
 def may_hook(module: nn.Module) -> bool:
-    """Whether a hook pair of ours can be added and removed without failing a guard, whatever compiled code runs the module.
+    """Whether a hook pair of ours can be added and removed without failing a guard of any compiled code that runs the module.
 
     Dynamo guards on the number of hooks only if the user has one.
     """

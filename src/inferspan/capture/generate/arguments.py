@@ -109,7 +109,7 @@ def _features(kwargs: Mapping[str, Any]) -> Iterator[str]:
 
 
 def features_of(arguments: Arguments, model: Any) -> Arguments:
-    """``arguments`` with what the main input of ``model`` tells: of a speech or vision model ``inputs`` are features, not tokens."""
+    """``arguments`` adapted to the main input of ``model``: of a speech or vision model ``inputs`` are features, not tokens."""
     name = getattr(model, "main_input_name", None)
     if not isinstance(name, str) or name in _TEXTS:
         return arguments

@@ -1,7 +1,7 @@
 """Builds the end record of a request with steps from its outcome and its measurements.
 
 In: an ``Outcome``, as the adapter of the loop gives it, and the ``Measured`` of the recording. Out: one ``RequestEnd``, without
-whatever is not known.
+unknown values.
 """
 
 from __future__ import annotations

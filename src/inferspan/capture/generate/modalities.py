@@ -1,4 +1,4 @@
-"""What the tokens of a request stand for: text, images or audio; and which of the prompt's were in a cache already.
+"""Modalities of the tokens of a request (text, images, audio), and the prompt tokens that were in a cache already.
 
 Multimodal models of transformers put a placeholder token into the prompt for every image or audio position, so the ids tell the split.
 It is given only where it adds up: a model without such a token, a video, features without placeholders or a prompt of embeddings leave
@@ -18,9 +18,9 @@ from .tokens import Loop
 __all__ = ["Modalities", "modalities"]
 
 _PLACEHOLDERS = {kind: (f"{kind}_token_id", f"{kind}_token_index") for kind in ("image", "audio", "video")}
-"""Where configurations keep the id of a placeholder."""
+"""Attributes of configurations that hold the id of a placeholder."""
 _PARTS = {"image": "vision_config", "audio": "audio_config"}
-"""What a configuration has if its model takes the modality; for versions of transformers whose models do not say it."""
+"""Attributes of a configuration whose model takes the modality; for versions of transformers whose models do not name theirs."""
 _KNOWN = ("text", "image", "audio")
 
 
@@ -128,7 +128,7 @@ def modalities(
     generated = _generated(model, text_only=text_only)
     taken = _taken(model)
     encoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
-    reused = 0 if reused is None or encoder else reused  # such a cache holds what the decoder wrote, which is no prompt
+    reused = 0 if reused is None or encoder else reused  # such a cache holds the decoder's tokens, which are no prompt
     if not rows or not (taken or reused):
         return Modalities({}, {}, generated)
     tokens = _tokens(model) if taken else {}

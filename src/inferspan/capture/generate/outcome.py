@@ -1,7 +1,7 @@
 """The outcome of a ``generate()``: configuration, tokens and finish reason of each sequence, cache, content.
 
 Everything comes from the arguments, the final configuration, the loops that ran and the returned sequences. At most four host reads,
-whatever the length. Facts that cannot be known are left out.
+at any length. Facts that cannot be known are left out.
 """
 
 from __future__ import annotations

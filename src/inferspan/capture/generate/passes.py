@@ -79,7 +79,7 @@ class RootPasses:
                 self.guided = True
                 return
             self.used = True
-            # No one has said which tokens were chosen by them.
+            # The tokens that were chosen by them are not known.
             steps.logits = None
             steps.prepare()
             main = main_input(kwargs)[1]

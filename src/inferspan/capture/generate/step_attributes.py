@@ -67,7 +67,7 @@ class StepFacts:
         self._row, self._logits, self._content, self._decode = row, logits, content, decode
 
     def __call__(self) -> dict[str, AttributeValue]:
-        """Build the attributes. What fails is left out: the modules of the step need its span as their parent."""
+        """Build the attributes. Those that fail are left out: the modules of the step need its span as their parent."""
         attributes: dict[str, AttributeValue] = {}
         with contain("attributes of a step"):
             attributes = self._attributes()

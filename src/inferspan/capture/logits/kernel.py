@@ -32,8 +32,8 @@ WITHOUT_CONSTANTS = (3, 3)
 """Triton before this leaves constants out of a compiled kernel's arguments."""
 
 
-# A part's largest logits and their places are floats too: a vocabulary is smaller than 2**24. What varies from step to step or with the
-# batch is not specialised on, so that one compiled kernel serves a whole request.
+# A part's largest logits and their places are floats too: a vocabulary is smaller than 2**24. The kernel is not specialised
+# on values that vary from step to step or with the batch, so that one compiled kernel serves a whole request.
 @triton.jit(do_not_specialize=["chosen_stride", "splits"])
 def _reduce(  # type: ignore[no-untyped-def]
     logits, stride, chosen, chosen_stride, scratch, result, tickets, vocabulary, splits,
@@ -215,7 +215,7 @@ class Launch:
         # No hooks: those that profilers of Triton set are told of kernels by name, and ours are not the user's.
         about: tuple[Any, ...] = (compiled.function, compiled.packed_metadata, None, None, None)
         if _version() in IN_C and not (run.global_scratch_size or run.profile_scratch_size):
-            # What is around the launcher allocates memory that some kernels want.
+            # Code around the launcher allocates memory for some kernels.
             about = (compiled.function, run.launch_cooperative_grid, run.launch_pdl, None, None, *about[1:])
             run = run.launch
         after = (self.variant.vocabulary, self._splits, *(self._constants.values() if _version() >= WITHOUT_CONSTANTS else ()))

@@ -148,7 +148,7 @@ class FusedLogits:
             self._ready.clear()
             self._waiting.clear()
         if first:
-            # Neither Triton nor a compiler knows what the program computes on, so their words may be told.
+            # Neither Triton nor a compiler knows the program's data, so their words may be logged.
             words = (str(error).strip().splitlines() or [""])[0][:200]
             report(PLACE, error, reason=f"{words}; torch operations are used, which cost more")
 

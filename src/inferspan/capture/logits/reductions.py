@@ -32,7 +32,7 @@ class Statistics(Protocol):
 
 
 def check(logits: Tensor) -> None:
-    """Refuse what is no batch of logits.
+    """Refuse a tensor that is no batch of logits.
 
     Raises:
         ValueError: ``logits`` is not floating point ``[B, V]``, or empty.
@@ -42,7 +42,7 @@ def check(logits: Tensor) -> None:
 
 
 def compute(logits: Tensor, chosen: Tensor | None, *, top_k: int, out: Tensor | None = None) -> Tensor:
-    """Reduce each row to what its statistics are made of, in float32 (float64 logits: in float64), without waiting for the device.
+    """Reduce each row to the values of its statistics, in float32 (float64 logits: in float64), without waiting for the device.
 
     Args:
         logits: ``[B, V]``, any floating dtype. ``-inf`` is a mask; NaN and ``+inf`` are counted and left out of the rest.

@@ -182,7 +182,7 @@ class LogitRing:
         return self._give()
 
     def _settle(self) -> None:
-        """Take the statistics of what is held; if that fails, nothing any more, but the steps before it are given.
+        """Reduce the held steps; if that fails, take no further ones, but return those before it.
 
         In a forked child the logits that the parent held are left to the parent.
         """

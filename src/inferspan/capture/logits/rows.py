@@ -86,7 +86,7 @@ class Link(Protocol):
     """Copies from one device to the host."""
 
     def send(self, rows: Tensor) -> Transfer | None:
-        """Launch a copy of ``rows`` behind what the current stream does; ``None`` if none can be launched without waiting."""
+        """Launch a copy of ``rows`` behind the work of the current stream; ``None`` if none can be launched without waiting."""
 
     def fetch(self, rows: Tensor) -> Tensor:
         """Copy ``rows`` as float64, waiting for them."""

@@ -150,7 +150,7 @@ def whole_logits(logits: object, *, vocabulary: int = 0) -> Tensor | None:
 
 
 def _mean(statistics: Tensor) -> Tensor:
-    """Mean over the second last dimension of what is defined; see ``LogitStatistics``; top-k columns become meaningless."""
+    """Mean of the defined values over the second last dimension; see ``LogitStatistics``; top-k columns become meaningless."""
     mean = statistics.nanmean(-2)
     mean[..., COUNTS] = statistics[..., COUNTS].nansum(-2)
     mean[..., CHOSEN] = statistics[..., CHOSEN].isfinite().sum(-1).to(mean.dtype)
@@ -195,7 +195,7 @@ _DOUBLES = (
 
 
 def attributes(step: StepLogits, *, content: bool, decode: Callable[[int], str] | None = None) -> dict[str, AttributeValue]:
-    """The attributes of a step's span; what is not defined is absent, nothing is non-finite.
+    """The attributes of a step's span; undefined values are absent, none is non-finite.
 
     Args:
         step: an element of what ``LogitRing.read`` returned.

@@ -56,7 +56,7 @@ class _Group(NamedTuple):
 # No NamedTuple: before Python 3.11 none can be generic.
 @dataclass(frozen=True, slots=True)
 class Place(Generic[K]):
-    """Where a measurement will be found in what ``read`` returns."""
+    """Index of a measurement in the result of ``read``."""
 
     group: tuple[K, torch.dtype, torch.device, int]
     order: int

@@ -50,7 +50,7 @@ def _end_of_normal_path() -> int:
     Up to torch 2.5 both paths are one function, where the variable of the loop over the hooks is still set long after the loop.
     """
     implementation = getattr(nn.Module._call_impl, "__code__", None)
-    if implementation is None:  # somebody has replaced it
+    if implementation is None:  # replaced by other code
         return 0
     last = [one.offset for one in dis.get_instructions(implementation) if one.argval == "_maybe_warn_non_full_backward_hook"]
     return max((line or 0 for offset, line in dis.findlinestarts(implementation) if last and offset <= last[-1]), default=0)
@@ -217,7 +217,7 @@ class ModuleObservers:
         if self._modules == "none":
             return None
         if is_optimized(root):
-            # Its calls are compiled and say so; generate() of the model in it runs that model as it is.
+            # Its calls are compiled and have `inferspan.unobserved`; generate() of the model in it runs that model as it is.
             root = root._modules["_orig_mod"] or root
         if is_compiled(root):
             return "modules: compiled"
@@ -301,7 +301,7 @@ class ModuleObservers:
                 self._detach()
 
     def close(self) -> None:
-        """Detach whatever is attached, for good."""
+        """Detach everything, for good."""
         with self._lock:
             self._closed = True
             self._users = 0

@@ -50,7 +50,7 @@ def _is_known() -> bool:
 _known = _is_known()
 _CALL = nn.Module.__call__
 _dictionary: Any = nn.Module.__dict__["__dict__"].__get__
-"""The dictionary of a module, whatever its class says."""
+"""The dictionary of a module, also where its class overrides ``__dict__``."""
 
 
 def can_hold(module: nn.Module) -> bool:

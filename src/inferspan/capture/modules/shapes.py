@@ -65,7 +65,7 @@ def _walk(value: Any, depth: int, found: list[tuple[Any, Any]]) -> None:
     elif isinstance(value, list):
         parts = islice(list.__iter__(value), MAX_ENTRIES)
     elif isinstance(value, UserDict) or "__dataclass_fields__" in getattr(kind, "__dict__", ()):
-        # What the object holds, past its own methods: the mapping in the one, the fields in the other.
+        # The contents of the object, past its own methods: the mapping in the one, the fields in the other.
         names = getattr(value, "__dict__", None)
         inner = names.get("data") if type(names) is dict and isinstance(value, UserDict) else names
         if not isinstance(inner, dict):

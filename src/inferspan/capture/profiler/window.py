@@ -2,7 +2,7 @@
 
 ``with handle.profile(steps=3):``, a setting or a signal opens a window on a model. The first recorded request that begins a pass in it, on
 any thread, has it until it ends; then the next one may. Each pass is a profiler session of its own, so none is open while code outside of
-the model runs. If a pass cannot be profiled, the log and ``Window.note`` say so once; the program is not affected.
+the model runs. If a pass cannot be profiled, the log and ``Window.note`` have one line; the program is not affected.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DETACHED = "the model is not instrumented any more"
 
 
 class Window:
-    """A profiler window and what it has seen so far; made by ``Handle.profile()``.
+    """A profiler window and its results so far; made by ``Handle.profile()``.
 
     Args:
         windows: those of the model; ``None`` if it is not instrumented any more.
@@ -59,7 +59,7 @@ class Window:
         self.ops = 0
         """Operations that the model called, without those that other operations ran."""
         self.spans_dropped = 0
-        """Kernels and operations that got no span for want of room in the budget."""
+        """Kernels and operations that got no span because the budget was spent."""
         self.note: str | None = None
         """Why passes were not profiled, if some were not."""
         self.cpu_ops = cpu_ops

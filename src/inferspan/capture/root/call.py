@@ -2,8 +2,8 @@
 
 ``nn.Module.__call__`` runs what its ``_compiled_call_impl`` slot holds. ``ObservedRoot`` occupies it on an instrumented model, and runs
 ``_call_impl``: torch leaves the slot out of copies and pickles, and ``forward``, signatures and hooks stay as they are. ``CompiledCall``
-wraps what ``model.compile()`` has put there, and ``OptimizedCall`` the call of what ``torch.compile(model)`` has returned. Whatever is
-raised at whatever instruction, the request has ended and its context is detached when the function returns.
+wraps the function that ``model.compile()`` has put there, and ``OptimizedCall`` the call of an ``OptimizedModule``. An exception may be
+raised at any instruction: the request has ended and its context is detached when the function returns.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RequestCall:
         self._owner = weakref.ref(owner)
 
     def _function(self, caller: Any) -> Callable[..., Any]:
-        """What to run; ``caller`` is the module that torch is calling, ``None`` if this is not called by torch."""
+        """The function to run; ``caller`` is the module that torch is calling, ``None`` if this is not called by torch."""
         raise NotImplementedError
 
     @leave_frame
@@ -247,7 +247,7 @@ class ObservedRoot(RequestCall, SlotObserver):
 
 
 class CompiledCall(RequestCall):
-    """Wraps what ``model.compile()`` has put into the slot."""
+    """Wraps the function that ``model.compile()`` has put into the slot."""
 
     __slots__ = ("__weakref__", "original")
 

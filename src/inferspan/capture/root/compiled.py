@@ -1,4 +1,4 @@
-"""Calls around models that were instrumented first and compiled then: ``model.compile()``, and the call of ``torch.compile(model)``."""
+"""Wrappers for models that are instrumented first and compiled then: of ``model.compile()`` and of calls of an ``OptimizedModule``."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class _Compilable(Owner, Protocol):
     """An instrumented model that may be compiled."""
 
     def before_compile(self) -> None:
-        """Take off what would be compiled along."""
+        """Remove observers that would be compiled with the model."""
 
     def after_compile(self) -> None:
-        """Observe the compiled call, or put back what was taken off."""
+        """Observe the compiled call, or put the observers back."""
 
     def sees_call(self, optimized: nn.Module) -> bool:
         """Whether the model's own observer sees the calls of this compiled module."""
@@ -52,7 +52,7 @@ def around_compile(targets_of: TargetsOf) -> Callable[..., Any]:
 
 
 def around_optimized(targets_of: TargetsOf) -> Callable[..., Any]:
-    """Wrapper of the call of what ``torch.compile(model)`` has returned."""
+    """Wrapper of the call of an ``OptimizedModule``, the result of ``torch.compile(model)``."""
 
     def request_of(original: Callable[..., Any], module: Any) -> OptimizedCall | None:
         inner = module.__dict__.get("_modules", {}).get("_orig_mod")

@@ -1,4 +1,4 @@
-"""What is on the root of an instrumented model, to open and end the requests of its plain forward passes.
+"""Observers on the root of an instrumented model: they open and end the requests of its plain forward passes.
 
 By default an ``ObservedRoot`` occupies the model's ``_compiled_call_impl`` slot. Where torch would bypass the slot, or compiled code may
 guard on it, a pair of forward hooks is registered instead. A model compiled with ``model.compile()`` runs neither; its compiled call is
@@ -48,7 +48,7 @@ class RootHooks:
         self._enter: Any = None
         self._exit: Any = None
         self._observer: ObservedRoot | None = None
-        """What occupies the slot, or will again; ``None`` where only hooks are possible."""
+        """The observer that occupies the slot, or will again; ``None`` where only hooks are possible."""
         self._wrapper: CompiledCall | None = None
         self._passes: dict[OpenPass, None] = {}
         """Running passes, oldest first."""
@@ -83,7 +83,7 @@ class RootHooks:
 
     @property
     def idle(self) -> bool:
-        """Whether no pass runs that needs what is on the model."""
+        """Whether no running pass needs the observers on the model."""
         return not self._passes
 
     @property

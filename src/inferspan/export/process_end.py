@@ -31,8 +31,8 @@ from inferspan.guard import contain
 
 __all__ = ["ProcessEnd"]
 
-PART = 0.8
-"""The rest of the exit (other handlers, unloading a large program) takes its part of what was promised."""
+SHARE = 0.8
+"""Of the promised time; the rest is for the rest of the exit (other handlers, unloading a large program)."""
 _MARK = "_inferspan_original"
 
 
@@ -90,7 +90,7 @@ class ProcessEnd:
         return leave
 
     def _at_exit(self) -> None:
-        self._close(PART * (self._timeout or 0.0))
+        self._close(SHARE * (self._timeout or 0.0))
 
     # ---------------------------------------------------------------------------------------------------------- SIGTERM
     def flush_at_sigterm(self, timeout: float, *, over_handlers: bool) -> bool:
@@ -125,7 +125,7 @@ class ProcessEnd:
         # A second signal is not held up.
         first, self._ending = not self._ending, True
         if first:
-            self._flush(PART * self._signal_timeout)
+            self._flush(SHARE * self._signal_timeout)
         if callable(previous):
             self._ending = False
             previous(number, frame)
@@ -142,7 +142,7 @@ class ProcessEnd:
             finally:
                 # No request is open any more, and what comes next may be the end of the process.
                 with contain("exit of uvicorn"):
-                    self._flush(PART * self._signal_timeout)
+                    self._flush(SHARE * self._signal_timeout)
 
         return shutdown
 

@@ -13,10 +13,10 @@ from typing import NamedTuple
 from inferspan import semconv
 from inferspan.report.session import MODULE, Request, Span, level_of
 
-__all__ = ["Breakdown", "Part", "breakdowns"]
+__all__ = ["Breakdown", "TimeShare", "breakdowns"]
 
 
-class Part(NamedTuple):
+class TimeShare(NamedTuple):
     """One module type of a phase: number of calls and seconds spent in it outside recorded modules below."""
 
     type: str
@@ -32,7 +32,7 @@ class Breakdown(NamedTuple):
     seconds: float
     outside: float
     clock: str
-    parts: tuple[Part, ...]
+    parts: tuple[TimeShare, ...]
     layers: tuple[tuple[int, float], ...]
 
 
@@ -64,7 +64,7 @@ def _break_down(name: str, sampled: list[Span]) -> Breakdown:
         kind = str(module.attributes.get(semconv.MODULE_TYPE, module.name))
         calls[kind] += 1
         own[kind] += max(0.0, _seconds(module, device=device) - sum(_seconds(child, device=device) for child in _children(module)))
-    parts = tuple(Part(kind, calls[kind], seconds) for kind, seconds in sorted(own.items(), key=lambda item: -item[1]))
+    parts = tuple(TimeShare(kind, calls[kind], seconds) for kind, seconds in sorted(own.items(), key=lambda item: -item[1]))
     outside = max(0.0, total - sum(_seconds(child, device=device) for span in sampled for child in _children(span)))
     clock = "device" if device else "host"
     return Breakdown(name, len(sampled), total, outside, clock, parts, tuple(sorted(layers.items())))

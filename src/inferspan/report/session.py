@@ -27,7 +27,7 @@ from inferspan.report.otlp_lines import (
 )
 from inferspan.report.stream import LONGEST_LINE
 
-__all__ = ["Event", "Link", "Request", "Session", "SessionFileError", "Span", "level_of", "read_session"]
+__all__ = ["Link", "Request", "Session", "SessionFileError", "Span", "SpanEvent", "level_of", "read_session"]
 
 REQUEST, PHASE, STEP, MODULE, PROFILED = "request", "phase", "step", "module", "profiled"
 _ERROR_CODES = (2, "2", "STATUS_CODE_ERROR")
@@ -42,7 +42,7 @@ _SIZE_OF_TEXT = 2
 
 
 @dataclass(slots=True)
-class Event:
+class SpanEvent:
     """An event of a span, for example the exception that ended it."""
 
     name: str
@@ -72,7 +72,7 @@ class Span:
     attributes: Mapping[str, Value]
     failed: bool
     status_message: str
-    events: tuple[Event, ...]
+    events: tuple[SpanEvent, ...]
     links: tuple[Link, ...]
     resource: int
     children: list[Span] = field(default_factory=list)
@@ -328,7 +328,7 @@ def _span(raw: Mapping[str, Any], key: tuple[str, str], parent: str, resource: i
         failed=status.get("code") in _ERROR_CODES,
         status_message=text_of(status.get("message")),
         events=tuple(
-            Event(text_of(event.get("name")), moment(event.get("timeUnixNano")), attributes_of(event, known))
+            SpanEvent(text_of(event.get("name")), moment(event.get("timeUnixNano")), attributes_of(event, known))
             for event in objects(raw, "events")
         ),
         links=tuple(Link(*_ids(link), attributes_of(link, known)) for link in objects(raw, "links")),

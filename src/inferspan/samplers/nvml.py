@@ -18,7 +18,7 @@ from inferspan.records import Sample
 
 from . import nvml_rows as rows
 from .nvml_devices import Device, is_mig, visible_devices
-from .nvml_session import GPU_IS_LOST, UNINITIALIZED, Pause, Session
+from .nvml_session import GPU_IS_LOST, UNINITIALIZED, NvmlSession, Pause
 
 __all__ = ["NvmlSampler"]
 
@@ -60,7 +60,7 @@ class NvmlSampler:
         self._environ = environ
         self._pid = pid
         self._clock = clock
-        self._session = Session(library=library, pid=pid, clock=clock)
+        self._session = NvmlSession(library=library, pid=pid, clock=clock)
         self._devices: dict[str, Device] = {}  # kept for life: what was probed, and where counters began
         self._pauses: dict[str, Pause] = {}
         self._sharing: Mapping[str, bool] = {}

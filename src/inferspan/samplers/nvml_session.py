@@ -13,7 +13,7 @@ from typing import Any
 
 from .nvml_devices import Inventory
 
-__all__ = ["GPU_IS_LOST", "UNINITIALIZED", "Pause", "Session"]
+__all__ = ["GPU_IS_LOST", "UNINITIALIZED", "NvmlSession", "Pause"]
 
 _log = logging.getLogger("inferspan")
 
@@ -45,7 +45,7 @@ class Pause:
         return self._clock() >= self._until
 
 
-class Session:
+class NvmlSession:
     """An initialised NVML, or the attempt at one.
 
     Args:

@@ -21,6 +21,16 @@ def _until(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
+def _held(taken: threading.Event, hold: threading.Event) -> Callable[[int, float | None], None]:
+    """A consumer that tells when it has an item, and keeps it until it may go on."""
+
+    def consume(item: int, until: float | None) -> None:
+        taken.set()
+        hold.wait(120)
+
+    return consume
+
+
 def test_order_and_waiting() -> None:
     """Items come out in order, on a daemon thread by themselves and on the caller's when it flushes, who is waited for until then."""
     seen: list[tuple[int, float | None, str]] = []
@@ -46,10 +56,10 @@ def test_order_and_waiting() -> None:
 
 def test_bound() -> None:
     """What would exceed the capacity is refused, and accepted again once there is room."""
-    hold = threading.Event()
-    buffer: Buffer[int] = Buffer(lambda item, until: (hold.wait(5), None)[1], capacity=10)
+    hold, taken = threading.Event(), threading.Event()
+    buffer: Buffer[int] = Buffer(_held(taken, hold), capacity=10)
     buffer.put(0, 1)
-    assert _until(lambda: buffer._weight == 0)
+    assert taken.wait(5)
     assert [buffer.put(1, 6), buffer.put(2, 6), buffer.put(3, 4)] == [True, False, True]
     hold.set()
     assert buffer.flush(5) and buffer.put(4, 10)
@@ -57,10 +67,10 @@ def test_bound() -> None:
 
 def test_flush_ends_in_time() -> None:
     """A flush that has to wait for a stuck consumer gives up in its time."""
-    hold = threading.Event()
-    buffer: Buffer[int] = Buffer(lambda item, until: (hold.wait(120), None)[1])
+    hold, taken = threading.Event(), threading.Event()
+    buffer: Buffer[int] = Buffer(_held(taken, hold))
     buffer.put(0, 1)
-    assert _until(lambda: buffer._consuming.locked())
+    assert taken.wait(5)
     began = time.monotonic()
     assert not buffer.flush(0.1)
     assert time.monotonic() - began < 60

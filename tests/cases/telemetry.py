@@ -59,11 +59,11 @@ class Telemetry:
     """
 
     def __init__(self, sampler: Sampler = ALWAYS_ON) -> None:
-        self._exporter, self._reader, self._ledger = InMemorySpanExporter(), InMemoryMetricReader(), _Ledger()
+        self._exporter, self.reader, self._ledger = InMemorySpanExporter(), InMemoryMetricReader(), _Ledger()
         self.tracer_provider = TracerProvider(sampler=sampler, shutdown_on_exit=False)
         self.tracer_provider.add_span_processor(self._ledger)
         self.tracer_provider.add_span_processor(SimpleSpanProcessor(self._exporter))
-        self.meter_provider = MeterProvider([self._reader], shutdown_on_exit=False)
+        self.meter_provider = MeterProvider([self.reader], shutdown_on_exit=False)
         self._complaints = _Complaints()
         self._handles: list[inferspan.Handle] = []
         logging.getLogger("opentelemetry").addHandler(self._complaints)
@@ -127,7 +127,7 @@ class Telemetry:
     def metric_sum(self, name: str, **labels: Any) -> float:
         """Sum over the data points of a metric whose attributes hold ``labels`` (dots in names written as two underscores)."""
         wanted = {key.replace("__", "."): value for key, value in labels.items()}
-        data = self._reader.get_metrics_data()
+        data = self.reader.get_metrics_data()
         total = 0.0
         for resource in data.resource_metrics if data else ():
             for scope in resource.scope_metrics:
@@ -140,7 +140,7 @@ class Telemetry:
 
     def metrics(self) -> dict[str, list[tuple[str, Any]]]:
         """What each metric says, by its attributes: the number of values of a histogram, else the value, unless that is a time."""
-        data = self._reader.get_metrics_data()
+        data = self.reader.get_metrics_data()
         found: dict[str, list[tuple[str, Any]]] = {}
         for resource in data.resource_metrics if data else ():
             for scope in resource.scope_metrics:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 import inferspan
 from inferspan import semconv
-from inferspan.capture.device import clock as device_clock
 from inferspan.capture.generate import step_logits
 from inferspan.capture.logits.ring import LogitRing
 from inferspan.capture.modules.recorder import IN_C
@@ -92,9 +91,7 @@ def test_calls_of_a_step_with_a_fused_kernel_and_device_times(telemetry: Telemet
     kernel, cuda = FakeKernel(), FakeCuda(pointers=True)
     fused = kernel.kernels()
     monkeypatch.setattr(step_logits, "LogitRing", functools.partial(LogitRing, fused=fused))
-    monkeypatch.setattr(device_clock, "torch_cuda", cuda.torch_cuda)
-    monkeypatch.setattr(device_clock, "load_driver", lambda devices: cuda)
-    monkeypatch.setattr(device_clock, "cuda_devices", lambda model: (0,))
+    cuda.install(monkeypatch)
     model = models.llama()
     telemetry.instrument(model)
     model.generate(models.prompt(1, 6), max_new_tokens=4, min_new_tokens=4)

@@ -354,7 +354,7 @@ def test_metrics_are_of_all_requests() -> None:
         _generate(model)
         plain(torch.full((1, 4), float("nan")))
         inferspan.flush()
-        data: Any = telemetry._reader.get_metrics_data()
+        data: Any = telemetry.reader.get_metrics_data()
         counts = {
             metric.name: sum(getattr(point, "count", None) or point.value for point in metric.data.data_points)
             for metric in data.resource_metrics[0].scope_metrics[0].metrics

@@ -78,19 +78,18 @@ Start = Callable[..., SamplerLoop]
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Start a loop over samplers that is stopped at the end of the test."""
-    loops: list[SamplerLoop] = []
+    loops: list[tuple[SamplerLoop, tuple[Counting, ...]]] = []
 
     def begin(*samplers: Counting, clock: Callable[[], float] | None = None, interval: float = 5.0, wait: float = LONG) -> SamplerLoop:
         loop = SamplerLoop(samplers, interval=interval, clock=clock or Clock(), wait=wait)
-        loops.append(loop)
+        loops.append((loop, samplers))
         loop.start()
         return loop
 
     yield begin
-    for loop in loops:
-        for sampler in loop._samplers:
-            if isinstance(sampler, Counting):
-                sampler.gate.set()
+    for loop, samplers in loops:
+        for sampler in samplers:
+            sampler.gate.set()
         loop.stop(LONG)
 
 

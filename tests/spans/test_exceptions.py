@@ -38,9 +38,9 @@ class _Signals:
     """Spans and log records in memory."""
 
     def __init__(self, sampler: Sampler = ALWAYS_ON) -> None:
-        self._spans, self._logs = InMemorySpanExporter(), InMemoryLogRecordExporter()
+        self.spans, self._logs = InMemorySpanExporter(), InMemoryLogRecordExporter()
         self.tracers = TracerProvider(sampler=sampler, shutdown_on_exit=False)
-        self.tracers.add_span_processor(SimpleSpanProcessor(self._spans))
+        self.tracers.add_span_processor(SimpleSpanProcessor(self.spans))
         self.loggers: Any = LoggerProvider(shutdown_on_exit=False)
         self.loggers.add_log_record_processor(SimpleLogRecordProcessor(self._logs))
 
@@ -49,7 +49,7 @@ class _Signals:
         return inferspan.instrument(model, tracer_provider=self.tracers, logger_provider=self.loggers, **{**fixed, **settings})
 
     def request(self) -> Any:
-        (span,) = (span for span in self._spans.get_finished_spans() if span.parent is None)
+        (span,) = (span for span in self.spans.get_finished_spans() if span.parent is None)
         return span
 
     def on_span(self) -> list[str]:
@@ -156,7 +156,7 @@ def test_successful_requests_and_plain_forwards_send_none() -> None:
         with pytest.raises(TypeError):
             model("no tensor")
     assert signals.records() == []
-    events = [event.name for span in signals._spans.get_finished_spans() for event in span.events]
+    events = [event.name for span in signals.spans.get_finished_spans() for event in span.events]
     assert events == ["exception"]
 
 

@@ -12,14 +12,13 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from inferspan import semconv
-from inferspan.buffer import Buffer
+from inferspan.buffer import CAPACITY
 from inferspan.capture.generate import step_rows
 from inferspan.capture.generate.step_attributes import StepFacts
 from inferspan.capture.logits.statistics import LogitStatistics, StepLogits
 from inferspan.metrics.requests import RequestMetrics
 from inferspan.records import Failure, ModelInfo, ModuleBatch, ModuleCalls, ModuleInfo, Phase, RequestEnd, RequestStart, Step
 from inferspan.settings import Settings
-from inferspan.spans import flight_recorder
 from inferspan.spans.flight_recorder import HELD_BYTES, RunningQuantile
 from inferspan.spans.recorder import SpanRecorder
 from inferspan.spans.writer import SpanWriter
@@ -33,13 +32,13 @@ class _NoMeter:
 class _Bench:
     """A recorder of its own, requests of any length, and what is exported of them."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, queue: int = CAPACITY, **settings: Any) -> None:
         chosen = Settings(**settings)
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         metrics = RequestMetrics(lambda: _NoMeter(), chosen)
-        self.recorder = SpanRecorder(chosen, lambda: provider.get_tracer("inferspan"), metrics, SpanWriter())
+        self.recorder = SpanRecorder(chosen, lambda: provider.get_tracer("inferspan"), metrics, SpanWriter(capacity=queue))
 
     def start(self, kind: str = "forward") -> Any:
         info = ModelInfo("org/model", "huggingface", "Model")
@@ -148,11 +147,11 @@ def _long_request(bench: _Bench, steps: int, modules: int, rows: int = 1) -> Any
 
 
 @pytest.mark.parametrize(("modules", "rows"), [(10, 1), (10, 2), (0, 1), (0, 16)])
-def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch, modules: int, rows: int) -> None:
+def test_memory_is_bounded(modules: int, rows: int) -> None:
     """What a request holds stays within its room however long it runs, and the room within 64 MiB: sizes are not guessed too low."""
     room = HELD_BYTES // 24
-    monkeypatch.setattr(flight_recorder.HeldDetail.__init__, "__defaults__", (room,))
     bench = _Bench(keep="errors")
+    bench.recorder.flight.capacity = room
     scope = _long_request(bench, 10, modules, rows)
     tracemalloc.start()
     try:
@@ -161,7 +160,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch, modules: int, rows: 
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    share = taken / sum(room - scope.held._free for scope in scopes)
+    share = taken / sum(room - scope.held.free for scope in scopes)
     print(
         f"{modules} modules a step, {rows} rows: {taken / sum(scope.held.spans for scope in scopes):.0f} bytes a span, {share:.2f} of the guess"
     )
@@ -171,10 +170,10 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch, modules: int, rows: 
         one.end(RequestEnd(10**18, None, {}))
 
 
-def test_the_oldest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_goes_first() -> None:
     """What does not fit is the beginning; what is left hangs together, and the request says how much is missing."""
-    monkeypatch.setattr(flight_recorder.HeldDetail.__init__, "__defaults__", (100_000,))
     bench = _Bench(keep="errors")
+    bench.recorder.flight.capacity = 100_000
     scope = _long_request(bench, 300, 2)
     scope.end(RequestEnd(2 * 10**18, Failure("ValueError", "", ""), {}, spans_dropped=5))
     assert bench.recorder.writer.flush(10)
@@ -188,8 +187,7 @@ def test_the_oldest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_full_queue_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Detail that is kept and finds no room on its way out is counted like any other, and the request is there."""
-    monkeypatch.setattr(Buffer.__init__, "__kwdefaults__", {"capacity": 3, "name": "small"})
-    bench = _Bench(keep="errors")
+    bench = _Bench(queue=3, keep="errors")
     dropped: list[Any] = []
     monkeypatch.setattr(bench.recorder.metrics, "dropped", lambda *seen: dropped.append(seen))
     _long_request(bench, 8, 2).end(RequestEnd(1, Failure("ValueError", "", ""), {}))

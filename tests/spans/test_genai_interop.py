@@ -23,8 +23,17 @@ def _start(operation: str = "text_completion") -> RequestStart:
     return RequestStart("generate", operation, ModelInfo("org/model", "huggingface", "Model"), 0, False, {})
 
 
+@pytest.fixture(autouse=True)
+def looked_up_again() -> Iterator[None]:
+    """The class of the package is looked up once a process."""
+    clear = genai_interop._inference_data.cache_clear
+    clear()
+    yield
+    clear()
+
+
 @pytest.fixture
-def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
+def package(monkeypatch: pytest.MonkeyPatch) -> type:
     """A stand-in for the package that other instrumentation is built on."""
 
     class InferenceData:
@@ -33,9 +42,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
     module: Any = types.ModuleType("opentelemetry.util.genai.invocation")
     module.InferenceData = InferenceData
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    genai_interop._inference_data.cache_clear()
-    yield InferenceData
-    genai_interop._inference_data.cache_clear()
+    return InferenceData
 
 
 @pytest.mark.parametrize(("key", "operation", "found"), [
@@ -72,7 +79,5 @@ def test_announcement(package: type) -> None:
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the package is missing the context is left as it is."""
-    genai_interop._inference_data.cache_clear()
     monkeypatch.setitem(sys.modules, "opentelemetry.util.genai", None)
     assert announce(Context(), _start(), None) == {}
-    genai_interop._inference_data.cache_clear()

@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Decision, St
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, StatusCode, TraceFlags
 
 from inferspan import guard
+from inferspan.buffer import CAPACITY
 from inferspan.caller import context as caller_context
 from inferspan.metrics.requests import RequestMetrics
 from inferspan.records import Failure, ModelInfo, ModuleBatch, ModuleCalls, ModuleInfo, Phase, Profiled, RequestEnd, RequestStart, Step
@@ -56,9 +57,9 @@ def _provider(*processors: SpanProcessor, **options: Any) -> TracerProvider:
     return provider
 
 
-def _recorder(tracer: Callable[[], Any], **settings: Any) -> SpanRecorder:
+def _recorder(tracer: Callable[[], Any], *, queue: int = CAPACITY, **settings: Any) -> SpanRecorder:
     chosen = Settings(**settings)
-    return SpanRecorder(chosen, tracer, RequestMetrics(lambda: _NoMeter(), chosen), SpanWriter())
+    return SpanRecorder(chosen, tracer, RequestMetrics(lambda: _NoMeter(), chosen), SpanWriter(capacity=queue))
 
 
 def _start(kind: str = "generate", *, operation: str | None = "text_completion", nested: bool = False, at: int = 1000) -> RequestStart:
@@ -377,10 +378,9 @@ def test_flush_with_a_stuck_exporter() -> None:
 def test_overfull(exporter: InMemorySpanExporter) -> None:
     """What the buffer refuses is counted, and nobody waits."""
     provider = _provider(SimpleSpanProcessor(exporter))
-    recorder = _recorder(lambda: provider.get_tracer("inferspan"))
+    recorder = _recorder(lambda: provider.get_tracer("inferspan"), queue=2)
     refused: list[tuple[int, str]] = []
     recorder.metrics.dropped = lambda count, reason: refused.append((count, reason))  # type: ignore[method-assign]
-    recorder.writer._buffer._capacity = 2
     _run(recorder)
     assert (3, "queue_full") in refused
 

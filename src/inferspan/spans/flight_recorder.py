@@ -85,7 +85,8 @@ class HeldDetail:
     """
 
     def __init__(self, capacity: int = HELD_BYTES) -> None:
-        self._free = capacity
+        self.free = capacity
+        """Estimated bytes that are left."""
         self._entries: deque[tuple[Any, Record]] = deque()
         self._lock = threading.Lock()
         self._kept: bool | None = None
@@ -104,13 +105,13 @@ class HeldDetail:
                 return self._kept
             for record in records:
                 self._entries.append((scope, record))
-                self._free -= _size_of(record)
+                self.free -= _size_of(record)
                 self.spans += weight_of(record)
                 if isinstance(record, ModuleBatch) and record.statistics and not self.nonfinite:
                     self.nonfinite = any(found.get(key) for found in record.statistics.values() for key in _STATISTICS)
-            while self._free < 0 and len(self._entries) > 1:
+            while self.free < 0 and len(self._entries) > 1:
                 _, oldest = self._entries.popleft()
-                self._free += _size_of(oldest)
+                self.free += _size_of(oldest)
                 self.spans -= weight_of(oldest)
                 self.lost += weight_of(oldest)
         return None
@@ -137,9 +138,13 @@ class FlightRecorder:
 
     Args:
         settings: ``keep`` and the limits from which on a request is slow.
+
+    Attributes:
+        capacity: estimated bytes of detail that each outermost request may hold.
     """
 
     def __init__(self, settings: Settings) -> None:
+        self.capacity = HELD_BYTES
         self._settings = settings
         self._words = frozenset(settings.keep_words)
         share = settings.slow_quantile
@@ -155,7 +160,7 @@ class FlightRecorder:
 
     def hold(self) -> HeldDetail | None:
         """A store for the detail of an outermost request that starts; ``None`` if all detail becomes spans."""
-        return HeldDetail() if self._words else None
+        return HeldDetail(self.capacity) if self._words else None
 
     def reasons(self, start: RequestStart, end: RequestEnd, held: HeldDetail) -> tuple[str, ...]:
         """Why the detail of an outermost request becomes spans; empty if it does not. Its duration counts from now on."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from opentelemetry import trace
 from opentelemetry.trace import SpanContext, Status, StatusCode
 
-from inferspan.buffer import Buffer
+from inferspan.buffer import CAPACITY, Buffer
 from inferspan.export.sdk import next_chunk
 from inferspan.guard import guarded
 from inferspan.records import ModuleBatch, Phase, RequestEnd, Step
@@ -71,10 +71,14 @@ class Detail(NamedTuple):
 
 
 class SpanWriter:
-    """Turns queued detail into finished spans and hands them to the processors."""
+    """Turns queued detail into finished spans and hands them to the processors.
 
-    def __init__(self) -> None:
-        self._buffer: Buffer[tuple[RequestSpan, Detail | RequestEnd]] = Buffer(self._write)
+    Args:
+        capacity: spans that may wait; further detail is refused.
+    """
+
+    def __init__(self, *, capacity: int = CAPACITY) -> None:
+        self._buffer: Buffer[tuple[RequestSpan, Detail | RequestEnd]] = Buffer(self._write, capacity=capacity)
         self._packed = PackedDetail()
 
     def put(self, scope: RequestSpan, item: Detail | RequestEnd, weight: int) -> bool:

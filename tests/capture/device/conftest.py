@@ -24,11 +24,16 @@ def two(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def _install(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    monkeypatch.setattr(device_clock, "torch_cuda", fake.torch_cuda)
-    monkeypatch.setattr(device_clock, "load_driver", lambda devices: fake)
-    monkeypatch.setattr(device_clock, "cuda_devices", lambda model: tuple(range(len(fake.work))))
+    fake.install(monkeypatch)
     yield fake
     assert not fake.faults
+
+
+@pytest.fixture
+def own_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each boundary has an event of its own, however close the next one is."""
+    monkeypatch.setattr(device_clock, "SHARE_NS", 0)
+    monkeypatch.setattr(device_clock, "SHARE_DATA_NS", 0)
 
 
 @pytest.fixture

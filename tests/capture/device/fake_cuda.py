@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
+from inferspan.capture.device import clock
 from inferspan.capture.device.driver import NOT_READY, RELAXED
 from inferspan.capture.device.events import TorchCuda
 
@@ -78,8 +81,14 @@ class FakeCuda:
         self._contexts: list[int] = []
         self._mode = 0
 
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Take the place of CUDA: every model is on all devices of this."""
+        monkeypatch.setattr(clock, "torch_cuda", self.torch_cuda)
+        monkeypatch.setattr(clock, "load_driver", lambda devices: self)
+        monkeypatch.setattr(clock, "cuda_devices", lambda model: tuple(range(len(self.work))))
+
     def torch_cuda(self) -> TorchCuda:
-        """What torch would say."""
+        """The answers of torch."""
         return TorchCuda(
             stream=lambda index: self.current_stream[index],
             devices=len(self.work),

@@ -163,10 +163,9 @@ def test_what_is_given_up_stays_unknown(cuda: FakeCuda, host: Host) -> None:
     assert cuda.alive == 0
 
 
-def test_long_request_holds_few_events(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("own_events")
+def test_long_request_holds_few_events(cuda: FakeCuda) -> None:
     """100,000 steps need no more events than a hundred, and each costs two records and one question."""
-    monkeypatch.setattr(device_clock, "SHARE_NS", 0)
-    monkeypatch.setattr(device_clock, "SHARE_DATA_NS", 0)
     clock = DeviceClock()
     call = start(clock)
     cuda.tick = 1.0
@@ -187,11 +186,10 @@ def test_long_request_holds_few_events(cuda: FakeCuda, monkeypatch: pytest.Monke
     assert cuda.calls["cuThreadExchangeStreamCaptureMode"] <= 2 * batches
 
 
+@pytest.mark.usefixtures("own_events")
 def test_device_that_is_never_done(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that runs ahead of the device without end keeps a bounded number of passes and events, and knows no times."""
     monkeypatch.setattr(cuda_events, "MOST_EVENTS", 300)
-    monkeypatch.setattr(device_clock, "SHARE_NS", 0)
-    monkeypatch.setattr(device_clock, "SHARE_DATA_NS", 0)
     cuda.reached = [-1.0]
     call = start()
     passes = []

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from inferspan import guard, semconv
-from inferspan.capture.device import clock as device_clock
 from inferspan.capture.device import events as cuda_events
 from inferspan.capture.modules.recorder import IN_C
 from inferspan.records import ModuleBatch, Phase, Step
@@ -37,10 +36,9 @@ def _device_times(scope: Any) -> dict[Any, Any]:
     return {key: None if value is None else round(value * 1e3, 3) for key, value in found.items()}
 
 
-def test_generate(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("own_events")
+def test_generate(cuda: FakeCuda) -> None:
     """Request, phases, steps and modules of a ``generate()`` have the device's times; the outputs are those without us."""
-    monkeypatch.setattr(device_clock, "SHARE_NS", 0)
-    monkeypatch.setattr(device_clock, "SHARE_DATA_NS", 0)
     cuda.tick = 1.0
     model = models.llama()
     expected = generate(model)
@@ -99,10 +97,9 @@ def test_long_generate(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     target.close()
 
 
-def test_encoder_and_decoder(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("own_events")
+def test_encoder_and_decoder(cuda: FakeCuda) -> None:
     """The encoder, which runs before the first step, is inside the prefill and the request."""
-    monkeypatch.setattr(device_clock, "SHARE_NS", 0)
-    monkeypatch.setattr(device_clock, "SHARE_DATA_NS", 0)
     cuda.tick = 1.0
     model = models.t5()
     target, recorder = target_of(model, modules=["encoder.block.[01]", "decoder.block.[01]"])
@@ -113,10 +110,9 @@ def test_encoder_and_decoder(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) ->
     target.close()
 
 
-def test_forward(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("own_events")
+def test_forward(cuda: FakeCuda) -> None:
     """A plain forward has the device's time on its span and its modules if the device is done when the call has been described."""
-    monkeypatch.setattr(device_clock, "SHARE_NS", 0)
-    monkeypatch.setattr(device_clock, "SHARE_DATA_NS", 0)
     cuda.tick = 1.0
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     target, recorder = target_of(model)
@@ -129,10 +125,9 @@ def test_forward(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cuda.alive == 0
 
 
-def test_forward_that_fails(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("own_events")
+def test_forward_that_fails(cuda: FakeCuda) -> None:
     """Module calls that an exception ended have no device time; those that returned have theirs."""
-    monkeypatch.setattr(device_clock, "SHARE_NS", 0)
-    monkeypatch.setattr(device_clock, "SHARE_DATA_NS", 0)
     cuda.tick = 1.0
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(3, 3))
     target, recorder = target_of(model)

@@ -92,7 +92,7 @@ def _warn_of_lines(environ: Mapping[str, str], signal: str, lines: Sequence[str]
     """Replace the warnings that an exporter logs while it is built: its lines contain headers, and these hold tokens."""
     if any("eader format" in line for line in lines):
         name, _ = read(environ, *per_signal(signal, "HEADERS")) or (per_signal(signal, "HEADERS")[1], "")
-        warn_once("%s: what is not a list of name=value, separated by commas, is ignored", name)
+        warn_once("%s: entries that are not name=value, separated by commas, are ignored", name)
     for ending in ("TEMPORALITY_PREFERENCE", "DEFAULT_HISTOGRAM_AGGREGATION"):
         name = f"OTEL_EXPORTER_OTLP_METRICS_{ending}"
         if any(name in line for line in lines):

@@ -34,6 +34,12 @@ EXPECTED = {
         r"answer a question\n  text_completion\n    prefill\n      prefill_step\n    decode\n(      decode_step\n){3}",
         r"gen_ai\.server\.request\.duration",
     ),
+    "09_diffusion": (
+        r"1 pipeline call",
+        r"generate_content noise \n  denoise \n    denoise_step 750\.0\n    denoise_step 500\.0\n",
+        r"inferspan\.output\.images = 2",
+        r"gen_ai\.request\.seed = 7",
+    ),
 }
 
 

@@ -24,6 +24,7 @@ from .model_queries import (
     PHASE,
     PREFILL,
     REQUEST_MODEL,
+    STAGE_NAME,
     WHOLE,
     Q,
     busy,
@@ -186,6 +187,12 @@ def _steps() -> list[Sized]:
         "The time to first token grows with it.",
         empty=NO_STEPS,
     )
+    stages = Says(
+        "How long the parts of a pipeline take: text encoding, denoising, decoding.",
+        "sum / count of `inferspan.stage.duration`, host clock.",
+        "Text encoding or decoding as long as denoising: fewer steps do not help.",
+        empty="No stages: no pipeline has run.",
+    )
     prefills = WHOLE.count(s.M_STEP_DURATION, PREFILL, by=[REQUEST_MODEL])
     taken = f"{WHOLE.tokens('input', [REQUEST_MODEL])} / ({prefills} > 0)"
     return [
@@ -193,6 +200,7 @@ def _steps() -> list[Sized]:
         heat("Decode steps", WHOLE.heat(s.M_STEP_DURATION, DECODE), unit="s", exemplar=True, says=spread),
         heat("Prefill steps", WHOLE.heat(s.M_STEP_DURATION, PREFILL), unit="s", exemplar=True, says=spread),
         trend("Tokens per pass over time", Query(tokens_per_pass(), of(REQUEST_MODEL)), unit="short", width=12, says=tokens),
+        trend("Stages", Query(Q.mean(s.M_STAGE_DURATION, by=[STAGE_NAME]), of(STAGE_NAME)), unit="s", logarithmic=True, says=stages),
         trend("Prompt tokens per prefill", Query(taken, of(REQUEST_MODEL)), unit="short", width=12, says=prompts),
     ]
 

@@ -34,7 +34,7 @@ Q = Queries(NAMES)
 WHOLE = Queries(COMMON)
 """For ratios over requests, which a choice of phase, class or layer must not cut in half."""
 
-PHASE, REQUEST_MODEL, MODEL_NAME = label(s.PHASE), label(s.REQUEST_MODEL), label(s.MODEL_NAME)
+PHASE, REQUEST_MODEL, MODEL_NAME, STAGE_NAME = label(s.PHASE), label(s.REQUEST_MODEL), label(s.MODEL_NAME), label(s.STAGE_NAME)
 MODULE, CLASS, LAYER = label(s.MODULE_NAME), label(s.MODULE_TYPE), label(s.MODULE_LAYER_INDEX)
 DECODE, PREFILL = f'{PHASE}="{s.SPAN_DECODE}"', f'{PHASE}="{s.SPAN_PREFILL}"'
 

@@ -205,7 +205,7 @@ def instrument(
     """Make a model emit traces and metrics of its calls.
 
     Args:
-        model: a transformers model, any ``torch.nn.Module``, or a pipeline that holds one as ``.model``.
+        model: a transformers model, any ``torch.nn.Module``, a pipeline that holds one as ``.model``, or a pipeline of diffusers.
         tokenizer: decodes prompts and outputs; used only with content capture.
         settings: options; default: resolved from environment, file and presets.
         tracer_provider: where spans go; default the global provider, looked up at each request.
@@ -293,13 +293,15 @@ def _set_up_export(settings: Settings, providers: _Providers) -> None:
 def _unwrap(model: Any, tokenizer: Any) -> tuple[Any, Any]:
     from torch import nn
 
+    from inferspan.capture.diffusion.parts import parts_of
+
     if isinstance(model, nn.Module):
         return model, tokenizer
-    inner = getattr(model, "model", None)
+    inner = parts_of(model) or getattr(model, "model", None)
     if isinstance(inner, nn.Module):
         return inner, tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
     raise TypeError(
-        f"inferspan.instrument() takes a torch.nn.Module, a transformers model or a pipeline with a .model, not {type(model).__name__}"
+        f"inferspan.instrument() takes a torch.nn.Module or a pipeline of transformers or diffusers, not {type(model).__name__}"
     )
 
 

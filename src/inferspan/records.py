@@ -31,6 +31,8 @@ __all__ = [
     "Sample",
     "Sampler",
     "Step",
+    "key_of_phase",
+    "name_of_phase",
 ]
 
 AttributeValue = bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str]
@@ -162,6 +164,16 @@ class Profiled(NamedTuple):
     attributes: Attributes
 
 
+def key_of_phase(name: str, number: int) -> str:
+    """Key of the phase of that name that is the ``number``-th in its request; the first one, 0, has its name."""
+    return f"{name}#{number}" if number else name
+
+
+def name_of_phase(key: str) -> str:
+    """Name of the phase with this key."""
+    return key.partition("#")[0]
+
+
 class ModuleBatch(NamedTuple):
     """The module calls of one forward pass; ``step`` is ``None`` for a plain forward, whose calls hang under the request."""
 
@@ -191,9 +203,10 @@ class Step(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """``prefill`` or ``decode`` of one generate call."""
+    """``prefill`` or ``decode`` of one generate call, or a stage of a pipeline."""
 
     name: str
+    """Key of the phase in its request; ``name_of_phase`` gives the name of its span."""
     start_ns: int
     end_ns: int
     failure: str | None
@@ -212,9 +225,10 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class RequestStart:
-    """A call of the user's that begins: one ``generate()`` or one plain forward pass."""
+    """A call of the user's that begins: one ``generate()``, one plain forward pass or method, or one call of a pipeline."""
 
     kind: str
+    """``generate``, ``forward`` or ``pipeline``."""
     operation: str | None
     model: ModelInfo
     start_ns: int
@@ -240,7 +254,9 @@ class RequestEnd:
     batch_size: int | None = None
     kv_cache_bytes: int | None = None
     step_seconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Durations of the steps by phase."""
+    """Durations of the steps by key of the phase."""
+    stages: Sequence[tuple[str, float]] = ()
+    """Names and durations of the stages of the model."""
     entropies: Sequence[float] = ()
     top1_probabilities: Sequence[float] = ()
     nonfinite: Mapping[tuple[str, str], int] = field(default_factory=dict)

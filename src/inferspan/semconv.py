@@ -36,6 +36,7 @@ SPAN_PREFILL = "prefill"
 SPAN_DECODE = "decode"
 SPAN_PREFILL_STEP = "prefill_step"
 SPAN_DECODE_STEP = "decode_step"
+SPAN_DENOISE_STEP = "denoise_step"
 SPAN_FORWARD = "forward"
 SPAN_GENERATE = "inferspan.generate"
 """Name of the request span when another library has already opened a gen_ai span around the call."""
@@ -47,6 +48,13 @@ OPERATION_EMBEDDINGS = "embeddings"
 PROVIDER_HUGGINGFACE = "huggingface"
 PROVIDER_PYTORCH = "pytorch"
 PHASE_FORWARD = "forward"
+STAGE_TEXT_ENCODE = "text_encode"
+STAGE_VISION_ENCODE = "vision_encode"
+STAGE_DENOISE = "denoise"
+STAGE_VAE_ENCODE = "vae_encode"
+STAGE_VAE_DECODE = "vae_decode"
+STAGE_VOCODE = "vocode"
+STAGE_KIND_MODEL = "model"
 FINISH_STOP = "stop"
 FINISH_LENGTH = "length"
 FINISH_ERROR = "error"
@@ -162,6 +170,23 @@ DEVICE_TYPE = "inferspan.device.type"
 
 # phase, step, module
 PHASE = "inferspan.phase"
+STAGE_NAME = "inferspan.stage.name"
+STAGE_KIND = "inferspan.stage.kind"
+DENOISE_INDEX = "inferspan.denoise.index"
+DENOISE_TIMESTEP = "inferspan.denoise.timestep"
+DENOISE_BLOCK = "inferspan.denoise.block"
+DENOISE_STEPS = "inferspan.denoise.steps"
+DENOISE_RAN = "inferspan.denoise.ran"
+DENOISE_RATE = "inferspan.denoise.steps_per_second"
+DENOISE_GUIDANCE = "inferspan.denoise.guidance_scale"
+DENOISE_SCHEDULER = "inferspan.denoise.scheduler"
+OUTPUT_IMAGES = "inferspan.output.images"
+OUTPUT_FRAMES = "inferspan.output.frames"
+OUTPUT_AUDIOS = "inferspan.output.audios"
+OUTPUT_HEIGHT = "inferspan.output.height"
+OUTPUT_WIDTH = "inferspan.output.width"
+IMAGES_PER_SECOND = "inferspan.images_per_second"
+FRAMES_PER_SECOND = "inferspan.frames_per_second"
 STEP_INDEX = "inferspan.step.index"
 STEP_TOKENS = "inferspan.step.tokens"
 STEP_ROWS = "inferspan.step.rows"
@@ -323,6 +348,8 @@ SPANS = (
     SpanKindOf("phase", SPAN_DECODE, "request", "from the first token to the end"),
     SpanKindOf("step", SPAN_PREFILL_STEP, "prefill", "one forward pass of the prompt (several with chunked prefill)"),
     SpanKindOf("step", SPAN_DECODE_STEP, "decode", "one forward pass of the decoding loop"),
+    SpanKindOf("stage", "{inferspan.stage.name}", "request", "a part of a diffusion pipeline: text_encode, denoise, vae_decode ..."),
+    SpanKindOf("step", SPAN_DENOISE_STEP, "denoise", "from a pass of the denoiser to the end of the scheduler's step"),
     SpanKindOf("module", "layer {n} [{name}] or the module's path", "step or forward", "sampled steps: 0, 1, then with doubling gaps"),
     SpanKindOf("op", "aten::{name}", "module, else step or forward", "an operation in a profiler window; one that no other operation runs"),
     SpanKindOf(
@@ -384,6 +411,7 @@ M_STEP_DURATION = "inferspan.generate.step.duration"
 M_FORWARD_DURATION = "inferspan.forward.duration"
 M_ACTIVE = "inferspan.generate.active"
 M_BATCH_SIZE = "inferspan.batch.size"
+M_STAGE_DURATION = "inferspan.stage.duration"
 M_STEP_ROWS = "inferspan.generate.step.rows"
 M_SPECULATIVE_DRAFTED = SPECULATIVE_DRAFTED
 M_SPECULATIVE_ACCEPTED = SPECULATIVE_ACCEPTED
@@ -491,9 +519,10 @@ _REQUEST_METRICS = (
     Metric(M_LEGACY_USAGE, HISTOGRAM, "{token}", "tokens of one successful call, by type", (*_GEN_AI, TOKEN_TYPE), B_TOKENS, _LEGACY),
     Metric(M_LEGACY_FIRST_CHUNK, HISTOGRAM, "s", "time to the first chunk", _GEN_AI, B_DURATION, f"streaming, {_LEGACY}"),
     Metric(M_LEGACY_PER_CHUNK, HISTOGRAM, "s", "time per chunk after the first", _GEN_AI, B_DURATION, f"streaming, {_LEGACY}"),
-    Metric(M_STEP_DURATION, HISTOGRAM, "s", "one forward pass inside generate(), host clock", (PHASE, *_MODEL), B_STEP),
+    Metric(M_STEP_DURATION, HISTOGRAM, "s", "one forward pass inside generate(), or one denoising step, host clock", (PHASE, *_MODEL), B_STEP),
+    Metric(M_STAGE_DURATION, HISTOGRAM, "s", "one stage of a model or pipeline, host clock", (STAGE_NAME, *_MODEL), B_STEP),
     Metric(M_FORWARD_DURATION, HISTOGRAM, "s", "one plain forward pass, host clock", (MODEL_NAME, ADAPTER), B_STEP),
-    Metric(M_ACTIVE, UP_DOWN_COUNTER, "{request}", "generate() calls in flight", _MODEL),
+    Metric(M_ACTIVE, UP_DOWN_COUNTER, "{request}", "calls of generate() and of pipelines in flight", _MODEL),
     Metric(M_BATCH_SIZE, HISTOGRAM, "{sequence}", "rows of a call", _MODEL, B_BATCH),
     Metric(M_STEP_ROWS, HISTOGRAM, "{sequence}", "sequences still running in a step, mean over the steps of a call", _MODEL, B_BATCH),
     Metric(M_SPECULATIVE_DRAFTED, COUNTER, "{token}", "drafted tokens that were verified", _MODEL, None, "assisted decoding"),
@@ -727,6 +756,23 @@ ATTRIBUTES = (
     Attribute(DEVICE, "string", f"{_R}, {_S}, {_M}, kernel", "`cuda:0`, `cpu`, ..."),
     Attribute(DEVICE_TYPE, "string", _R, "`cuda`, `cpu`, `mps`, `xpu`"),
     Attribute(PHASE, "string", f"{_PSM}, op, kernel", "`prefill`, `decode` or `forward`"),
+    Attribute(STAGE_NAME, "string", "stage", "`text_encode`, `vision_encode`, `denoise`, `vae_encode`, `vae_decode`, `vocode`"),
+    Attribute(STAGE_KIND, "string", "stage", "`model`: a part of the model"),
+    Attribute(DENOISE_INDEX, "int", "denoise_step", "0 is the first step"),
+    Attribute(DENOISE_TIMESTEP, "double", "denoise_step", "the scheduler's timestep"),
+    Attribute(DENOISE_BLOCK, "int", "stage", "number of the denoising loop in its request: 0, and more for videos that are made block by block"),
+    Attribute(DENOISE_STEPS, "int", _R, "denoising steps that the caller asks for"),
+    Attribute(DENOISE_RAN, "int", _R, "denoising steps that ran: schedulers may take more or fewer"),
+    Attribute(DENOISE_RATE, "double", _R, "denoising steps / seconds that they took together"),
+    Attribute(DENOISE_GUIDANCE, "double", _R, "the argument `guidance_scale`"),
+    Attribute(DENOISE_SCHEDULER, "string", _R, "class of the scheduler"),
+    Attribute(OUTPUT_IMAGES, "int", _R, "images of a pipeline's result"),
+    Attribute(OUTPUT_FRAMES, "int", _R, "frames of all videos of a pipeline's result"),
+    Attribute(OUTPUT_AUDIOS, "int", _R, "sounds of a pipeline's result"),
+    Attribute(OUTPUT_HEIGHT, "int", _R, "of an image or frame, in pixels"),
+    Attribute(OUTPUT_WIDTH, "int", _R, "of an image or frame, in pixels"),
+    Attribute(IMAGES_PER_SECOND, "double", _R, "images / duration of the call"),
+    Attribute(FRAMES_PER_SECOND, "double", _R, "frames / duration of the call"),
     Attribute(STEP_INDEX, "int", "step, module, op, kernel", "0 is the prefill"),
     Attribute(STEP_TOKENS, "int", _S, "positions processed in this pass, per row"),
     Attribute(STEP_ROWS, "int", _S, "sequences still running in this pass; absent with beams, and without logit statistics where rows end one by one"),

@@ -142,6 +142,7 @@ def test_kinds_units_and_buckets(sink: _Sink) -> None:
     metrics.modules(_start(), BATCH, BATCH.calls.rows(), None)
     for kind, operation in (("forward", None), ("forward", "embeddings")):
         _request(sink, Settings(), start=_start(kind, operation=operation))
+    _request(sink, Settings(), start=_start("pipeline"), stages=[("denoise", 0.5)])
     found = sink.collect()
     wanted = {name for name, metric in semconv.METRICS.items() if not metric.instrument.startswith("Observable")}
     assert set(found) == wanted

@@ -31,6 +31,8 @@ MOST_WITHOUT_DTYPE = 64
 _PACKED_BUFFERS = frozenset({"qweight", "W_q", "weight_packed"})
 """Buffers in which GPTQ, AWQ, HQQ and compressed-tensors keep packed weights."""
 
+_HUGGINGFACE = frozenset({"transformers", "diffusers"})
+"""Libraries whose models are Hugging Face's."""
 _CACHED = re.compile(r"models--(?P<org>[^/\\]+?)--(?P<name>[^/\\]+)(?:[/\\]snapshots[/\\](?P<sha>[0-9a-f]{7,40}))?")
 _HUB_ID = re.compile(r"^[\w.-]+(?:/[\w.-]+)?$")
 
@@ -263,10 +265,9 @@ def _collect(model: nn.Module, settings: Settings, state: _State | None) -> Mode
             attributes[semconv.MODEL_PARAMETERS] = count
     if state is not None:
         attributes |= _of_state(state)
-    transformers_model = any(base.__module__.split(".")[0] == "transformers" for base in type(model).__mro__) or hasattr(
-        type(model), "generate"
-    )
-    provider = settings.provider_name or (semconv.PROVIDER_HUGGINGFACE if transformers_model else semconv.PROVIDER_PYTORCH)
+    libraries = {base.__module__.partition(".")[0] for base in type(model).__mro__}
+    huggingface = bool(libraries & _HUGGINGFACE) or hasattr(type(model), "generate")
+    provider = settings.provider_name or (semconv.PROVIDER_HUGGINGFACE if huggingface else semconv.PROVIDER_PYTORCH)
     return ModelInfo(settings.model_name or name or (architecture if config is None else None), provider, architecture, attributes)
 
 

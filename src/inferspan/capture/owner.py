@@ -79,6 +79,9 @@ class Owner(Protocol):
     def info_with(self, adapters: tuple[str, ...] | None) -> ModelInfo:
         """The same for a call that names its adapters itself; ``None`` stands for the active ones."""
 
+    def refresh(self) -> None:
+        """Look at the model again: its structure has changed."""
+
     def batch_rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
         """Rows that a forward pass with these arguments has, where that is known."""
 

@@ -47,10 +47,14 @@ class Unrecorded:
     def __bool__(self) -> bool:
         return False
 
-    def begin_phase(self, name: str, *, at: int | None = None, then: str | None = None) -> None:
+    def begin_phase(
+        self, name: str, *, at: int | None = None, then: str | None = None, attributes: Mapping[str, AttributeValue] | None = None
+    ) -> None:
         """Do nothing."""
 
-    def end_phase(self, failure: Failure | None = None, *, at: int | None = None) -> None:
+    def end_phase(
+        self, failure: Failure | None = None, *, at: int | None = None, attributes: Mapping[str, AttributeValue] | None = None
+    ) -> None:
         """Do nothing."""
 
     def begin_step(self, rows: int | None = None, tokens: int | None = None, *, inputs: Tensor | None = None) -> None:

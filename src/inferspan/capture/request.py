@@ -6,18 +6,16 @@ On the model's path a step costs a few clock readings and appends; only the end 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from inferspan import semconv
 from inferspan.guard import contain
-from inferspan.records import AttributeValue, Failure, ModuleBatch, ModuleCalls, Phase, RequestEnd
+from inferspan.records import AttributeValue, Failure, ModuleBatch, ModuleCalls, RequestEnd
 
-from .budget import PHASES
 from .call import Call
 from .compile.state import compiled_graphs
 from .device.memory import MemoryMeter
@@ -28,28 +26,18 @@ from .generate.step_logits import StepStatistics
 from .generate.step_modules import StepModules
 from .outcome import Outcome
 from .owner import Owner
+from .phase_log import PhaseLog
 
 __all__ = ["Request"]
 
 INTERRUPTED = Failure("_OTHER", "the request was interrupted", "")
 
 
-class _Phase(NamedTuple):
-    """An open or a finished phase; ``first_step`` is the number of its first step, ``begins`` and ``ends`` are device boundaries."""
-
-    name: str
-    start: int
-    first_step: int
-    begins: int
-    end: int = 0
-    ends: int = 0
-    failure: str | None = None
-
-
 class Request(Call):
     """A request that is being recorded. Made by ``start``.
 
     Attributes:
+        phases: its phases and stages.
         steps: the log of its steps. An adapter for which each call counts may call it directly, and contains its errors then.
         adapter: translates a loop into this request; wrappers find it through the request of the thread.
         compiled: whether a compiled forward pass is used, in which nothing is observed.
@@ -68,15 +56,12 @@ class Request(Call):
         self.compiled = False
         self.end: int | None = None
         self._finished = False
-        self._phase: _Phase | None = None
-        self._phases: list[_Phase] = []
+        self.phases = PhaseLog(self)
         self._positions = cached
         """Of a row, in the cache and in the step, where the adapter begins steps here."""
         self._rows: list[int | None] = []
         """Sequences in each step that the adapter has begun here."""
         self._given_calls: list[ModuleCalls] = []
-        self._loose: dict[str, int] = {}
-        """When the last module call ended that lies directly under a phase, by name of the phase."""
         self._memory: MemoryMeter | None = None
         if self.recording:
             with contain("memory reading"):
@@ -97,7 +82,7 @@ class Request(Call):
         if self.recording:
             owner.engine.prepare()
         modules = StepModules(self, owner, self._memory, warmup=self._warmup)
-        self.steps = StepLog(self, owner, statistics, modules, now=now, cached=cached)
+        self.steps: StepLog = StepLog(self, owner, statistics, modules, now=now, cached=cached)
         if self.recording:
             self.output_stats = owner.new_output_stats()
             self.clock = owner.new_device_clock()
@@ -108,52 +93,49 @@ class Request(Call):
         return self.root_id != 0 and (id(module) == self.root_id or id(module) in self.owner.members)
 
     # ------------------------------------------------------------------------------------------------------------ phases
-    def begin_phase(self, name: str, *, at: int | None = None, then: str | None = None) -> None:
+    def begin_phase(
+        self, name: str, *, at: int | None = None, then: str | None = None, attributes: Mapping[str, AttributeValue] | None = None
+    ) -> None:
         """Begin a phase; one that is open ends.
 
         Args:
             name: of its span.
             at: reading of the request's clock, default now.
             then: name of the phase that follows by itself when the first token is known.
+            attributes: of its span; a stage has its name among them.
         """
         if self._finished:
             return
         with contain("start of a phase"):
             now = self.steps.now() if at is None else at
-            if self._phase is not None:
+            if self.phases.open is not None:
                 self.end_phase(at=now)
-            if len(self._phases) >= PHASES:
-                self.budget.spend(1)
-            if self.clock is not None and self._phases and self._phases[-1].end != now:
-                self.clock.anchor()
-            self._phase = _Phase(name, now, self.steps.index, self._boundary())
-            self.steps.begin_phase(name, now)
+            self.steps.begin_phase(self.phases.begin(name, now, attributes or {}), now)
             self.steps.when_first_token = None if then is None else partial(self._follow, then)
 
     def _follow(self, name: str, now: int) -> None:
         self.end_phase(at=now)
         self.begin_phase(name, at=now)
 
-    def end_phase(self, failure: Failure | None = None, *, at: int | None = None) -> None:
-        """End the open phase; the token that was chosen last is known by now."""
+    def end_phase(
+        self, failure: Failure | None = None, *, at: int | None = None, attributes: Mapping[str, AttributeValue] | None = None
+    ) -> None:
+        """End the open phase; the token that was chosen last is known by now.
+
+        Args:
+            failure: the exception that ended it.
+            at: reading of the request's clock, default now.
+            attributes: more of its span.
+        """
         if self._finished:
             return
         with contain("end of a phase"):
-            now = self.steps.now() if at is None else at
+            now, kind = self.steps.now() if at is None else at, None if failure is None else failure.type
             if self.steps.awaiting:
                 self.steps.token_known(now)
             if self.steps.open:
-                self._close_step(now, None if failure is None else failure.type)
-            phase, self._phase = self._phase, None
-            if phase is not None:
-                if self.clock is not None:
-                    self.clock.anchor()
-                kind = None if failure is None else failure.type
-                self._phases.append(phase._replace(end=now, ends=self._boundary(), failure=kind))
-
-    def _boundary(self) -> int:
-        """Number of the last device boundary; the first one is where the first pass began."""
-        return 0 if self.clock is None else max(0, self.clock.anchors - 1)
+                self._close_step(now, kind)
+            self.phases.end(now, kind, attributes or {})
 
     # ------------------------------------------------------------------------------------------------------------- steps
     def begin_step(self, rows: int | None = None, tokens: int | None = None, *, inputs: Tensor | None = None) -> None:
@@ -169,7 +151,7 @@ class Request(Call):
         with contain("start of a step"):
             steps = self.steps
             steps.prepare()
-            if self._phase is None:
+            if self.phases.open is None:
                 first = steps.first_token is None
                 self.begin_phase(semconv.SPAN_PREFILL if first else semconv.SPAN_DECODE, then=semconv.SPAN_DECODE if first else None)
             if steps.length is None:
@@ -257,20 +239,16 @@ class Request(Call):
         with contain(self._ending):
             if steps.open or self.open_calls:
                 self._close_step(now, kind or "_OTHER")
-        phase, self._phase = self._phase, None
-        if phase is not None and self._phases and failure is None and phase.first_step == steps.index:
-            # Begun with the last token: nothing has happened in it.
-            phase = None
+        # Begun with the last token: nothing has happened in it.
+        last = self.phases.close(empty=failure is None)
         with contain(self._ending):
             if self.recorded and self.recording:
-                last = phase or (self._phases[-1] if self._phases else None)
-                self.close_modules(None, steps.phase if last is None else last.name, now, kind)
+                self.close_modules(None, last or steps.phase, now, kind)
         steps.rows.hand_over(len(steps.rows.kept), wait=True, last=True)
         with contain(self._ending):
             if self.clock is not None:
                 self.clock.anchor()
-            if phase is not None:
-                self._phases.append(phase._replace(end=now, ends=self._boundary(), failure=kind))
+            self.phases.end_last(now, kind)
 
     def finish(self, outcome: Outcome) -> None:
         """End the request; once only, a second call does nothing."""
@@ -284,7 +262,7 @@ class Request(Call):
             with contain(self._ending):
                 end = describe_end(outcome, self._measure(outcome))
             with contain(self._ending):
-                end = self._add_phases(end)
+                end = self.phases.add_records(end)
             with contain("hand-over of detail"):
                 self.hand_over()
         finally:
@@ -298,7 +276,9 @@ class Request(Call):
         super().release()
         self._energy = self.adapter = None
         self.steps.drop()
+        self.phases.drop()
         del self.steps
+        del self.phases
         self.owner.closed(self)
 
     def abandon(self, now: int) -> None:
@@ -353,6 +333,7 @@ class Request(Call):
             token_times=steps.token_times,
             token_counts=steps.token_counts,
             step_seconds=steps.seconds,
+            stages=self.phases.stages(),
             logprobs=() if statistics is None else statistics.logprobs,
             entropies=() if statistics is None else statistics.entropies,
             top1_probabilities=() if statistics is None else statistics.top1_probabilities,
@@ -374,25 +355,4 @@ class Request(Call):
         """
         super().close_modules(step, phase, now, failure)
         if step is None:
-            self._loose[phase] = max(now, self._loose.get(phase, 0))
-
-    def _add_phases(self, end: RequestEnd | None) -> RequestEnd | None:
-        """Add the records of the phases, and the device's time on them and on the request as far as it is known.
-
-        The loop has waited for most of it; nothing here does.
-        """
-        clock, phases = self.clock, self._phases
-        seconds: list[float | None] = [None] * len(phases)
-        if clock is not None:
-            with contain("device clock"):
-                clock.read(leave=0)
-                seconds = [clock.between(phase.begins, phase.ends) for phase in phases]
-                whole = clock.between(0, clock.anchors - 1)
-                if whole is not None and end is not None:
-                    end = replace(end, attributes={**end.attributes, semconv.DEVICE_TIME: whole})
-        if self.recording:
-            for phase, device in zip(phases, seconds, strict=True):
-                attributes = {} if device is None else {semconv.DEVICE_TIME: device}
-                end_ns = self.epoch(max(phase.end, self._loose.get(phase.name, 0)))
-                self.pending.append(Phase(phase.name, self.epoch(phase.start), end_ns, phase.failure, attributes))
-        return end
+            self.phases.stretch(phase, now)

@@ -20,6 +20,7 @@ from inferspan.capture.compile.optimized import shows_call
 from inferspan.capture.compile.watch import compiling
 from inferspan.capture.device.clock import CallClock, DeviceClock
 from inferspan.capture.device.energy import RequestEnergy
+from inferspan.capture.diffusion.wrappers import attach_pipeline
 from inferspan.capture.generate.wrappers import METHODS, around_generate
 from inferspan.capture.modules.hooks import ModuleObservers
 from inferspan.capture.modules.output_stats import OutputStats
@@ -181,6 +182,7 @@ class Target:
         compiling.watch(self)
         self._attach_generate(model)
         attach_methods(target_of, model, self.methods, _methods, self._undo)
+        attach_pipeline(target_of, model, _methods, self._undo)
         self._root = RootHooks(self)
         self._root.attach(model)
         if self.scripted and not self._root.around:
@@ -218,8 +220,9 @@ class Target:
         model = self._model()
         if model is None or not self.is_open:
             return
-        if self._root is not None and self._root.refresh(model):
-            self._forget()
+        if self._root is not None:
+            self._root.refresh(model)
+        self._forget()
         self.engine.prepare()
 
     # ---------------------------------------------------------------------------------------------------------- compiling

@@ -17,7 +17,7 @@ from opentelemetry.context import Context
 
 from inferspan import semconv
 from inferspan.guard import contain, guarded
-from inferspan.records import AttributeValue, ModuleBatch, RequestEnd, RequestStart
+from inferspan.records import AttributeValue, ModuleBatch, RequestEnd, RequestStart, name_of_phase
 from inferspan.settings import Settings
 
 from .summary import Summary
@@ -114,7 +114,7 @@ class RequestMetrics:
     @guarded("metrics of a started request")
     def started(self, start: RequestStart) -> None:
         """Note a request in flight."""
-        if start.kind == "generate" and not start.nested:
+        if start.kind != "forward" and not start.nested:
             self._record(semconv.M_ACTIVE, 1, self._model(start))
 
     @guarded("metrics of an ended request")
@@ -129,10 +129,12 @@ class RequestMetrics:
         """
         seconds = max(0.0, (end.end_ns - start.start_ns) / 1e9)
         self.summary.add(start, end, seconds)
-        if start.kind == "generate" and not start.nested:
+        if start.kind != "forward" and not start.nested:
             self._record(semconv.M_ACTIVE, -1, self._model(start))
         if start.kind == "forward":
             self._forward(start, end, seconds, span, third_party=third_party)
+        elif start.kind == "pipeline" and not start.nested:
+            self._pipeline(start, end, seconds, span, third_party=third_party)
         elif not start.nested:
             self._generate(start, end, seconds, span, third_party=third_party)
         for (place, kind), count in end.nonfinite.items():
@@ -188,6 +190,19 @@ class RequestMetrics:
         if end.kv_cache_bytes is not None:
             self._record(semconv.M_KV_CACHE, end.kv_cache_bytes, model)
 
+    def _pipeline(self, start: RequestStart, end: RequestEnd, seconds: float, span: Any, *, third_party: bool) -> None:
+        """A call that has no tokens."""
+        failing, model = self._with_error(self._labels(start), end), self._model(start)
+        self._record(semconv.M_SERVER_DURATION, seconds, failing, span)
+        if not third_party and self._settings.semconv in ("dup", "latest"):
+            self._record(semconv.M_INFERENCE_DURATION, seconds, failing, span)
+        if not third_party and self._settings.semconv in ("dup", "legacy"):
+            self._record(semconv.M_LEGACY_DURATION, seconds, failing, span)
+        if end.batch_size:
+            self._record(semconv.M_BATCH_SIZE, end.batch_size, model, span)
+        for name, took in end.stages:
+            self._record(semconv.M_STAGE_DURATION, took, {semconv.STAGE_NAME: name, **model}, span)
+
     def _latest(
         self, end: RequestEnd, seconds: float, labels: Mapping[str, AttributeValue], failing: Mapping[str, AttributeValue], span: Any
     ) -> None:
@@ -237,7 +252,7 @@ class RequestMetrics:
         """
         model = self._model(start)
         for phase, seconds in end.step_seconds.items():
-            self._record_many(semconv.M_STEP_DURATION, seconds, {semconv.PHASE: phase, **model}, span, pause)
+            self._record_many(semconv.M_STEP_DURATION, seconds, {semconv.PHASE: name_of_phase(phase), **model}, span, pause)
         if self._settings.entropy_metric and not start.nested:
             for name, values in ((semconv.M_ENTROPY, end.entropies), (semconv.M_TOP1, end.top1_probabilities)):
                 self._record_many(name, values, model, span, pause)
@@ -286,7 +301,7 @@ class RequestMetrics:
             if info.layer_index is not None:
                 labels[semconv.MODULE_LAYER_INDEX] = info.layer_index
             if self._settings.module_metric:
-                self._record(semconv.M_MODULE_DURATION, (ended - begun) / 1e9, {**labels, semconv.PHASE: batch.phase}, span)
+                self._record(semconv.M_MODULE_DURATION, (ended - begun) / 1e9, {**labels, semconv.PHASE: name_of_phase(batch.phase)}, span)
             statistics = batch.statistics.get(slot, {}) if slot is not None else {}
             for kind, key in (("nan", semconv.OUTPUT_STAT_NAN_COUNT), ("inf", semconv.OUTPUT_STAT_INF_COUNT)):
                 count = statistics.get(key)

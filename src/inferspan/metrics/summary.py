@@ -53,13 +53,19 @@ class Totals:
     detail_kept: int = 0
     """Requests whose detail became spans, of those that the setting `keep` decided about."""
     detail_left_out: int = 0
+    pipelines: int = 0
+    """Those of the requests that are calls of a diffusion pipeline, which have no tokens."""
 
     def __str__(self) -> str:
         """One line for a person."""
-        parts = [_counted(self.requests, "generate() call") + (f" ({self.errors} failed)" if self.errors else "")]
+        failed = f" ({self.errors} failed)" if self.errors else ""
+        generating = self.requests - self.pipelines
+        calls = [_counted(generating, "generate() call")] if generating or not self.pipelines else []
+        calls += [_counted(self.pipelines, "pipeline call")] if self.pipelines else []
+        parts = [" · ".join(calls) + failed]
         if self.forwards:
             parts.append(_counted(self.forwards, "plain forward"))
-        if self.requests:
+        if generating:
             parts.append(f"{self.input_tokens} tokens in, {self.output_tokens} out")
         if self.tokens_per_second is not None:
             parts.append(f"{self.tokens_per_second:.1f} tokens/s")
@@ -79,6 +85,7 @@ class Summary:
     _requests: int = 0
     _errors: int = 0
     _forwards: int = 0
+    _pipelines: int = 0
     _input: int = 0
     _output: int = 0
     _seconds: float = 0.0
@@ -99,6 +106,7 @@ class Summary:
                 return
             if start.nested:
                 return
+            self._pipelines += start.kind == "pipeline"
             self._requests += 1
             self._errors += end.failure is not None
             self._input += end.input_tokens or 0
@@ -128,6 +136,7 @@ class Summary:
                 requests=self._requests,
                 errors=self._errors,
                 forwards=self._forwards,
+                pipelines=self._pipelines,
                 input_tokens=self._input,
                 output_tokens=self._output,
                 seconds=self._seconds,

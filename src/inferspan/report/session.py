@@ -282,9 +282,10 @@ def level_of(span: Span) -> str:
         return PROFILED
     if semconv.MODULE_NAME in attributes or semconv.MODULE_TYPE in attributes:
         return MODULE
-    if span.name in (semconv.SPAN_PREFILL_STEP, semconv.SPAN_DECODE_STEP):
+    if span.name in (semconv.SPAN_PREFILL_STEP, semconv.SPAN_DECODE_STEP, semconv.SPAN_DENOISE_STEP):
         return STEP
-    if span.name in (semconv.SPAN_PREFILL, semconv.SPAN_DECODE) and semconv.PHASE in attributes:
+    phase = span.name in (semconv.SPAN_PREFILL, semconv.SPAN_DECODE) and semconv.PHASE in attributes
+    if phase or attributes.get(semconv.STAGE_NAME) == span.name:
         return PHASE
     return REQUEST
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from inferspan import semconv
 from inferspan.attribute_values import shape_attributes
-from inferspan.records import Attributes, AttributeValue, ModuleBatch, ModuleInfo, Phase, Profiled, Step
+from inferspan.records import Attributes, AttributeValue, ModuleBatch, ModuleInfo, Phase, Profiled, Step, name_of_phase
 
 __all__ = [
     "of_call",
@@ -35,7 +35,9 @@ _Described = tuple[tuple[Any, Any], ...]
 
 def of_phase(phase: Phase) -> dict[str, AttributeValue]:
     """Attributes of the span of a phase."""
-    found = {**phase.attributes, semconv.PHASE: phase.name}
+    found = {**phase.attributes}
+    if semconv.STAGE_NAME not in found:
+        found[semconv.PHASE] = phase.name
     if phase.failure is not None:
         found.update(of_failure(phase.failure))
     return found
@@ -52,7 +54,7 @@ def of_step(step: Step, device: str | None) -> dict[str, AttributeValue]:
     found: dict[str, AttributeValue] = {**(known() if callable(known) else known)}
     if device is not None:
         found[semconv.DEVICE] = device
-    found[semconv.PHASE] = step.phase
+    found[semconv.PHASE] = name_of_phase(step.phase)
     found[semconv.STEP_INDEX] = step.number
     if step.failure is not None:
         found.update(of_failure(step.failure))
@@ -64,7 +66,7 @@ def of_module(info: ModuleInfo, phase: str) -> Attributes:
     """Attributes that all calls of a module have in a phase."""
     found: dict[str, AttributeValue] = {} if info.layer_index is None else {semconv.MODULE_LAYER_INDEX: info.layer_index}
     found[semconv.MODULE_TYPE] = info.type
-    found[semconv.PHASE] = phase
+    found[semconv.PHASE] = name_of_phase(phase)
     found[semconv.MODULE_NAME] = info.name
     return found
 
@@ -117,4 +119,4 @@ def of_call(batch: ModuleBatch, call: tuple[Any, ...]) -> dict[str, AttributeVal
 
 def of_profiled(batch: ModuleBatch, profiled: Profiled) -> dict[str, AttributeValue]:
     """Attributes of the span of an operation or kernel."""
-    return {**profiled.attributes, **of_pass(batch.step), semconv.PHASE: batch.phase}
+    return {**profiled.attributes, **of_pass(batch.step), semconv.PHASE: name_of_phase(batch.phase)}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from inferspan.export.ids import ids
-from inferspan.records import AttributeValue, ModuleBatch, Phase, Step
+from inferspan.records import AttributeValue, ModuleBatch, Phase, Step, name_of_phase
 from inferspan.spans import attributes
 from inferspan.spans.request import RequestSpan, step_name
 
@@ -65,7 +65,7 @@ def phase_or_step(request: RequestSpan, record: Phase | Step) -> FinishedSpan:
         name, own, parent = step_name(record.phase), request.step_id(record.number), request.phase_id(record.phase)
         found = attributes.of_step(record, request.device)
     else:
-        name, own, parent = record.name, request.phase_id(record.name), request.context.span_id
+        name, own, parent = name_of_phase(record.name), request.phase_id(record.name), request.context.span_id
         found = attributes.of_phase(record)
     dropped = 0
     if request.limits is not None:

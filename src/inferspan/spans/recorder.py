@@ -270,7 +270,7 @@ class SpanRecorder:
         if scope.recording:
             with contain("request span"):
                 self._find_destination(scope, tracer, current)
-        if start.kind == "generate":
+        if start.kind != "forward":
             with contain("context"):
                 # Without a span of ours the caller's stays the parent of what is inside.
                 inside = current if span is trace.INVALID_SPAN else trace.set_span_in_context(span, current)
@@ -349,7 +349,7 @@ class SpanRecorder:
 
     def emit_exception(self, scope: LiveRequestSpan, end: RequestEnd) -> bool:
         """Send the exception of a failed ``generate()`` as a log event; false if there is none, or no logger takes it."""
-        if end.failure is None or self._logger is None or scope.request.kind != "generate" or scope.third_party is not None:
+        if end.failure is None or self._logger is None or scope.request.kind == "forward" or scope.third_party is not None:
             return False
         return exception_event(self._logger(), end.failure, end.end_ns, trace.set_span_in_context(scope.span))
 

@@ -14,19 +14,18 @@ from inferspan.attribute_values import AttributeLimits
 from inferspan.export.ids import ids
 from inferspan.export.sdk import SpanParts, SpanStarter
 from inferspan.metrics.requests import RequestMetrics
-from inferspan.records import ModuleBatch, RequestStart
+from inferspan.records import ModuleBatch, RequestStart, name_of_phase
 
 __all__ = ["RequestSpan", "step_name"]
-
-PHASES = (semconv.SPAN_PREFILL, semconv.SPAN_DECODE)
-
 
 GOLDEN_RATIO_64 = 0x9E3779B97F4A7C15
 
 
 def step_name(phase: str) -> str:
     """Name of the span of a step."""
-    return semconv.SPAN_PREFILL_STEP if phase == semconv.SPAN_PREFILL else semconv.SPAN_DECODE_STEP
+    if phase == semconv.SPAN_PREFILL:
+        return semconv.SPAN_PREFILL_STEP
+    return semconv.SPAN_DENOISE_STEP if name_of_phase(phase) == semconv.STAGE_DENOISE else semconv.SPAN_DECODE_STEP
 
 
 class RequestSpan:
@@ -71,4 +70,4 @@ class RequestSpan:
         """Span id of the parent of the outermost calls of a batch."""
         if batch.step is not None:
             return self.step_id(batch.step)
-        return self.phase_id(batch.phase) if batch.phase in PHASES else self.context.span_id
+        return self.context.span_id if batch.phase == semconv.PHASE_FORWARD else self.phase_id(batch.phase)

@@ -61,7 +61,8 @@ class StepRows:
         """Add attributes to the step ``number``, which has ended last; the mapping may still change until the request ends."""
         if self.holds(number):
             row = self.kept[-1]
-            self.kept[-1] = (*row[:9], attributes if not row[9] else {**row[9], **attributes}, *row[10:])
+            attributes.update({**(row[9] or {}), **attributes})
+            self.kept[-1] = (*row[:9], attributes, *row[10:])
 
     def stretch(self, number: int, end: int) -> bool:
         """Let the step ``number`` end later; whether it is kept.

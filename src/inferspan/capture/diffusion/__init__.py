@@ -1,0 +1,1 @@
+"""Pipelines of diffusers as requests: text encoding, denoising step by step, and decoding, as stages of one request."""

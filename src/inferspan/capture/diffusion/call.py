@@ -1,0 +1,166 @@
+"""The adapter of diffusion pipelines: it translates a pipeline's call into stages, denoising steps and an outcome.
+
+A denoising step begins with the first pass of the denoiser after the step before, and ends when the scheduler has taken its result: passes
+of guidance and of a second denoiser belong to it. Where no pass is seen, because the denoiser is compiled, it begins where the last one
+ended. Stages are components that run before, after and between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inferspan import semconv
+from inferspan.attribute_values import shape_attributes
+from inferspan.capture import recording
+from inferspan.capture.failures import error_type
+from inferspan.capture.modules.shapes import describe
+from inferspan.guard import contain
+from inferspan.records import AttributeValue, Failure
+
+from .outcome import describe_outcome
+
+__all__ = ["DiffusionCall"]
+
+
+class DiffusionCall:
+    """A running call of a pipeline. Wrappers and hooks call its methods and contain their errors.
+
+    Args:
+        request: records it.
+        arguments: of the call, by name.
+        scheduler: of the pipeline.
+    """
+
+    __slots__ = ("_arguments", "_depth", "_loops", "_open", "_seen", "_steps", "_timesteps", "request", "scheduler")
+
+    def __init__(self, request: recording.Request, arguments: Mapping[str, Any], scheduler: Any) -> None:
+        self.request = request
+        self.scheduler = scheduler
+        self._arguments = arguments
+        self._timesteps: list[tuple[dict[str, AttributeValue], Any]] = []
+        """Attributes of each step, and its timestep, which may still be on the device."""
+        self._open: str | None = None
+        """The stage that runs."""
+        self._depth = 0
+        self._steps = self._loops = 0
+        self._seen = request.start
+        """When the last step or stage ended."""
+
+    # ------------------------------------------------------------------------------------------------------------ stages
+    def begin_stage(self, name: str, inputs: Any) -> None:
+        """A component is called that is a stage; one inside it belongs to it."""
+        self._depth += 1
+        if self._depth > 1:
+            return
+        self._open = name
+        self.request.begin_phase(name, attributes=self._of_stage(name, inputs, semconv.INPUT_SHAPES, semconv.INPUT_DTYPES))
+
+    def end_stage(self, output: Any, error: BaseException | None) -> None:
+        """That component has returned or raised."""
+        self._depth -= 1
+        if self._depth or self._open is None:
+            return
+        name, self._open = self._open, None
+        self._seen = self.request.steps.now()
+        failure = None if error is None else Failure(error_type(error), "", "")
+        self.request.end_phase(failure, attributes=self._of_stage(name, output, semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES))
+
+    @staticmethod
+    def _of_stage(name: str, tensors: Any, shapes: str, dtypes: str) -> dict[str, AttributeValue]:
+        found: dict[str, AttributeValue] = {semconv.STAGE_NAME: name, semconv.STAGE_KIND: semconv.STAGE_KIND_MODEL}
+        with contain("shapes of a stage"):
+            found |= shape_attributes(describe(tensors), shapes, dtypes)
+        return found
+
+    # ------------------------------------------------------------------------------------------------------------- steps
+    def enter_denoiser(self) -> None:
+        """The denoiser is called."""
+        if not self._depth and not self.request.steps.open:
+            self._denoise(None)
+            self.request.begin_step()
+
+    def _denoise(self, at: int | None) -> None:
+        """Begin the stage of the steps, unless it runs."""
+        request = self.request
+        if request.phases.name != semconv.STAGE_DENOISE:
+            attributes: dict[str, AttributeValue] = {semconv.DENOISE_BLOCK: self._loops}
+            attributes |= {semconv.STAGE_NAME: semconv.STAGE_DENOISE, semconv.STAGE_KIND: semconv.STAGE_KIND_MODEL}
+            request.begin_phase(semconv.STAGE_DENOISE, at=at, attributes=attributes)
+            self._loops += 1
+
+    def end_step(self, timestep: Any, sample: Any, result: Any) -> None:
+        """The scheduler has taken the prediction of a step.
+
+        Args:
+            timestep: number, or tensor that may be on the device; it is read when the request has ended.
+            sample: what went into the step.
+            result: what the scheduler has returned.
+        """
+        request = self.request
+        number = request.steps.index
+        if request.steps.open:
+            request.end_step()
+        else:
+            # A compiled denoiser: nothing has told of its pass.
+            self._denoise(self._seen)
+            request.steps.last = self._seen
+            request.steps.end(None)
+        attributes: dict[str, AttributeValue] = {semconv.DENOISE_INDEX: self._steps}
+        self._steps += 1
+        if isinstance(timestep, int | float):
+            attributes[semconv.DENOISE_TIMESTEP] = float(timestep)
+        elif isinstance(timestep, Tensor) and timestep.numel() == 1:
+            self._timesteps.append((attributes, timestep))
+        attributes |= shape_attributes(describe(sample), semconv.INPUT_SHAPES, semconv.INPUT_DTYPES)
+        attributes |= shape_attributes(describe(result), semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES)
+        if isinstance(sample, Tensor) and sample.dim():
+            attributes[semconv.STEP_ROWS] = int(sample.shape[0])
+        request.steps.rows.add_attributes(number, attributes)
+        self._seen = request.steps.now()
+
+    def end_loop(self) -> None:
+        """Another loop of steps will begin."""
+        request = self.request
+        if request.phases.name == semconv.STAGE_DENOISE:
+            request.end_phase()
+            self._seen = request.steps.now()
+
+    def _read_timesteps(self) -> None:
+        """Take the numbers of the steps; the pipeline has waited for the device, or its caller will."""
+        waiting, self._timesteps = self._timesteps, []
+        if waiting:
+            values = torch.stack([one.detach().reshape(()).to(torch.float64) for _, one in waiting]).tolist()
+            for (attributes, _), value in zip(waiting, values, strict=True):
+                attributes[semconv.DENOISE_TIMESTEP] = value
+
+    # --------------------------------------------------------------------------------------------------------------- end
+    def fail(self, error: BaseException) -> None:
+        """End the request with the exception that passes through."""
+        self._end(None, self.request.failure_of(error))
+
+    def finish(self, result: Any) -> None:
+        """End the request with the result of the pipeline."""
+        self._end(result, None)
+
+    def _end(self, result: Any, failure: Failure | None) -> None:
+        outcome = recording.Outcome(failure=failure, unseen_steps=None)
+        # An interrupt that arrives in here must not leave the span open or its context attached.
+        try:
+            end = self.request.steps.now()
+            if self.request.recording:
+                with contain("numbers of denoising steps"):
+                    self._read_timesteps()
+            self.request.close(failure, at=end)
+            with contain("end of a pipeline call"):
+                seconds = sum(map(sum, self.request.steps.seconds.values()))
+                took = (end - self.request.start) / 1e9
+                outcome = describe_outcome(
+                    self._arguments, self.scheduler, result, failure, steps=self._steps, denoising=seconds, seconds=took
+                )
+        finally:
+            self._arguments, self._timesteps = {}, []
+            self.request.finish(outcome)

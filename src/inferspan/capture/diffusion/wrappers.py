@@ -1,0 +1,237 @@
+"""What is put around a pipeline of diffusers: its call for as long as it is instrumented, and its components while a call runs.
+
+During a call, hooks on the components that are stages and on the denoiser tell of their passes; the methods of the autoencoder and
+``step()`` of the scheduler are wrapped, whichever the pipeline has by then. Arguments, results and exceptions pass through untouched.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from torch import nn
+from torch.compiler import is_dynamo_compiling
+
+from inferspan import semconv
+from inferspan.capture import recording
+from inferspan.capture.call import current
+from inferspan.capture.compile.state import is_compiled, leave_frame
+from inferspan.capture.forward import close_stale
+from inferspan.capture.owner import Owner
+from inferspan.capture.patching import ClassMethods, InstanceMethod, Undo
+from inferspan.guard import contain, report
+
+from .call import DiffusionCall
+from .outcome import facts_of
+from .parts import Parts, _plain, parts_of
+
+__all__ = ["attach_pipeline"]
+
+KIND = "pipeline"
+
+
+def attach_pipeline(owner_of: Callable[[object], Owner | None], model: nn.Module, classes: ClassMethods, undo: Undo) -> None:
+    """Wrap the call of a pipeline.
+
+    Args:
+        owner_of: finds the instrumentation of parts, if they have one.
+        model: the instrumented module; for anything but the parts of a pipeline nothing happens.
+        classes: the wrapped methods of classes.
+        undo: where the way back is put.
+    """
+    pipeline = model.pipeline if isinstance(model, Parts) else None
+    if pipeline is not None:
+        undo.push(classes.acquire(type(pipeline), "__call__", _around_call(owner_of, classes)))
+
+
+def _around_call(owner_of: Callable[[object], Owner | None], classes: ClassMethods) -> Any:
+    def call_pipeline(original: Any, pipeline: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call: DiffusionCall | None = None
+        undo = Undo()
+        if not is_dynamo_compiling():
+            with contain("start of a pipeline call"):
+                parts = parts_of(pipeline)
+                owner = owner_of(parts)
+                if owner is not None and parts is not None:
+                    call = _start(owner, parts, pipeline, _bound(original, args, kwargs), undo, classes)
+        if call is None:
+            return original(*args, **kwargs)
+        try:
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                undo.close()
+        except BaseException as error:
+            call.fail(error)
+            raise
+        call.finish(result)
+        return result
+
+    return call_pipeline
+
+
+def _bound(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a call by name, with defaults; those alone that have a name if they do not fit, which the call itself will say."""
+    try:
+        bound = _signature(getattr(original, "__func__", original)).bind(None, *args, **kwargs)
+    except (TypeError, ValueError):
+        return dict(kwargs)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+@lru_cache(maxsize=64)
+def _signature(function: Any) -> inspect.Signature:
+    return inspect.signature(function)
+
+
+def _start(
+    owner: Owner, parts: Parts, pipeline: Any, arguments: dict[str, Any], undo: Undo, classes: ClassMethods
+) -> DiffusionCall | None:
+    close_stale(None)
+    if parts.look(pipeline):
+        owner.refresh()
+    scheduler = getattr(pipeline, "scheduler", None)
+    facts: dict[str, Any] = facts_of(arguments, scheduler)
+    request = recording.start(KIND, owner, operation=semconv.OPERATION_GENERATE_CONTENT, root=parts, **facts)
+    if not isinstance(request, recording.Request):
+        return None
+    try:
+        call = request.adapter = DiffusionCall(request, arguments, scheduler)
+        with contain("stages of a pipeline"):
+            _attach(parts, scheduler, owner, undo, classes)
+    except BaseException as error:
+        undo.close()
+        request.fail(error)
+        raise
+    return call
+
+
+def _attach(parts: Parts, scheduler: Any, owner: Owner, undo: Undo, classes: ClassMethods) -> None:
+    """Put hooks and wrappers on the components; ``undo`` takes them off when the call has ended."""
+    wanted = owner.settings.steps != "none"
+    for name, stage in parts.stages.items():
+        module = parts._modules[name]
+        if module is not None and not is_compiled(module):
+            undo.push(module.register_forward_pre_hook(_StageEnter(stage), with_kwargs=True).remove)
+            undo.push(module.register_forward_hook(_StageExit(), with_kwargs=True, always_call=True).remove)
+    for name in parts.autoencoders:
+        module = parts._modules[name]
+        if module is not None:
+            module = _plain(module)
+            for method, stage in (("encode", semconv.STAGE_VAE_ENCODE), ("decode", semconv.STAGE_VAE_DECODE)):
+                _wrap(module, method, _around_coder(stage), undo, classes)
+    if not wanted or scheduler is None:
+        return
+    if callable(getattr(scheduler, "step", None)):
+        _wrap(scheduler, "step", _around_step, undo, classes)
+    if callable(getattr(scheduler, "set_timesteps", None)):
+        _wrap(scheduler, "set_timesteps", _around_timesteps, undo, classes)
+    for name in parts.denoisers:
+        module = parts._modules[name]
+        if module is not None and not is_compiled(module):
+            undo.push(module.register_forward_pre_hook(_enter_denoiser, with_kwargs=True).remove)
+
+
+def _wrap(thing: Any, name: str, around: Any, undo: Undo, classes: ClassMethods) -> None:
+    if name in thing.__dict__:
+        undo.push(InstanceMethod.put(thing, name, around))
+    else:
+        undo.push(classes.acquire(type(thing), name, around))
+
+
+def _running() -> DiffusionCall | None:
+    """The pipeline call that runs on this thread, if no other request runs inside it."""
+    call = current.call
+    adapter = None if call is None else call.adapter
+    return adapter if type(adapter) is DiffusionCall else None
+
+
+class _StageEnter:
+    """Forward pre-hook of a component that is a stage."""
+
+    __slots__ = ("_stage",)
+
+    def __init__(self, stage: str) -> None:
+        self._stage = stage
+
+    @leave_frame
+    def __call__(self, module: nn.Module, *arguments: Any) -> None:
+        call = None if is_dynamo_compiling() else _running()
+        if call is not None:
+            try:
+                call.begin_stage(self._stage, (*arguments[0], *(arguments[1] if len(arguments) > 1 else {}).values()))
+            except Exception as error:
+                report("start of a stage", error)
+
+
+class _StageExit:
+    """Forward hook of such a component, called after an exception as well, without an output."""
+
+    __slots__ = ()
+
+    @leave_frame
+    def __call__(self, module: nn.Module, *arguments: Any) -> None:
+        call = None if is_dynamo_compiling() else _running()
+        if call is not None:
+            try:
+                output = arguments[-1]
+                call.end_stage(output, sys.exc_info()[1] if output is None else None)
+            except Exception as error:
+                report("end of a stage", error)
+
+
+def _around_coder(stage: str) -> Any:
+    def code(original: Any, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = None if is_dynamo_compiling() else _running()
+        if call is None:
+            return original(*args, **kwargs)
+        with contain("start of a stage"):
+            call.begin_stage(stage, (*args, *kwargs.values()))
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            with contain("end of a stage"):
+                call.end_stage(None, error)
+            raise
+        with contain("end of a stage"):
+            call.end_stage(result, None)
+        return result
+
+    return code
+
+
+def _around_step(original: Any, scheduler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Around ``scheduler.step(model_output, timestep, sample, ...)``."""
+    result = original(*args, **kwargs)
+    call = _running()
+    if call is not None and call.scheduler is scheduler:
+        try:
+            timestep = kwargs.get("timestep", args[1] if len(args) > 1 else None)
+            sample = kwargs.get("sample", args[2] if len(args) > 2 else None)
+            call.end_step(timestep, sample, result)
+        except Exception as error:
+            report("end of a step", error)
+    return result
+
+
+def _around_timesteps(original: Any, scheduler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Around ``scheduler.set_timesteps()``: another denoising loop will run, for the next block of a video or another resolution."""
+    call = _running()
+    if call is not None and call.scheduler is scheduler:
+        with contain("end of a stage"):
+            call.end_loop()
+    return original(*args, **kwargs)
+
+
+@leave_frame
+def _enter_denoiser(module: nn.Module, *arguments: Any) -> None:
+    call = None if is_dynamo_compiling() else _running()
+    if call is not None:
+        try:
+            call.enter_denoiser()
+        except Exception as error:
+            report("start of a step", error)

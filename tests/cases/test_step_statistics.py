@@ -92,6 +92,18 @@ def test_every_token_of_assisted_decoding_has_its_statistics(telemetry: Telemetr
     assert last == 17
 
 
+def test_statistics_of_assisted_decoding_are_of_raw_logits(telemetry: Telemetry, assisted: tuple[Any, Tensor, dict[str, Any]]) -> None:
+    """Processors change the logits of a verification pass in place; what is told is what the model has said, as in any other decoding."""
+    model, ids, options = assisted
+    options = {**options, "max_new_tokens": 18, "do_sample": False, "repetition_penalty": 1.5, "suppress_tokens": [3, 4, 5]}
+    telemetry.instrument(model)
+    got = model.generate(ids, **options)
+    logprobs, entropies = _forced(model, got, ids.shape[1])
+    attributes = telemetry.only()
+    assert attributes[semconv.TOKEN_LOGPROBS] == pytest.approx(logprobs, abs=1e-3)
+    assert attributes[semconv.TOKEN_ENTROPIES] == pytest.approx(entropies, abs=1e-3)
+
+
 def _outermost(telemetry: Telemetry, step: Any) -> bool:
     """Whether a step is of the request that no other one is around."""
     spans = {span.context.span_id: span for span in telemetry.spans() if span.context is not None}

@@ -102,6 +102,7 @@ class GenerateCall:
         if not run.loops:
             run.config = config
         run.drafted = run.drafted or drafts_tokens(config)
+        self.passes.drafting = run.drafted and self.steps.statistics is not None
         eos = getattr(config, "eos_token_id", None)
         pad = getattr(config, "pad_token_id", None)
         loop = Loop(
@@ -139,7 +140,7 @@ class GenerateCall:
             self._defer(logits, main)
         else:
             self.steps.end(logits, main)
-        if run.drafted:
+        if run.drafted and run.drafts.verified is None:
             # The loop holds them until its next pass as well.
             run.drafts.verified = logits
         self._look_at_pass(end)
@@ -259,6 +260,14 @@ class GenerateCall:
                 self.cache = self.passes.cache
         finally:
             set_eval_frame(evaluator)
+
+    def keep_logits(self, output: Any) -> None:
+        """An announced pass of the root has returned ``output``, and its raw logits are wanted. Contains errors of its own."""
+        with contain("drafted tokens"):
+            drafts = self.run.drafts
+            if not drafts.seen and not drafts.width:
+                drafts.width = self.run.prompt(self.owner.model) or 0
+            drafts.keep(output)
 
     def compiles(self) -> None:
         """A compiled forward pass will be used from the first decode step on (and for chunks of the prompt)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from inferspan import semconv
@@ -24,24 +25,35 @@ class Drafts:
 
     Attributes:
         candidates: ids ``[1, width]`` that the open pass verifies, those before them included.
-        verified: logits ``[1, positions, vocabulary]`` of the pass that has returned last.
+        verified: raw logits ``[1, positions, vocabulary]`` of the pass that has returned last.
+        width: of the ids before the drafts of the next pass; 0 while it is not known.
         seen: whether a pass was seen that may take several tokens.
         unplaced: whether the positions of some pass are not known.
     """
 
-    __slots__ = ("_accepted", "_drafted", "_last", "candidates", "seen", "unplaced", "verified")
+    __slots__ = ("_accepted", "_drafted", "_last", "candidates", "seen", "unplaced", "verified", "width")
 
     def __init__(self) -> None:
         self.candidates: Any = None
         self.verified: Any = None
         self.seen = self.unplaced = False
-        self._drafted = self._accepted = 0
+        self._drafted = self._accepted = self.width = 0
         self._last: tuple[Tensor, int, int, int, dict[str, AttributeValue]] | None = None
+
+    def keep(self, output: Any) -> None:
+        """A pass has returned: copy the logits that the loop's processors are about to change in place, which it does with float32."""
+        logits, candidates = dict.get(output, "logits") if isinstance(output, dict) else None, self.candidates
+        if type(logits) is not Tensor or logits.dtype is not torch.float32 or logits.dim() != 3 or not isinstance(candidates, Tensor):
+            return
+        positions = int(logits.shape[1])
+        wanted = min(positions, int(candidates.shape[1]) - self.width + 1)
+        self.verified = logits.detach().narrow(1, positions - wanted, wanted).clone()
 
     def choose(self, steps: StepLog, ids: Any, before: int, width: int) -> None:
         """Tokens ``before`` to ``width`` of ``ids`` were taken after a pass."""
         candidates, verified = self.candidates, self.verified
         self.candidates = self.verified = None
+        self.width = width
         self.seen, steps.logits = True, None
         taken = width - before
         if not isinstance(candidates, Tensor) or candidates.dim() != 2 or candidates.shape[0] != 1 or taken < 1:

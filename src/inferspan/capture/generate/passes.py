@@ -31,6 +31,7 @@ class RootPasses:
         reused: those that are in the cache when it begins.
 
     Attributes:
+        drafting: whether the passes verify drafted tokens, so that their raw logits are wanted as soon as they return.
         helped: whether the loop has called a helper.
         inside: passes that are running, one inside the other.
         cache: what the last pass has returned as its cache.
@@ -49,6 +50,7 @@ class RootPasses:
         "_steps",
         "_total",
         "cache",
+        "drafting",
         "fresh",
         "guided",
         "helped",
@@ -64,7 +66,7 @@ class RootPasses:
         self._main: Any = None
         self._began = 0
         self.inside = 0
-        self.helped = self.used = self.guided = self.fresh = False
+        self.drafting = self.helped = self.used = self.guided = self.fresh = False
         self.cache: Any = None
 
     def enter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, told: bool) -> None:

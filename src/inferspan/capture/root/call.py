@@ -63,7 +63,10 @@ class RequestCall:
         if outer is not None and caller is not None and outer.root_id == id(caller):
             adapter = outer.adapter
             if adapter is None or pass_state(adapter) == ANNOUNCED:
-                return function(*args, **kwargs)
+                output = function(*args, **kwargs)
+                if adapter is not None and adapter.passes.drafting:
+                    adapter.keep_logits(output)
+                return output
             return _loop_pass(adapter, function, args, kwargs)
         opened = OpenPass(threading.get_ident(), hooked=False)
         call: ForwardCall | None = None

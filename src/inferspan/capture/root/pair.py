@@ -101,8 +101,11 @@ class RootExit(_RootHook):
             return
         call = current.call
         if call is not None and call.root_id == id(module):
-            if call.adapter is not None and call.adapter.passes.inside:
-                call.adapter.leave_root(arguments[-1])
+            adapter = call.adapter
+            if adapter is not None and adapter.passes.inside:
+                adapter.leave_root(arguments[-1])
+            elif adapter is not None and adapter.passes.drafting:
+                adapter.keep_logits(arguments[-1])
             return
         evaluator = set_eval_frame(None)
         try:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
-from collections import UserDict
+from collections import ChainMap, UserDict
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType, SimpleNamespace
 from collections.abc import Iterator
 
 import pytest
@@ -135,3 +137,48 @@ def test_shapes_inside_other_containers(telemetry: Telemetry) -> None:
     (span,) = telemetry.forwards()
     assert (span.attributes or {})[semconv.INPUT_SHAPES] == ("2x4",)
     assert (span.attributes or {})[semconv.OUTPUT_SHAPES] == ("8",)
+
+
+class _Batch(Mapping[str, Tensor]):
+    """A mapping of a program's own."""
+
+    def __init__(self, pixels: Tensor) -> None:
+        self._held = {"pixels": pixels}
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self._held[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+@dataclasses.dataclass(slots=True)
+class _Slotted:
+    pixels: Tensor
+
+
+CONTAINERS: dict[str, Callable[[Tensor], Any]] = {
+    "a mapping of its own": _Batch,
+    "ChainMap": lambda pixels: ChainMap({"other": None}, {"pixels": pixels}),
+    "read-only view": lambda pixels: MappingProxyType({"pixels": pixels}),
+    "namespace": lambda pixels: SimpleNamespace(pixels=pixels),
+    "dataclass with slots": _Slotted,
+}
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_shapes_of_every_kind_of_mapping(telemetry: Telemetry, kind: str) -> None:
+    """Tensors in a mapping that is no dict, or in a record, are inputs and outputs like those in a dict."""
+
+    class Passing(nn.Module):
+        def forward(self, batch: Any) -> Any:
+            return batch
+
+    telemetry.instrument(model := Passing())
+    model(CONTAINERS[kind](HIDDEN))
+    (span,) = telemetry.forwards()
+    assert (span.attributes or {}).get(semconv.INPUT_SHAPES) == ("2x4",)
+    assert (span.attributes or {}).get(semconv.OUTPUT_SHAPES) == ("2x4",)

@@ -1,7 +1,7 @@
 """Shapes and dtypes of the inputs and outputs of a module, without touching anything unknown.
 
-Only tensors, and tuples, lists, dicts, ``UserDict``s and dataclasses of them, are looked at: at most eight tensors, four levels deep,
-sixteen entries a level.
+Only tensors, and tuples, lists, mappings, plain namespaces and dataclasses of them, are looked at: at most eight tensors, four levels
+deep, sixteen entries a level. Of a mapping that is no dict the dicts that it holds are looked at, past its own methods.
 Nothing is iterated, compared, printed or asked for its truth that is not one of these types. A tensor that cannot be described
 (nested, symbolic, or a wrapper that refuses) is left out. Hot path: ``torch.Size`` and ``torch.dtype`` are kept as they are. Code that is
 being compiled may call an observed module, so Dynamo skips every frame of this file.
@@ -9,8 +9,10 @@ being compiled may call an observed module, so Dynamo skips every frame of this 
 
 from __future__ import annotations
 
-from collections import UserDict
+from collections import ChainMap, UserDict
+from collections.abc import Mapping
 from itertools import islice
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -48,6 +50,23 @@ def _tensor(value: Tensor) -> tuple[Any, Any] | None:
 
 
 @leave_frame
+def _held(value: Any, kind: Any) -> Any:
+    """What an object holds, past its own methods: the values of a mapping, the fields of a dataclass, those of a namespace."""
+    names = getattr(kind, "__dict__", ())
+    mapping = Mapping in getattr(kind, "__mro__", ())
+    if not mapping and kind is not SimpleNamespace and "__dataclass_fields__" not in names:
+        return ()
+    if "__slots__" in names and "__dataclass_fields__" in names:
+        return [getattr(value, name, None) for name in islice(names["__dataclass_fields__"], MAX_ENTRIES)]
+    inner = getattr(value, "__dict__", None)
+    if type(inner) is not dict:
+        return ()
+    if mapping:
+        inner = inner.get("data" if isinstance(value, UserDict) else "maps" if isinstance(value, ChainMap) else None, inner)
+    return islice(dict.values(inner) if isinstance(inner, dict) else list.__iter__(inner) if isinstance(inner, list) else (), MAX_ENTRIES)
+
+
+@leave_frame
 def _walk(value: Any, depth: int, found: list[tuple[Any, Any]]) -> None:
     kind = type(value)
     if kind in _PLAIN or isinstance(value, Tensor):
@@ -64,15 +83,10 @@ def _walk(value: Any, depth: int, found: list[tuple[Any, Any]]) -> None:
         parts = islice(tuple.__iter__(value), MAX_ENTRIES)
     elif isinstance(value, list):
         parts = islice(list.__iter__(value), MAX_ENTRIES)
-    elif isinstance(value, UserDict) or "__dataclass_fields__" in getattr(kind, "__dict__", ()):
-        # The contents of the object, past its own methods: the mapping in the one, the fields in the other.
-        names = getattr(value, "__dict__", None)
-        inner = names.get("data") if type(names) is dict and isinstance(value, UserDict) else names
-        if not isinstance(inner, dict):
-            return
-        parts = islice(dict.values(inner), MAX_ENTRIES)
+    elif kind is MappingProxyType:
+        parts = islice(value.values(), MAX_ENTRIES)
     else:
-        return
+        parts = _held(value, kind)
     for part in parts:
         if part is None or type(part) in _SCALARS:
             continue

@@ -8,7 +8,7 @@ import logging
 from collections import ChainMap, UserDict
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType, SimpleNamespace
-from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch

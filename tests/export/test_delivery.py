@@ -62,7 +62,7 @@ os._exit(0)
 TRACES_ONLY = {"OTEL_METRICS_EXPORTER": "none", "OTEL_LOGS_EXPORTER": "none", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
 
 
-@pytest.mark.parametrize(("status", "words"), [(401, "401: the token"), (403, "403: the token"), (404, "404: it has no"), (503, "503 Service")])
+@pytest.mark.parametrize(("status", "words"), [(302, "redirects"), (401, "401: the token"), (403, "403: the token"), (404, "404: it has no"), (503, "503 Service")])
 def test_flush_is_false_when_the_receiver_refuses(program: Program, status: int, words: str) -> None:
     """A status that is no success makes the flush false, and one sentence names address and status; a flush of nothing is true."""
     with http_answers(status) as endpoint:

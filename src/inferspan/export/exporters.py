@@ -7,6 +7,7 @@ Endpoint, headers and TLS are read by the exporters themselves, from ``os.enviro
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gzip
 import importlib
@@ -80,8 +81,11 @@ def _telling(export: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
     def call(data: bytes) -> Any:
         result = export(data)
+        status, error = getattr(result, "status_code", None), getattr(result, "error", None)
+        if getattr(result, "success", False) and status is not None and status >= 300:
+            # It follows no redirection, and takes one for a success.
+            result = dataclasses.replace(result, success=False)
         if not getattr(result, "success", True):
-            status, error = getattr(result, "status_code", None), getattr(result, "error", None)
             tell_attempt(f"code: {status}" if status is not None else repr(error))
         return result
 

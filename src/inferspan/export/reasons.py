@@ -83,6 +83,8 @@ def _status(said: str) -> str | None:
     found = _CODE.search(said)
     if found is not None:
         code = int(found[1] or found[2])
+        if 300 <= code < 400:
+            return f"it redirects to another address ({code}{_phrase(code)}), name that one"
         return _STATUSES.get(code, f"it answers {code}{_phrase(code)}")
     for name, words in _GRPC_STATUSES.items():
         if f"StatusCode.{name}" in said:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -136,6 +137,30 @@ def test_the_log_says_what_was_lost(tmp_path: Path, disk_limit: None, caplog: py
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.INFO] == [
         f"inferspan writes to session file {str(tmp_path / 's.jsonl')!r} again; records lost meanwhile: 4"
     ]
+
+
+def test_a_deleted_file_begins_anew(tmp_path: Path) -> None:
+    """What is written after somebody has deleted the file can be read at the same place, by all exporters, with the same mode."""
+    path = tmp_path / "session.jsonl"
+    spans, metrics = SessionFile(path), SessionFile(path)
+    assert spans.append("{}")
+    path.unlink()
+    assert spans.append('{"spans":1}')
+    assert metrics.append('{"metrics":1}')
+    assert path.read_text().splitlines() == ['{"spans":1}', '{"metrics":1}']
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_deleted_folder_is_a_failure(tmp_path: Path) -> None:
+    """Where no new file can be made, the record is refused, until there is a folder again."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    file = SessionFile(folder / "session.jsonl")
+    shutil.rmtree(folder)
+    assert not file.append("{}", 3)
+    folder.mkdir()
+    assert file.append("{}")
+    assert (folder / "session.jsonl").read_text() == "{}\n"
 
 
 def test_a_closed_file_refuses(tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ class SessionFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.fspath(path)
+        self._place = os.path.abspath(self._path)
         self._file: int | None = None
         try:
             self._file = _open(self._path)
@@ -131,6 +132,7 @@ class SessionFile:
             if self._file is None:
                 return False
             try:
+                self._replace_deleted(self._file)
                 with _locked(self._file):
                     _write(self._file, data, shared)
             except OSError as error:
@@ -138,6 +140,19 @@ class SessionFile:
                 return False
             shared.succeeded(self._path)
         return True
+
+    def _replace_deleted(self, file: int) -> None:
+        """Begin a new file at the same place if this one was deleted: what went into it would be lost with its last descriptor."""
+        status = os.fstat(file)
+        if status.st_nlink or not stat.S_ISREG(status.st_mode) or os.path.dirname(self._path) in _STREAM_FOLDERS:
+            return
+        self._file = _open(self._place)
+        with contextlib.suppress(OSError):
+            os.close(file)
+        status = os.fstat(self._file)
+        with _registry_lock:
+            # One line at a time, also beside an object that is made after this.
+            _registry.setdefault((status.st_dev, status.st_ino), self._shared)
 
     def close(self) -> None:
         """Close the file; may be called twice."""

@@ -157,7 +157,7 @@ def test_a_deleted_folder_is_a_failure(tmp_path: Path) -> None:
     folder.mkdir()
     file = SessionFile(folder / "session.jsonl")
     shutil.rmtree(folder)
-    assert not file.append("{}", 3)
+    assert not file.append("{}")
     folder.mkdir()
     assert file.append("{}")
     assert (folder / "session.jsonl").read_text() == "{}\n"

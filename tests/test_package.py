@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -17,7 +18,10 @@ HEAVY = ("torch", "transformers", "numpy", "pynvml", "psutil", "opentelemetry.sd
 """What ``import inferspan`` must not load: it costs seconds, or does something to the process."""
 
 # Sources that are made of torch operations. All else must be importable where there is no torch.
-NEEDS_TORCH = ("inferspan.capture", "inferspan.samplers.allocator")
+NEEDS_TORCH: tuple[str, ...] = ("inferspan.capture", "inferspan.samplers.allocator")
+if importlib.util.find_spec("opentelemetry.instrumentation") is None:
+    # Its base class is in an extra of ours.
+    NEEDS_TORCH += ("inferspan.zero_code.instrumentor",)
 # What works without the SDK, however it is reached: records, settings and what reads the machine or a session file.
 LIGHT = tuple(
     f"inferspan.{name}"

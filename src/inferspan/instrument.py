@@ -28,7 +28,7 @@ from .export import otlp
 from .export.deferred import DeferredSetup
 from .guard import contain
 from .samplers import process as machine
-from .setting_checks import brief, warn_once
+from .setting_checks import check_window, warn_once
 from .settings import Settings, SettingsError
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ _deferred = DeferredSetup()
 _instrumentations: dict[int, _Instrumentation] = {}
 _collected_models: deque[_Instrumentation] = deque()
 """Instrumentations whose model has been collected. A finaliser may run inside any lock, so it only puts them here."""
+automatic: Any = None
+"""Zero code, where it is on: it hears which models the program instruments itself."""
 _Providers = tuple[Any, Any, Any]
 
 
@@ -95,7 +97,8 @@ class _Instrumentation:
         if _instrumentations.get(self._key) is self:
             del _instrumentations[self._key]
 
-    def close(self) -> None:
+    def close(self, *, all_of_them: bool = False) -> None:
+        model = self.target.model
         self._collected.detach()
         with contain("uninstrument"):
             self.target.close()
@@ -103,6 +106,8 @@ class _Instrumentation:
             _writer.flush(HAND_OVER)
         with contain("uninstrument"):
             self._release()
+        if automatic is not None and model is not None:
+            automatic.returned(model, left=all_of_them)
 
 
 def _release_collected() -> None:
@@ -166,10 +171,7 @@ class Handle:
         """
         from inferspan.capture.profiler.window import Window
 
-        if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= 1000:
-            raise SettingsError(f"handle.profile() cannot take steps={brief(steps)}: use a whole number from 1 to 1000")
-        if not (cpu_ops is None or isinstance(cpu_ops, bool)):
-            raise SettingsError(f"handle.profile() cannot take cpu_ops={brief(cpu_ops)}: use True, False or None")
+        check_window(steps, cpu_ops)
         instrumentation = self._instrumentation
         if instrumentation is None:
             return Window(None, steps, cpu_ops=cpu_ops)
@@ -226,6 +228,8 @@ def instrument(
     explicit = settings is not None or bool(settings_overrides)
     resolved = _resolve(settings, settings_overrides)
     providers = (tracer_provider, meter_provider, logger_provider)
+    if automatic is not None:
+        automatic.taken(model)
     with _lock:
         _release_collected()
         existing = _instrumentations.get(id(model))
@@ -261,7 +265,7 @@ def uninstrument(model: Any) -> bool:
             return False
         instrumentation.users = 0
         instrumentation.forget()
-    instrumentation.close()
+    instrumentation.close(all_of_them=True)
     return True
 
 
@@ -284,10 +288,8 @@ def _set_up_export(settings: Settings, providers: _Providers) -> None:
     given = {
         signal: provider for signal, provider in zip(("traces", "metrics", "logs"), providers, strict=True) if provider is not None
     }
-    if otlp.destination_named(settings):
-        _deferred.run(lambda: otlp.automatic_setup(settings, given=given))
-    else:
-        otlp.automatic_setup(settings, given=given)
+    run = _deferred.run if otlp.destination_named(settings) else (lambda set_up: set_up())
+    run(lambda: otlp.automatic_setup(settings, given=given))
 
 
 def _unwrap(model: Any, tokenizer: Any) -> tuple[Any, Any]:

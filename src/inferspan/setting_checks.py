@@ -16,6 +16,7 @@ __all__ = [
     "SettingsError",
     "boolean",
     "brief",
+    "check_window",
     "choice",
     "fail",
     "integer",
@@ -24,6 +25,7 @@ __all__ = [
     "names",
     "number",
     "path",
+    "patterns",
     "shown",
     "signal_name",
     "text",
@@ -58,6 +60,14 @@ def brief(value: object) -> str:
         return _SHORT.repr(value)
     except Exception:  # an integer of more than 4,300 digits, a __repr__ of the program's
         return f"<{type(value).__name__}>"
+
+
+def check_window(steps: object, cpu_ops: object) -> None:
+    """Check the arguments of ``handle.profile()``."""
+    if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= 1000:
+        raise SettingsError(f"handle.profile() cannot take steps={brief(steps)}: use a whole number from 1 to 1000")
+    if not (cpu_ops is None or isinstance(cpu_ops, bool)):
+        raise SettingsError(f"handle.profile() cannot take cpu_ops={brief(cpu_ops)}: use True, False or None")
 
 
 def shown(raw: str) -> str:
@@ -177,6 +187,14 @@ def names(name: str, value: object) -> tuple[str, ...]:
     if isinstance(parts, Sequence) and all(isinstance(part, str) and part.strip().isidentifier() for part in parts):
         return tuple(dict.fromkeys(part.strip() for part in parts))
     raise fail(name, value, 'use a list of names of methods such as ["encode", "decode"]')
+
+
+def patterns(name: str, value: object) -> tuple[str, ...]:
+    """Patterns of class names or names of models, perhaps none."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if isinstance(parts, Sequence) and all(isinstance(part, str) for part in parts):
+        return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
+    raise fail(name, value, 'use a list of name patterns such as ["MyNet", "my_app.models.*", "org/model-*"]')
 
 
 def keep(name: str, value: object) -> str:

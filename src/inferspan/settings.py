@@ -76,6 +76,10 @@ class Settings:
     slow_after: float | None = _setting(None, check.number(0.0, 86_400.0), "with keep=slow: seconds after which a request is slow")
     slow_first_token: float | None = _setting(None, check.number(0.0, 86_400.0), "with keep=slow: seconds after which a first token is slow")
     slow_quantile: float | None = _setting(None, check.number(0.5, 0.999), "with keep=slow: slow is longer than this share of the latest requests; 0.99 if no slow_... is set")
+    # which models are observed without a call of instrument()
+    include: Sequence[str] | None = _setting(None, check.patterns, "under zero code: classes of modules that are observed beside those of transformers, diffusers and sentence-transformers, as name patterns (`MyNet`, `my_app.*.MyNet`); those that match, by class or by the model's name, are observed in training too")
+    exclude: Sequence[str] | None = _setting(None, check.patterns, "under zero code: models that are not observed, by patterns of their class or name; stronger than `include`")
+    training: bool = _setting(True, check.boolean, "calls in training mode with gradients are requests; under zero code only those of models that `include` names")
     # profiler windows
     profile_steps: int = _setting(0, check.integer(0, 1000), "forward passes that are profiled, from the second call of the model on; with `profile_signal`: at each signal, 3 if not set")
     profile_signal: str | None = _setting(None, check.signal_name, "profile at this signal, `SIGUSR2` for instance, and not before; instrument() must run on the main thread")

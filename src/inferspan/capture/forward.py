@@ -35,6 +35,7 @@ from .adapters import call_adapters
 from .budget import Budget
 from .call import Call, current
 from .chat import embeds
+from .model_info import is_training
 from .owner import OpenPass, Owner
 from .recording import open_call
 
@@ -339,7 +340,7 @@ def start_forward(
         method: name of the method that is called instead of ``forward``.
     """
     compiling.listen()
-    if is_transforming() or _PACKED <= kwargs.keys():
+    if is_transforming() or _PACKED <= kwargs.keys() or (not owner.settings.training and is_training(owner.model)):
         return None
     # First of all: from now on uninstrument() leaves the hook that ends the pass.
     if not owner.open_pass(opened):

@@ -24,7 +24,7 @@ from inferspan.settings import Settings
 
 from .adapters import ActiveAdapters
 
-__all__ = ["ModelFacts", "has_plain_generate", "is_text_only", "model_device", "model_info", "sharded_vocabulary"]
+__all__ = ["ModelFacts", "has_plain_generate", "is_text_only", "is_training", "model_device", "model_info", "name_of", "sharded_vocabulary"]
 
 MOST_WITHOUT_DTYPE = 64
 """Parameters that are looked at in search of one of floating point."""
@@ -37,18 +37,29 @@ _CACHED = re.compile(r"models--(?P<org>[^/\\]+?)--(?P<name>[^/\\]+)(?:[/\\]snaps
 _HUB_ID = re.compile(r"^[\w.-]+(?:/[\w.-]+)?$")
 
 
+def is_training(model: nn.Module | None) -> bool:
+    """Whether a forward pass of ``model`` now would be one of a training loop: training mode, and gradients are on."""
+    return model is not None and model.training and torch.is_grad_enabled()
+
+
 def _name_and_revision(config: Any) -> tuple[str | None, str | None]:
     path = getattr(config, "_name_or_path", None)
     revision = getattr(config, "_commit_hash", None)
     revision = revision if isinstance(revision, str) else None
     if not isinstance(path, str) or not path:
         return None, revision
+    name, cached = name_of(path)
+    return name, revision or cached
+
+
+def name_of(path: str) -> tuple[str | None, str | None]:
+    """Name of the model that was loaded from ``path``, a hub id or a local path, and its revision if the path has it."""
     cached = _CACHED.search(path)
     if cached:
-        return f"{cached['org']}/{cached['name']}", revision or cached["sha"]
+        return f"{cached['org']}/{cached['name']}", cached["sha"]
     if _HUB_ID.match(path) and not path.startswith("."):
-        return path, revision
-    return PurePath(path.replace("\\", "/")).name or None, revision
+        return path, None
+    return PurePath(path.replace("\\", "/")).name or None, None
 
 
 def _quantization(config: Any) -> dict[str, AttributeValue]:

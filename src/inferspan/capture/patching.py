@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["ClassMethods", "InstanceMethod", "Undo", "wrap_class_method"]
+__all__ = ["ClassMethods", "InstanceMethod", "Undo", "class_methods", "wrap_class_method"]
 
 from inferspan.guard import contain
 
@@ -103,6 +103,10 @@ class ClassMethods:
                     self._undo.pop(key)()
 
         return release
+
+
+class_methods = ClassMethods()
+"""Those that all instrumented models share."""
 
 
 def _rebuild_transparent(name: str, original: Any) -> InstanceMethod:

@@ -40,14 +40,14 @@ from .forward import close_stale
 from .methods import attach_methods, chosen_methods
 from .model_info import ModelFacts, has_plain_generate, is_text_only, model_device, sharded_vocabulary
 from .owner import OpenPass
-from .patching import ClassMethods, InstanceMethod, Undo
+from .patching import InstanceMethod, Undo
+from .patching import class_methods as _methods
 from .root.compiled import around_compile, around_optimized
 from .root.hooks import RootHooks
 from .unloading import around_unloading, watch_unloading
 
 __all__ = ["Target", "target_of"]
 
-_methods = ClassMethods()
 _targets: dict[int, list[Target]] = {}
 _lock = threading.RLock()
 HOOK_COST_NS = 1_000 if IN_C else 3_500

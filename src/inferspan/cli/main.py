@@ -21,6 +21,7 @@ from .bundle import add_bundle
 from .demo import add_demo
 from .failure import Failure
 from .report import add_report
+from .run import add_run
 from .settings import add_settings
 from .stack import add_stack
 from .version import add_version
@@ -31,6 +32,7 @@ _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO) if hasattr
 
 _EXAMPLES = """\
 examples:
+  inferspan run --trace-output session.jsonl app.py    record a program, unchanged: every model that it builds and calls
   INFERSPAN_SESSION_FILE=session.jsonl python app.py   record a program that calls inferspan.instrument(model)
   inferspan report session.jsonl -o report.html        look at it in a browser, with no server
   inferspan report session.jsonl --text                look at it in the terminal
@@ -110,6 +112,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"inferspan {own_version()}")
     commands = parser.add_subparsers(metavar="command", required=True)
 
-    for add in (add_report, add_settings, add_version, add_demo, add_stack, add_bundle):
+    for add in (add_run, add_report, add_settings, add_version, add_demo, add_stack, add_bundle):
         add(commands)
     return parser

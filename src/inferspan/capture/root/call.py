@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from time import perf_counter_ns
-from types import FunctionType, MethodType
+from types import FrameType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
@@ -28,9 +28,15 @@ from inferspan.capture.forward import INTERRUPTED, ForwardCall, close_stale, sta
 from inferspan.capture.owner import OpenPass, Owner
 from inferspan.guard import contain, report
 
-__all__ = ["CompiledCall", "ObservedRoot", "OptimizedCall"]
+__all__ = ["CompiledCall", "ObservedRoot", "OptimizedCall", "RootSlot", "caller_of"]
 
 _torch_calls = vars(torch_calls)
+
+
+@leave_frame
+def caller_of(frame: FrameType) -> Any:
+    """The module that torch is calling in ``frame``; ``None`` if the frame is not torch's."""
+    return frame.f_locals.get("self") if frame.f_globals is _torch_calls else None
 
 
 class RequestCall:
@@ -196,19 +202,11 @@ def _settle(opened: OpenPass) -> None:
         set_eval_frame(evaluator)
 
 
-class ObservedRoot(RequestCall, SlotObserver):
-    """Occupies the slot of an instrumented model that is not compiled.
+class RootSlot(SlotObserver):
+    """Base of what occupies the slot of a model that is not compiled; ``_model`` is a weak reference to that model."""
 
-    Args:
-        owner: the instrumentation of the model.
-        model: the model; held weakly.
-    """
-
-    __slots__ = ("__weakref__", "_model")
-
-    def __init__(self, owner: Owner, model: nn.Module) -> None:
-        super().__init__(owner)
-        self._model = weakref.ref(model)
+    __slots__ = ()
+    _model: weakref.ref[nn.Module]
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -218,21 +216,11 @@ class ObservedRoot(RequestCall, SlotObserver):
     @property
     def __code__(self) -> Any:
         # Code that takes this for a function checks whether it is a coroutine.
-        return type(self)._function.__code__
+        return type(self).put.__code__
 
     def __reduce__(self) -> Any:
         # A copy of a module's dictionary gets an empty slot.
         return type(None), ()
-
-    @leave_frame
-    def _function(self, caller: Any) -> Callable[..., Any]:
-        module: Any = self._model() if caller is None else caller
-        function: Callable[..., Any] = module._call_impl
-        return function
-
-    def _leave_copy(self, caller: nn.Module, module: nn.Module) -> None:
-        if caller.__dict__ is not module.__dict__:
-            self.take(caller)
 
     def put(self, model: nn.Module) -> bool:
         """Occupy the slot; false if something else does."""
@@ -247,6 +235,31 @@ class ObservedRoot(RequestCall, SlotObserver):
         if model.__dict__.get(SLOT) is self:
             # Another thread may do the same.
             model.__dict__.pop(SLOT, None)
+
+
+class ObservedRoot(RequestCall, RootSlot):
+    """Occupies the slot of an instrumented model that is not compiled.
+
+    Args:
+        owner: the instrumentation of the model.
+        model: the model; held weakly.
+    """
+
+    __slots__ = ("__weakref__", "_model")
+
+    def __init__(self, owner: Owner, model: nn.Module) -> None:
+        super().__init__(owner)
+        self._model = weakref.ref(model)
+
+    @leave_frame
+    def _function(self, caller: Any) -> Callable[..., Any]:
+        module: Any = self._model() if caller is None else caller
+        function: Callable[..., Any] = module._call_impl
+        return function
+
+    def _leave_copy(self, caller: nn.Module, module: nn.Module) -> None:
+        if caller.__dict__ is not module.__dict__:
+            self.take(caller)
 
 
 class CompiledCall(RequestCall):

@@ -23,8 +23,14 @@ __all__ = ["Patches"]
 MODELS = (
     ("transformers.modeling_utils", "PreTrainedModel"),
     ("diffusers.models.modeling_utils", "ModelMixin"),
+    ("sentence_transformers.base.model", "BaseModel"),
+    # Before its version 6.
+    ("sentence_transformers.SentenceTransformer", "SentenceTransformer"),
+    ("sentence_transformers.cross_encoder.CrossEncoder", "CrossEncoder"),
 )
 """Base classes of models that are observed without being named."""
+CALLS = {"sentence_transformers.": ("encode", "predict")}
+"""Methods by which models of a library are called, whatever their mode; by the beginning of the module's name."""
 PIPELINES = (("diffusers.pipelines.pipeline_utils", "DiffusionPipeline", "register_modules"),)
 """Base classes of pipelines that are requests as a whole, each with the method in which their parts are put together."""
 TEMPLATES = ("transformers.tokenization_utils_base", "transformers.processing_utils")
@@ -85,7 +91,9 @@ class Patches:
             self._wrap(kind, "compile", self._entry("compile", training=True))
 
     def _models(self, name: str, module: ModuleType) -> None:
-        self._model_class(getattr(module, name))
+        kind = getattr(module, name, None)
+        if isinstance(kind, type):
+            self._model_class(kind)
 
     def _pipelines(self, name: str, method: str, module: ModuleType) -> None:
         self._wrap(getattr(module, name), method, self._around_building)
@@ -145,12 +153,16 @@ class Patches:
             names = chosen_methods(model, None)
         for name in names:
             self._entry_of(kind, name)
+        for library, calls in CALLS.items():
+            if any(base.__module__.startswith(library) for base in kind.__mro__):
+                for name in calls:
+                    self._entry_of(kind, name, training=True)
 
     # --------------------------------------------------------------------------------------------------------- first calls
-    def _entry_of(self, kind: type, name: str) -> None:
+    def _entry_of(self, kind: type, name: str, *, training: bool = False) -> None:
         if (kind, name) not in self._entered and callable(getattr(kind, name, None)):
             self._entered.add((kind, name))
-            self._wrap(kind, name, self._entry(name))
+            self._wrap(kind, name, self._entry(name, training=training))
 
     def _generation(self, module: ModuleType) -> None:
         kind: Any = module.GenerationMixin

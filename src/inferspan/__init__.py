@@ -15,8 +15,20 @@ if TYPE_CHECKING:
     from .export.otlp import configure
     from .instrument import Handle, flush, instrument, uninstrument
     from .settings import Settings, SettingsError
+    from .zero_code.loading import instrument_loading
 
-__all__ = ["Handle", "Settings", "SettingsError", "__version__", "configure", "context", "flush", "instrument", "uninstrument"]
+__all__ = [
+    "Handle",
+    "Settings",
+    "SettingsError",
+    "__version__",
+    "configure",
+    "context",
+    "flush",
+    "instrument",
+    "instrument_loading",
+    "uninstrument",
+]
 
 _HOMES = {
     "Handle": "instrument",
@@ -26,6 +38,7 @@ _HOMES = {
     "context": "caller",
     "flush": "instrument",
     "instrument": "instrument",
+    "instrument_loading": "zero_code.loading",
     "uninstrument": "instrument",
 }
 

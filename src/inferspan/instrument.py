@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from inferspan.capture.profiler.window import Window
     from inferspan.capture.target import Target
 
-__all__ = ["Handle", "flush", "instrument", "uninstrument"]
+__all__ = ["Handle", "flush", "instrument", "set_up_export", "uninstrument"]
 
 HAND_OVER = 2.0
 """Longest time in seconds that ``uninstrument()`` waits for detail to be handed over."""
@@ -237,7 +237,7 @@ def instrument(
             _check_conflict(existing, resolved if explicit else None, providers)
         else:
             if auto_configure:
-                _set_up_export(resolved, providers)
+                set_up_export(resolved, providers)
             else:
                 otlp.hand_over_at_end(resolved)
             existing = _build(model, tokenizer, resolved, providers)
@@ -283,7 +283,7 @@ def flush(timeout: float | None = 30.0) -> bool:
     return otlp.force_flush(30.0 if timeout is None else timeout) and done
 
 
-def _set_up_export(settings: Settings, providers: _Providers) -> None:
+def set_up_export(settings: Settings, providers: _Providers) -> None:
     """Set up the destinations that the environment or the session file names, beside the given providers."""
     given = {
         signal: provider for signal, provider in zip(("traces", "metrics", "logs"), providers, strict=True) if provider is not None

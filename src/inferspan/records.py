@@ -15,6 +15,9 @@ from typing import Any, NamedTuple, Protocol
 __all__ = [
     "AttributeValue",
     "Failure",
+    "LoadEnd",
+    "LoadRecorder",
+    "LoadScope",
     "Message",
     "ModelInfo",
     "ModuleBatch",
@@ -321,6 +324,32 @@ class Recorder(Protocol):
         ``parent`` is the request of ours inside which this one runs. ``None`` comes back where the caller has switched
         telemetry off for the moment (``suppress_instrumentation``).
         """
+
+
+class LoadEnd(NamedTuple):
+    """How loading a model, tokenizer or pipeline has ended. Times are nanoseconds since the epoch."""
+
+    end_ns: int
+    failure: Failure | None
+    attributes: Attributes
+    parts: Sequence[tuple[str, int, int]]
+    """Name, begin and end of the parts that were seen."""
+    checkpoint: Attributes
+    """What is known of the files; empty if there were none."""
+
+
+class LoadScope(Protocol):
+    """Loading that is under way."""
+
+    def end(self, end: LoadEnd) -> None:
+        """Called exactly once, on the thread that started it."""
+
+
+class LoadRecorder(Protocol):
+    """Where what is loaded is recorded."""
+
+    def start_load(self, kind: str, name: str | None, start_ns: int) -> LoadScope | None:
+        """Begin; the span is the current one until ``end``. ``None`` where telemetry is switched off."""
 
 
 class Sample(NamedTuple):

@@ -38,6 +38,9 @@ SPAN_PREFILL_STEP = "prefill_step"
 SPAN_DECODE_STEP = "decode_step"
 SPAN_DENOISE_STEP = "denoise_step"
 SPAN_FORWARD = "forward"
+SPAN_LOAD = "load"
+SPAN_RESOLVE, SPAN_READ, SPAN_DISPATCH = "resolve", "read", "dispatch"
+"""Parts of a load."""
 SPAN_GENERATE = "inferspan.generate"
 """Name of the request span when another library has already opened a gen_ai span around the call."""
 
@@ -149,6 +152,19 @@ LATENCY_E2E = "gen_ai.latency.e2e"
 LATENCY_PREFILL = "gen_ai.latency.time_in_model_prefill"
 LATENCY_DECODE = "gen_ai.latency.time_in_model_decode"
 LATENCY_INFERENCE = "gen_ai.latency.time_in_model_inference"
+
+# load
+LOAD_KIND = "inferspan.load.kind"
+LOAD_RESOLVE_TIME = "inferspan.load.resolve_time"
+LOAD_READ_TIME = "inferspan.load.read_time"
+LOAD_DISPATCH_TIME = "inferspan.load.dispatch_time"
+LOAD_TIMES = {SPAN_RESOLVE: LOAD_RESOLVE_TIME, SPAN_READ: LOAD_READ_TIME, SPAN_DISPATCH: LOAD_DISPATCH_TIME}
+CHECKPOINT_FILES = "inferspan.checkpoint.files"
+CHECKPOINT_SHARDS = "inferspan.checkpoint.shards"
+CHECKPOINT_BYTES = "inferspan.checkpoint.bytes"
+CHECKPOINT_TENSORS = "inferspan.checkpoint.tensors"
+CHECKPOINT_DTYPES = "inferspan.checkpoint.dtypes"
+CHECKPOINT_LOADED_EVENT = "checkpoint_loaded"
 
 # model facts, request span
 MODEL_NAME = "inferspan.model.name"
@@ -344,6 +360,13 @@ SPANS = (
     SpanKindOf("request", "{gen_ai.operation.name} {gen_ai.request.model}", "the caller's current span", "every generate()"),
     SpanKindOf("request", "forward {model}", "the caller's current span", "every plain call of the model"),
     SpanKindOf("request", SPAN_GENERATE, "the caller's current span", "generate() inside a gen_ai span of another library"),
+    SpanKindOf("load", SPAN_LOAD, "the caller's current span", "every `from_pretrained()` of a model, tokenizer, processor or pipeline"),
+    SpanKindOf(
+        "load",
+        f"{SPAN_RESOLVE}, {SPAN_READ} or {SPAN_DISPATCH}",
+        "load",
+        "finding or downloading the files of a checkpoint, reading their tensors to where they belong, placing modules on several devices",
+    ),
     SpanKindOf("phase", SPAN_PREFILL, "request", "from entry of generate() to the first token"),
     SpanKindOf("phase", SPAN_DECODE, "request", "from the first token to the end"),
     SpanKindOf("step", SPAN_PREFILL_STEP, "prefill", "one forward pass of the prompt (several with chunked prefill)"),
@@ -654,7 +677,7 @@ DEVICE_METRICS: tuple[str, ...] = (*(metric.name for metric in _GPU_METRICS), *H
 """Metrics that come from the samplers."""
 
 _CONTENT = "only with content capture"
-_R, _P, _S, _M = "request", "phase", "step", "module"
+_R, _P, _S, _M, _L = "request", "phase", "step", "module", "load"
 _PSM = "phase, step, module"
 ATTRIBUTES = (
     Attribute(OPERATION_NAME, "string", _R, "`text_completion`, `chat`, `generate_content` or `embeddings`; absent on a plain forward"),
@@ -735,14 +758,23 @@ ATTRIBUTES = (
     ),
     Attribute(DETAIL_RULE, "string", _R, "why they did, e.g. `slow,nonfinite`; else the rules of which none applied, as `keep` names them"),
     Attribute(DETAIL_SPANS, "int", _R, "spans that were recorded and not made, only if the detail was not kept"),
-    Attribute(MODEL_NAME, "string", _R, "as gen_ai.request.model, on plain forwards too"),
-    Attribute(MODEL_REVISION, "string", _R, "commit of the hub repository"),
-    Attribute(MODEL_ARCHITECTURE, "string", _R, "class of the model"),
-    Attribute(MODEL_TYPE, "string", _R, "`config.model_type`"),
-    Attribute(MODEL_PARAMETERS, "int", _R, "parameters, tied ones once; absent where weights are packed, so that they cannot be counted"),
-    Attribute(MODEL_DTYPE, "string", _R, "dtype of the first floating-point parameter, at this call"),
-    Attribute(MODEL_QUANTIZATION_METHOD, "string", _R, "from `config.quantization_config`"),
-    Attribute(MODEL_QUANTIZATION_BITS, "int", _R, "from `config.quantization_config`"),
+    Attribute(MODEL_NAME, "string", f"{_R}, {_L}", "as gen_ai.request.model, on plain forwards too"),
+    Attribute(MODEL_REVISION, "string", f"{_R}, {_L}", "commit of the hub repository"),
+    Attribute(MODEL_ARCHITECTURE, "string", f"{_R}, {_L}", "class of the model"),
+    Attribute(MODEL_TYPE, "string", f"{_R}, {_L}", "`config.model_type`"),
+    Attribute(MODEL_PARAMETERS, "int", f"{_R}, {_L}", "parameters, tied ones once; absent where weights are packed, so that they cannot be counted"),
+    Attribute(MODEL_DTYPE, "string", f"{_R}, {_L}", "dtype of the first floating-point parameter, at this call"),
+    Attribute(MODEL_QUANTIZATION_METHOD, "string", f"{_R}, {_L}", "from `config.quantization_config`"),
+    Attribute(MODEL_QUANTIZATION_BITS, "int", f"{_R}, {_L}", "from `config.quantization_config`"),
+    Attribute(LOAD_KIND, "string", _L, "`model`, `tokenizer`, `processor` or `pipeline`"),
+    Attribute(LOAD_RESOLVE_TIME, "double", _L, "s, finding or downloading the files of the checkpoint"),
+    Attribute(LOAD_READ_TIME, "double", _L, "s, reading its tensors, to the device where `device_map` names one"),
+    Attribute(LOAD_DISPATCH_TIME, "double", _L, "s, placing modules on several devices; absent where that is no step of its own"),
+    Attribute(CHECKPOINT_FILES, "string[]", f"{_L}, `{CHECKPOINT_LOADED_EVENT}`", "names of its files without their folder, 32 at most"),
+    Attribute(CHECKPOINT_SHARDS, "int", f"{_L}, `{CHECKPOINT_LOADED_EVENT}`", "number of its files"),
+    Attribute(CHECKPOINT_BYTES, "int", f"{_L}, `{CHECKPOINT_LOADED_EVENT}`", "their size on disk"),
+    Attribute(CHECKPOINT_TENSORS, "int", f"{_L}, `{CHECKPOINT_LOADED_EVENT}`", "tensors in them; safetensors only"),
+    Attribute(CHECKPOINT_DTYPES, "string[]", f"{_L}, `{CHECKPOINT_LOADED_EVENT}`", "their dtypes; safetensors only"),
     Attribute(MODEL_ATTENTION, "string", _R, "attention implementation, at this call"),
     Attribute(MODEL_COMPILE_MODE, "string", _R, "`default` for a model that torch.compile has compiled, else `none`"),
     Attribute(MODEL_CACHE, "string", _R, "cache implementation of the generation config"),
@@ -753,8 +785,8 @@ ATTRIBUTES = (
         _R,
         "the same joined by `+`; also a label of the request metrics, where it is absent without an adapter and `other` past 50 values",
     ),
-    Attribute(DEVICE, "string", f"{_R}, {_S}, {_M}, kernel", "`cuda:0`, `cpu`, ..."),
-    Attribute(DEVICE_TYPE, "string", _R, "`cuda`, `cpu`, `mps`, `xpu`"),
+    Attribute(DEVICE, "string", f"{_R}, {_S}, {_M}, {_L}, kernel", "`cuda:0`, `cpu`, ..."),
+    Attribute(DEVICE_TYPE, "string", f"{_R}, {_L}", "`cuda`, `cpu`, `mps`, `xpu`"),
     Attribute(PHASE, "string", f"{_PSM}, op, kernel", "`prefill`, `decode` or `forward`"),
     Attribute(STAGE_NAME, "string", "stage", "`text_encode`, `vision_encode`, `denoise`, `vae_encode`, `vae_decode`, `vocode`"),
     Attribute(STAGE_KIND, "string", "stage", "`model`: a part of the model"),
@@ -861,6 +893,13 @@ ATTRIBUTES = (
 )
 
 EVENTS = (
+    Event(
+        CHECKPOINT_LOADED_EVENT,
+        "",
+        "event on a load span",
+        "a checkpoint whose tensors are in the model",
+        "what the span says of the checkpoint, the model's dtype and device, and the seconds of its parts",
+    ),
     Event(
         CONTENT_EVENT,
         "DEBUG (5)",

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["ClassMethods", "InstanceMethod", "Undo", "class_methods", "wrap_class_method"]
+__all__ = ["ClassMethods", "InstanceMethod", "Undo", "class_methods", "replace", "wrap_class_method"]
 
 from inferspan.guard import contain
 
@@ -66,6 +66,34 @@ def wrap_class_method(owner: type, name: str, around: Around) -> Callable[[], No
                 delattr(owner, name)
             else:
                 setattr(owner, name, own)
+
+    return undo
+
+
+def replace(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
+    """Wrap a function of a module, or a class or static method, and return a function that restores it.
+
+    Args:
+        owner: the module or class that has it as its own.
+        name: of the function.
+        around: called as ``around(original, owner, args, kwargs)``; ``owner`` is the class that a class method was called on.
+    """
+    own = vars(owner)[name]
+    function = getattr(own, "__func__", own)
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if isinstance(own, classmethod):
+            return around(own.__get__(None, args[0]), args[0], args[1:], kwargs)
+        return around(function, owner, args, kwargs)
+
+    wrapper.__inferspan__ = True  # type: ignore[attr-defined]
+    new: Any = type(own)(wrapper) if isinstance(own, classmethod | staticmethod) else wrapper
+    setattr(owner, name, new)
+
+    def undo() -> None:
+        if vars(owner).get(name) is new:
+            setattr(owner, name, own)
 
     return undo
 

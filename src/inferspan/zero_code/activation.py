@@ -19,6 +19,7 @@ from inferspan.settings import Settings, environment_name
 
 from .candidates import Candidates
 from .imports import ImportWatch
+from .loading import LoadingHandle, observe_loading
 from .patches import Patches
 from .patterns import Patterns
 
@@ -45,6 +46,9 @@ class ZeroCode:
         self._include, self._exclude = Patterns(settings.include), Patterns(settings.exclude)
         self._providers = {name: provider for name, provider in providers.items() if provider is not None}
         self.candidates = Candidates(settings, self._instrument, self._include, self._exclude)
+        self._settings = settings
+        self._loading: LoadingHandle | None = None
+        self._set_up = False
         self._watch = ImportWatch()
         self._patches = Patches(
             self.candidates,
@@ -58,6 +62,7 @@ class ZeroCode:
         """Begin; models that are called for the first time from now on are observed."""
         self._watch.install()
         self._patches.install()
+        self._loading = observe_loading(self._settings, self._providers.get("tracer_provider"), self._before_a_load)
         self._watch.after("inferspan.instrument", self._follow)
         if self._include or self._exclude:
             atexit.register(self.tell_unused)
@@ -66,6 +71,8 @@ class ZeroCode:
         """Take everything off all classes and models, those excepted that the program has instrumented itself."""
         atexit.unregister(self.tell_unused)
         self._watch.remove()
+        if self._loading is not None:
+            self._loading.uninstrument()
         self.candidates.close()
         self._patches.remove()
         composition: Any = sys.modules.get("inferspan.instrument")
@@ -80,6 +87,15 @@ class ZeroCode:
     def _follow(self, composition: Any) -> None:
         """Hear of the models that the program instruments itself."""
         composition.automatic = self.candidates
+
+    def _before_a_load(self) -> None:
+        """Set up the destinations, as the first model that is instrumented would."""
+        if not self._set_up:
+            self._set_up = True
+            from inferspan.instrument import set_up_export
+
+            given = self._providers.get
+            set_up_export(self._settings, (given("tracer_provider"), given("meter_provider"), given("logger_provider")))
 
     def _instrument(self, model: Any, settings: Settings) -> Any:
         from inferspan.instrument import instrument

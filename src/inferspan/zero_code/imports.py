@@ -56,9 +56,9 @@ class ImportWatch:
             self._searching.name = None
         with contain("import of a library"):
             loader = getattr(spec, "loader", None)
-            # The loader of a source file belongs to one module; others may be shared, or be classes.
-            if loader is not None and not isinstance(loader, type) and hasattr(loader, "exec_module"):
-                _after_execution(loader, lambda module: self._executed(name, module))
+            # The loader of a source file belongs to one module, that of an archive to all in it; others are classes.
+            if hasattr(loader, "exec_module") and hasattr(loader, "__dict__") and not isinstance(loader, type):
+                _after_execution(loader, name, lambda module: self._executed(name, module))
         return spec
 
     def _executed(self, name: str, module: ModuleType) -> None:
@@ -82,12 +82,16 @@ def _run(function: Callable[[ModuleType], None], module: ModuleType) -> None:
         function(module)
 
 
-def _after_execution(loader: Any, done: Callable[[ModuleType], None]) -> None:
-    """Call ``done`` with the module that ``loader`` executes next."""
+def _after_execution(loader: Any, name: str, done: Callable[[ModuleType], None]) -> None:
+    """Call ``done`` with the module ``name`` once ``loader`` has executed it."""
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
-        del loader.exec_module
+        if module.__name__ != name:
+            execute(module)
+            return
+        # There may be another one of ours inside.
+        vars(loader).pop("exec_module", None)
         execute(module)
         done(module)
 

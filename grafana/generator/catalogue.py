@@ -233,5 +233,9 @@ def find(key: str) -> Entry:
 
 
 _SAME = f"the same durations as {semconv.M_SERVER_DURATION}, which every setting gives"
-NOT_SHOWN: dict[str, str] = {semconv.M_INFERENCE_DURATION: _SAME, semconv.M_LEGACY_DURATION: _SAME}
+NOT_SHOWN: dict[str, str] = {
+    semconv.M_INFERENCE_DURATION: _SAME,
+    semconv.M_LEGACY_DURATION: _SAME,
+    semconv.M_FIRST_REQUEST: "one value a process: a question about a start, for a query of its own",
+}
 """Metrics of ours that no dashboard shows, and why."""

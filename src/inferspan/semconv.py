@@ -386,6 +386,7 @@ SPANS = (
 B_DURATION = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 B_TOKENS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0, 16777216.0, 67108864.0)
 B_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+B_START_UP = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0, 1800.0)
 B_TPOT = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 B_STEP = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 B_BATCH = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
@@ -432,6 +433,7 @@ M_LEGACY_PER_CHUNK = "gen_ai.client.operation.time_per_output_chunk"
 # ours, of requests
 M_STEP_DURATION = "inferspan.generate.step.duration"
 M_FORWARD_DURATION = "inferspan.forward.duration"
+M_FIRST_REQUEST = "inferspan.time_to_first_request"
 M_ACTIVE = "inferspan.generate.active"
 M_BATCH_SIZE = "inferspan.batch.size"
 M_STAGE_DURATION = "inferspan.stage.duration"
@@ -545,6 +547,9 @@ _REQUEST_METRICS = (
     Metric(M_STEP_DURATION, HISTOGRAM, "s", "one forward pass inside generate(), or one denoising step, host clock", (PHASE, *_MODEL), B_STEP),
     Metric(M_STAGE_DURATION, HISTOGRAM, "s", "one stage of a model or pipeline, host clock", (STAGE_NAME, *_MODEL), B_STEP),
     Metric(M_FORWARD_DURATION, HISTOGRAM, "s", "one plain forward pass, host clock", (MODEL_NAME, ADAPTER), B_STEP),
+    Metric(
+        M_FIRST_REQUEST, HISTOGRAM, "s", "start of the process to the beginning of its first request, once a process", _MODEL, B_START_UP
+    ),
     Metric(M_ACTIVE, UP_DOWN_COUNTER, "{request}", "calls of generate() and of pipelines in flight", _MODEL),
     Metric(M_BATCH_SIZE, HISTOGRAM, "{sequence}", "rows of a call", _MODEL, B_BATCH),
     Metric(M_STEP_ROWS, HISTOGRAM, "{sequence}", "sequences still running in a step, mean over the steps of a call", _MODEL, B_BATCH),

@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from inferspan import guard, semconv
 from inferspan.export.ids import ids
+from inferspan.metrics.first_request import FirstRequest
 from inferspan.metrics.requests import RequestMetrics
 from inferspan.records import Failure, ModelInfo, ModuleBatch, ModuleCalls, ModuleInfo, RequestEnd, RequestStart
 from inferspan.settings import Settings
@@ -143,6 +144,7 @@ def test_kinds_units_and_buckets(sink: _Sink) -> None:
     for kind, operation in (("forward", None), ("forward", "embeddings")):
         _request(sink, Settings(), start=_start(kind, operation=operation))
     _request(sink, Settings(), start=_start("pipeline"), stages=[("denoise", 0.5)])
+    RequestMetrics(lambda: sink.meter, settings, FirstRequest(lambda: 0.0, lambda: 1)).started(_start())
     found = sink.collect()
     wanted = {name for name, metric in semconv.METRICS.items() if not metric.instrument.startswith("Observable")}
     assert set(found) == wanted

@@ -20,6 +20,7 @@ from inferspan.guard import contain, guarded
 from inferspan.records import AttributeValue, ModuleBatch, RequestEnd, RequestStart, name_of_phase
 from inferspan.settings import Settings
 
+from .first_request import FirstRequest, first_request
 from .summary import Summary
 
 __all__ = ["RequestMetrics"]
@@ -38,11 +39,13 @@ class RequestMetrics:
     Args:
         meter: returns the meter; asked again after it failed.
         settings: which gen_ai families and optional metrics there are.
+        first: the first request of the process.
     """
 
-    def __init__(self, meter: Callable[[], Any], settings: Settings) -> None:
+    def __init__(self, meter: Callable[[], Any], settings: Settings, first: FirstRequest = first_request) -> None:
         self._meter = meter
         self._settings = settings
+        self._first = first
         self._instruments: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._adapters: set[AttributeValue] = set()
@@ -113,7 +116,10 @@ class RequestMetrics:
 
     @guarded("metrics of a started request")
     def started(self, start: RequestStart) -> None:
-        """Note a request in flight."""
+        """Note a request in flight, and how long the process took to get to its first one."""
+        waited = self._first.take(start.start_ns)
+        if waited is not None:
+            self._record(semconv.M_FIRST_REQUEST, waited, self._model(start))
         if start.kind != "forward" and not start.nested:
             self._record(semconv.M_ACTIVE, 1, self._model(start))
 

@@ -216,10 +216,17 @@ Two rows with padding on the left if the prompt is text, one row where the way n
 """
 
 
+ZERO_CODE_NOTE = """\
+Models that are built and called without `instrument()`, see [no code change](zero-code.md). What the tables around this one list is true
+of them too, from their first call on.
+"""
+
+
 def _coverage() -> str:
-    count = sum(len(row) for table in (pairs.GENERATE, pairs.PLAIN) for row in table.values())
+    count = sum(len(row) for table in (pairs.GENERATE, pairs.ZERO_CODE, pairs.PLAIN) for row in table.values())
     lines = [NOTICE.format(source="tests/matrix/pairs.py"), "", "# Coverage", "", f"{count} pairs of a kind of model and a way to run it."]
     lines += [COVERAGE_INTRODUCTION, "## `generate()`", "", GENERATE_NOTE, *_pairs(pairs.GENERATE)]
+    lines += ["## `generate()` under zero code", "", ZERO_CODE_NOTE, *_pairs(pairs.ZERO_CODE)]
     lines += ["## Plain forward passes", "", *_pairs(pairs.PLAIN)]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -13,7 +13,7 @@ from .kinds import GENERATING
 from .plain import MODULES, PASSES
 from .ways import WAYS
 
-__all__ = ["GENERATE", "PLAIN", "Outcome", "exact", "fault", "not_recorded", "said"]
+__all__ = ["GENERATE", "PLAIN", "ZERO_CODE", "Outcome", "exact", "fault", "not_recorded", "said"]
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,15 @@ GENERATE: dict[str, dict[str, Outcome]] = {
     "`model.compile()`": _row(["Llama", "T5"], COMPILED),
 }
 """Outcome of each kind of model by the way to run ``generate()``."""
+
+ZERO_CODE: dict[str, dict[str, Outcome]] = {
+    "greedy": _row(ALL),
+    "streamer": _row(ALL),
+    "in a thread": _row(ALL),
+    "a deep copy": _row(ALL),
+    "`model.compile()`": _row(["Llama", "T5"], COMPILED),
+}
+"""The same of models that are built under zero code and called without ``instrument()``."""
 
 SEQUENCE_FIRST = "nn.LSTM (sequence first)"
 MODULES_ALL = _but(MODULES, SEQUENCE_FIRST)

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from inferspan import semconv
+from inferspan import semconv, zero_code
 from tests.cases.telemetry import Telemetry
 
 from .kinds import GENERATING
 from .marks import marked
-from .pairs import GENERATE, Outcome
+from .pairs import GENERATE, ZERO_CODE, Outcome
 from .ways import WAYS, Run, prepared
 
 
@@ -46,6 +46,25 @@ def test_generate(telemetry: Telemetry, way: str, kind: str, outcome: Outcome) -
     telemetry.instrument(run.model)
     got = _rows(WAYS[way].call(run))
     assert torch.equal(got, want), "the output is another one"
+    _check(telemetry, run, WAYS[way].rows, got, passes, outcome)
+
+
+@pytest.mark.parametrize(("way", "kind", "outcome"), marked(ZERO_CODE))
+def test_generate_under_zero_code(telemetry: Telemetry, way: str, kind: str, outcome: Outcome) -> None:
+    """The same of a model that was built under zero code and that nothing else has instrumented."""
+    want, passes = _without_us(kind, way)
+    options = {"nvml": False, "host": False, "allocator": False}
+    zero_code.activate(options, tracer_provider=telemetry.tracer_provider, meter_provider=telemetry.meter_provider)
+    try:
+        run = prepared(GENERATING[kind], WAYS[way])
+        got = _rows(WAYS[way].call(run))
+    finally:
+        zero_code.deactivate()
+    assert torch.equal(got, want), "the output is another one"
+    _check(telemetry, run, WAYS[way].rows, got, passes, outcome)
+
+
+def _check(telemetry: Telemetry, run: Run, rows: int, got: Any, passes: int, outcome: Outcome) -> None:
     telemetry.check()
     answers = _answers(run, got)
     assert len(telemetry.roots()) == outcome.requests
@@ -53,7 +72,7 @@ def test_generate(telemetry: Telemetry, way: str, kind: str, outcome: Outcome) -
     assert request.get(semconv.INPUT_TOKENS) == _prompt(run)
     assert list(request[semconv.SEQUENCE_OUTPUT_TOKENS]) == answers
     assert request[semconv.OUTPUT_TOKENS] == sum(answers)
-    assert request[semconv.BATCH_SIZE] == WAYS[way].rows
+    assert request[semconv.BATCH_SIZE] == rows
     assert request.get(semconv.ERROR_TYPE) is None
     assert telemetry.metric_sum("gen_ai.client.token.usage", gen_ai__token__type="output") == sum(answers)
     steps = telemetry.steps()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GENERATE", "PATH", "run", "spans"]
+__all__ = ["GENERATE", "PATH", "metadata", "run", "spans"]
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATE = """\
@@ -42,3 +43,17 @@ def spans(path: Path) -> list[dict[str, Any]]:
             for scope in resource["scopeSpans"]:
                 found += scope["spans"]
     return found
+
+
+def metadata(folder: Path) -> Path:
+    """A folder with the metadata that the package has once it is installed, as ``pyproject.toml`` has it now."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    points = re.findall(r'\[project\.entry-points\.(\w+)]\n(\w+ = "[^"]+")', text)
+    needed = re.search(r'^instruments-any = \["([^"]+)"', text, re.MULTILINE)
+    assert needed is not None
+    place = folder / "inferspan-0.1.0.dist-info"
+    place.mkdir(parents=True)
+    lines = ["Metadata-Version: 2.1", "Name: inferspan", "Version: 0.1.0", "Provides-Extra: instruments-any"]
+    (place / "METADATA").write_text("\n".join([*lines, f'Requires-Dist: {needed[1]}; extra == "instruments-any"', ""]))
+    (place / "entry_points.txt").write_text("".join(f"[{group}]\n{line.replace(chr(34), '')}\n" for group, line in points))
+    return folder

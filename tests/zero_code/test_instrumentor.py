@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from inferspan import semconv
 from inferspan.settings import SettingsError
 from tests.cases.telemetry import Telemetry
 from tests.zero_code.conftest import QUIET
-from tests.zero_code.programs import GENERATE, PATH, ROOT
+from tests.zero_code.programs import GENERATE, PATH, metadata
 from tests.zero_code.test_models import bert, names
 
 pytest.importorskip("opentelemetry.instrumentation")
@@ -35,24 +34,9 @@ def instrumentor() -> Iterator[Any]:
         made.uninstrument()
 
 
-def _entry_points(folder: Path) -> Path:
-    """A folder with the metadata that the package has once it is installed, as ``pyproject.toml`` has it now."""
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    points = re.findall(r'\[project\.entry-points\.(\w+)]\n(\w+ = "[^"]+")', text)
-    needed = re.search(r'^instruments-any = \["([^"]+)"', text, re.MULTILINE)
-    assert needed is not None
-    metadata = folder / "inferspan-0.1.0.dist-info"
-    metadata.mkdir()
-    lines = ["Metadata-Version: 2.1", "Name: inferspan", "Version: 0.1.0", "Provides-Extra: instruments-any"]
-    (metadata / "METADATA").write_text("\n".join([*lines, f'Requires-Dist: {needed[1]}; extra == "instruments-any"', ""]))
-    (metadata / "entry_points.txt").write_text("".join(f"[{group}]\n{line.replace(chr(34), '')}\n" for group, line in points))
-    return folder
-
-
 def _opentelemetry_instrument(tmp_path: Path, program: str, **variables: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "app.py").write_text(program)
-    (tmp_path / "metadata").mkdir()
-    path = os.pathsep.join((str(_entry_points(tmp_path / "metadata")), PATH))
+    path = os.pathsep.join((str(metadata(tmp_path / "metadata")), PATH))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables}
     code = "import sys; from opentelemetry.instrumentation.auto_instrumentation import run; sys.exit(run())"
     command = [sys.executable, "-c", code, sys.executable, "app.py"]

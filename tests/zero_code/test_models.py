@@ -296,3 +296,39 @@ def test_models_are_not_kept_alive(observe: Observe) -> None:
 def test_switched_on_twice(observe: Observe) -> None:
     """A second time changes nothing."""
     assert observe() is observe(include="Net")
+
+
+def test_generate_of_its_own_class(telemetry: Telemetry, observe: Observe) -> None:
+    """A class whose ``generate()`` calls that of all models with other arguments is called once, by the program's."""
+    from transformers import LlamaForCausalLM
+
+    called = []
+
+    class Own(LlamaForCausalLM):
+        def generate(self, *args: Any, **kwargs: Any) -> Any:
+            called.append(kwargs["max_new_tokens"])
+            return super().generate(*args, max_new_tokens=kwargs["max_new_tokens"] - 1, min_new_tokens=1, do_sample=False)
+
+    observe()
+    model: Any = Own(models.llama().config).eval()
+    model.generate(models.prompt(), max_new_tokens=3)
+    assert called == [3]
+    assert len(telemetry.requests()) == 1
+    telemetry.check()
+
+
+def test_generate_of_an_object(telemetry: Telemetry, observe: Observe) -> None:
+    """A model with a ``generate()`` that the program has put on it runs that once."""
+    observe()
+    model = models.llama()
+    inner, called = model.generate, []
+
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        called.append(1)
+        return inner(*args, **kwargs)
+
+    model.generate = generate
+    model.generate(models.prompt(), max_new_tokens=2)
+    model.generate(models.prompt(), max_new_tokens=2)
+    assert called == [1, 1]
+    telemetry.check()

@@ -5,7 +5,8 @@ around ours, our span is an ``inferspan.generate`` without gen_ai attributes, an
 Otherwise our call is announced under the same key, if that package is installed, so that instrumentation inside records nothing.
 
 Others (OpenInference, OpenLLMetry, instrumentation of a framework by hand) are known by the attributes of the span that is current around
-our call, or by the key by which OpenLLMetry asks instrumentation below it for silence. Spans of agents, tools and chains are no model calls.
+our call, or by the key by which OpenLLMetry asks instrumentation below it for silence. Spans of agents, tools and chains are no model
+calls.
 """
 
 from __future__ import annotations

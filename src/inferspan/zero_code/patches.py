@@ -88,7 +88,7 @@ class Patches:
         if callable(getattr(kind, "__setstate__", None)):
             self._wrap(kind, "__setstate__", build)
         if callable(getattr(kind, "compile", None)):
-            self._wrap(kind, "compile", self._entry("compile", training=True))
+            self._wrap(kind, "compile", self._entry(kind, "compile", training=True))
 
     def _models(self, name: str, module: ModuleType) -> None:
         kind = getattr(module, name, None)
@@ -153,6 +153,8 @@ class Patches:
             names = chosen_methods(model, None)
         for name in names:
             self._entry_of(kind, name)
+        # Whisper and others have one of their own, which calls that of all models with other arguments.
+        self._entry_of(kind, "generate", training=True)
         for library, calls in CALLS.items():
             if any(base.__module__.startswith(library) for base in kind.__mro__):
                 for name in calls:
@@ -162,11 +164,11 @@ class Patches:
     def _entry_of(self, kind: type, name: str, *, training: bool = False) -> None:
         if (kind, name) not in self._entered and callable(getattr(kind, name, None)):
             self._entered.add((kind, name))
-            self._wrap(kind, name, self._entry(name, training=training))
+            self._wrap(kind, name, self._entry(kind, name, training=training))
 
     def _generation(self, module: ModuleType) -> None:
         kind: Any = module.GenerationMixin
-        settle = self._entry("generate", training=True)
+        settle = self._entry(kind, "generate", training=True)
 
         def generate(original: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             # Built before zero code began.
@@ -177,13 +179,15 @@ class Patches:
 
         self._wrap(kind, "generate", generate)
 
-    def _entry(self, name: str, *, training: bool = False) -> Any:
+    def _entry(self, kind: type, name: str, *, training: bool = False) -> Any:
         def enter(original: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             settled = False
             if self._candidates.waits(model) and not _is_compiling():
+                # Called by a method of the same name, it is not what the program has called.
+                outermost = name not in model.__dict__ and getattr(type(model), name, None) is kind.__dict__.get(name)
                 with contain("first call of a model"):
-                    settled = self._candidates.settle(model, training=training)
-            # What has just been put on the class or the model is around the method now.
+                    settled = self._candidates.settle(model, training=training) and outermost
+            # What has just been put on the class is around the method now.
             return getattr(model, name)(*args, **kwargs) if settled else original(*args, **kwargs)
 
         return enter

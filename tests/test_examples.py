@@ -40,13 +40,16 @@ EXPECTED = {
         r"inferspan\.output\.images = 2",
         r"gen_ai\.request\.seed = 7",
     ),
+    "12_no_code_change": (r"answers: 2\n", r"new tokens: 8\n"),
 }
+UNDER = {"12_no_code_change": ("-m", "inferspan", "run", "--trace-output", "zero.otlp.jsonl")}
+"""How an example is started that is not run by Python alone."""
 
 
 def run_example(name: str, folder: Path) -> str:
     """Run an example in a folder of its own and return what it printed."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
-    command = [sys.executable, "-W", "error::UserWarning:inferspan", str(ROOT / "examples" / f"{name}.py")]
+    command = [sys.executable, "-W", "error::UserWarning:inferspan", *UNDER.get(name, ()), str(ROOT / "examples" / f"{name}.py")]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -71,3 +74,14 @@ def test_quickstart_leaves_a_session_for_the_report(tmp_path: Path) -> None:
     (request,) = read_session(tmp_path / "quickstart.otlp.jsonl").requests
     assert [phase.name for phase in request.phases] == ["prefill", "decode"]
     assert len(request.steps) == 16
+
+
+def test_example_without_a_code_change_is_recorded(tmp_path: Path) -> None:
+    """The file has the load of the checkpoint, in shards, and the request of the program that knows nothing of it."""
+    run_example("12_no_code_change", tmp_path)
+    session = read_session(tmp_path / "zero.otlp.jsonl")
+    (request,) = session.requests
+    assert request.span.attributes["gen_ai.usage.output_tokens"] == 16
+    text = (tmp_path / "zero.otlp.jsonl").read_text()
+    assert "checkpoint_loaded" in text
+    assert "model-00001-of-0000" in text

@@ -41,6 +41,7 @@ SPAN_FORWARD = "forward"
 SPAN_LOAD = "load"
 SPAN_RESOLVE, SPAN_READ, SPAN_DISPATCH = "resolve", "read", "dispatch"
 """Parts of a load."""
+LOAD_SPANS = (SPAN_LOAD, SPAN_RESOLVE, SPAN_READ, SPAN_DISPATCH)
 SPAN_GENERATE = "inferspan.generate"
 """Name of the request span when another library has already opened a gen_ai span around the call."""
 
@@ -771,7 +772,7 @@ ATTRIBUTES = (
     Attribute(MODEL_DTYPE, "string", f"{_R}, {_L}", "dtype of the first floating-point parameter, at this call"),
     Attribute(MODEL_QUANTIZATION_METHOD, "string", f"{_R}, {_L}", "from `config.quantization_config`"),
     Attribute(MODEL_QUANTIZATION_BITS, "int", f"{_R}, {_L}", "from `config.quantization_config`"),
-    Attribute(LOAD_KIND, "string", _L, "`model`, `tokenizer`, `processor` or `pipeline`"),
+    Attribute(LOAD_KIND, "string", _L, "what is loaded, on its parts too: `model`, `tokenizer`, `processor` or `pipeline`"),
     Attribute(LOAD_RESOLVE_TIME, "double", _L, "s, finding or downloading the files of the checkpoint"),
     Attribute(LOAD_READ_TIME, "double", _L, "s, reading its tensors, to the device where `device_map` names one"),
     Attribute(LOAD_DISPATCH_TIME, "double", _L, "s, placing modules on several devices; absent where that is no step of its own"),

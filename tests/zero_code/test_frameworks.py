@@ -52,7 +52,7 @@ def test_span_of_a_model_call_is_the_only_one(telemetry: Telemetry, observe: Obs
 def test_usage_is_on_the_span_of_the_conventions(telemetry: Telemetry, observe: Observe) -> None:
     """A span with names of the conventions gets the tokens that it lacks; what it has stays."""
     observe()
-    attributes = {semconv.OPERATION_NAME: "chat", semconv.INPUT_TOKENS: 77}
+    attributes: dict[str, Any] = {semconv.OPERATION_NAME: "chat", semconv.INPUT_TOKENS: 77}
     with telemetry.tracer_provider.get_tracer("framework").start_as_current_span("chat tiny", attributes=attributes):
         _generate()
     told = telemetry.only()

@@ -94,6 +94,24 @@ def test_parts_and_event(telemetry: Telemetry, loading: Loading, tmp_path: Path)
     assert {semconv.CHECKPOINT_FILES, semconv.CHECKPOINT_BYTES, semconv.LOAD_READ_TIME, semconv.MODEL_DTYPE, semconv.DEVICE} <= told.keys()
 
 
+def test_loads_are_no_requests_of_a_report(tmp_path: Path) -> None:
+    """A report of the session counts the requests, not the loads, and misses no span."""
+    from inferspan.report.session import read_session
+    from tests.zero_code.programs import run
+
+    models.llama().save_pretrained(tmp_path / "tiny")
+    (tmp_path / "app.py").write_text(
+        "import torch\nfrom transformers import LlamaForCausalLM\n"
+        "model = LlamaForCausalLM.from_pretrained('tiny')\nmodel.generate(torch.tensor([[1, 5]]), max_new_tokens=2)\n"
+    )
+    result = run("-m", "inferspan", "run", "--trace-output", "s.jsonl", "app.py", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    session = read_session(tmp_path / "s.jsonl")
+    assert len(session.requests) == 1
+    assert session.orphan_spans == 0
+    assert '"load"' in (tmp_path / "s.jsonl").read_text()
+
+
 def test_weights_are_the_same(loading: Loading, tmp_path: Path) -> None:
     """What is loaded is equal to what was saved, also with ``output_loading_info``."""
     from transformers import AutoModelForCausalLM

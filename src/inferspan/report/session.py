@@ -304,7 +304,7 @@ def _read_spans(block: Mapping[str, Any], reading: _Reading) -> None:
                 reading.left_out.spans += 1
                 continue
             reading.room -= _SPAN_SIZE
-            if ours:
+            if ours and not (raw.get("name") in semconv.LOAD_SPANS and semconv.LOAD_KIND in attributes_of(raw, reading.known)):
                 reading.spans[key] = _span(raw, key, parent, number, reading.known)
             else:
                 reading.third_party[key] = (text_of(raw.get("name")), parent)

@@ -23,8 +23,9 @@ __all__ = ["LoadSpans"]
 class _LoadSpan:
     """The span of a load that runs."""
 
-    def __init__(self, tracer: Any, span: Span) -> None:
+    def __init__(self, tracer: Any, span: Span, kind: str) -> None:
         self._tracer = tracer
+        self._kind = kind
         self._span = span
         self._inside = trace.set_span_in_context(span)
         self._token = otel_context.attach(self._inside)
@@ -35,7 +36,7 @@ class _LoadSpan:
             otel_context.detach(self._token)
         with contain("span of a load"), our_call():
             for name, begun, ended in end.parts:
-                part = self._tracer.start_span(name, context=self._inside, start_time=begun)
+                part = self._tracer.start_span(name, context=self._inside, attributes={semconv.LOAD_KIND: self._kind}, start_time=begun)
                 part.end(end_time=ended)
             attributes: dict[str, AttributeValue] = {**end.attributes, **end.checkpoint}
             if end.failure is not None:
@@ -76,4 +77,4 @@ class LoadSpans:
                 record_exception=False,
                 set_status_on_exception=False,
             )
-        return _LoadSpan(tracer, span)
+        return _LoadSpan(tracer, span, kind)

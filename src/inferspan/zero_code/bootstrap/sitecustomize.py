@@ -37,4 +37,5 @@ def _switch_on(root: str) -> None:
     activate()
 
 
-_start()
+if __name__ == "sitecustomize":
+    _start()

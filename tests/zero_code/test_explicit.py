@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -109,21 +110,28 @@ def test_program_keeps_its_own_after_the_end(telemetry: Telemetry, observe: Obse
     assert names(telemetry) == ["forward mine"]
 
 
-def test_first_calls_of_many_threads(telemetry: Telemetry, observe: Observe) -> None:
-    """First calls at the same time are a request each."""
+@pytest.mark.parametrize("call", [_run, lambda model: model.generate(models.prompt(), max_new_tokens=2)], ids=["forward", "generate"])
+def test_first_calls_of_many_threads(telemetry: Telemetry, observe: Observe, call: Callable[[Any], Any]) -> None:
+    """First calls at the same time are a request each, however the threads take turns."""
     observe()
-    model, gate = bert(), threading.Barrier(4)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(4):
+            model, gate = bert() if call is _run else models.llama(), threading.Barrier(4)
 
-    def run() -> None:
-        gate.wait()
-        _run(model)
+            def run(model: Any = model, gate: threading.Barrier = gate) -> None:
+                gate.wait()
+                call(model)
 
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert names(telemetry) == ["forward BertModel"] * 4
+            threads = [threading.Thread(target=run) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert len(names(telemetry)) == 16
     telemetry.check()
 
 

@@ -177,7 +177,7 @@ class Candidates:
 
     # ----------------------------------------------------------------------------------------------------------- deciding
     def settle(self, model: Any, *, training: bool = False) -> bool:
-        """Decide about a model that is about to be called; returns whether it has been instrumented.
+        """Decide about a model that is about to be called; returns whether it has been instrumented since it was asked.
 
         Args:
             model: the one that is called.
@@ -191,7 +191,8 @@ class Candidates:
         with self._lock:
             candidate = self._candidate(model)
             if candidate.state != WAITING:
-                return False
+                # Another thread has decided meanwhile.
+                return candidate.state == OBSERVED
             names = tuple(_names(model))
             included = self._include.match(names)
             if _is_module(model) and not training and not included and is_training(model):
@@ -210,22 +211,25 @@ class Candidates:
             return self._observe(candidate, model, included=included)
 
     def _observe(self, candidate: _Candidate, model: Any, *, included: bool) -> bool:
-        self._stop(candidate, OBSERVED)
+        """Instrument a model. It waits until that is done: calls on other threads do so too, and are recorded then."""
         self._claim(candidate, model)
         settings = self._settings.override({"training": True}) if included else self._settings
+        handle, state = None, LEFT
         try:
             with self._working():
-                candidate.handle = self._instrument(model, settings)
+                handle, state = self._instrument(model, settings), OBSERVED
         except TypeError:
             if _is_module(model):
                 raise
             # A pipeline that cannot be instrumented as one: its models are, one by one.
-            candidate.state = LEFT
-            self._release(candidate)
         except SettingsError as error:
-            candidate.state = LEFT
             warn_once("this %s is not observed: %s", type(model).__name__, error)
-        return candidate.handle is not None
+        finally:
+            self._stop(candidate, state)
+            candidate.handle = handle
+            if state == LEFT and not _is_module(model):
+                self._release(candidate)
+        return handle is not None
 
     # ------------------------------------------------------------------------------------------------ the program's own
     def taken(self, model: Any) -> None:

@@ -207,6 +207,8 @@ class RootSlot(SlotObserver):
 
     __slots__ = ()
     _model: weakref.ref[nn.Module]
+    gives_way = False
+    """Whether another one may take its place, with nothing in between."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -225,7 +227,8 @@ class RootSlot(SlotObserver):
     def put(self, model: nn.Module) -> bool:
         """Occupy the slot; false if something else does."""
         names = model.__dict__
-        if names.get(SLOT) is not None and names[SLOT] is not self:
+        held = names.get(SLOT)
+        if held is not None and held is not self and not getattr(type(held), "gives_way", False):
             return False
         names[SLOT] = self
         return True

@@ -55,6 +55,7 @@ class FirstCall(RootSlot):
     """
 
     __slots__ = ("__weakref__", "_model", "_settle")
+    gives_way = True
 
     def __init__(self, model: nn.Module, settle: Callable[[nn.Module], object]) -> None:
         self._model = weakref.ref(model)

@@ -188,3 +188,17 @@ def test_spawned_processes(tmp_path: Path) -> None:
     assert result.stdout == "True\n"
     assert result.returncode == 0
     assert len([span for span in spans(tmp_path / "s.jsonl") if not span.get("parentSpanId")]) == 2
+
+
+@pytest.mark.integration
+def test_ranks_of_torchrun(tmp_path: Path) -> None:
+    """Ranks that torchrun starts are observed with the settings file of the command line."""
+    (tmp_path / "app.py").write_text(GENERATE + "print(answer())\n")
+    (tmp_path / "inferspan.yaml").write_text("model_name: of the ranks\n")
+    result = run(
+        *RUN, "--trace-output", "s.jsonl", "--config", "inferspan.yaml", "-m", "torch.distributed.run", "--nproc-per-node", "2",
+        "--master-port", "0", "app.py", cwd=tmp_path,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    names = [span["name"] for span in spans(tmp_path / "s.jsonl") if not span.get("parentSpanId")]
+    assert names == ["text_completion of the ranks"] * 2

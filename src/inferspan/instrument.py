@@ -302,9 +302,7 @@ def _unwrap(model: Any, tokenizer: Any) -> tuple[Any, Any]:
     inner = parts_of(model) or getattr(model, "model", None)
     if isinstance(inner, nn.Module):
         return inner, tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
-    raise TypeError(
-        f"inferspan.instrument() takes a torch.nn.Module or a pipeline of transformers or diffusers, not {type(model).__name__}"
-    )
+    raise TypeError(f"inferspan.instrument() takes a torch.nn.Module or pipeline of transformers or diffusers, not {type(model).__name__}")
 
 
 def _resolve(settings: Settings | None, overrides: Mapping[str, Any]) -> Settings:

@@ -18,25 +18,49 @@ IGNORED = "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWa
 pytestmark = [pytest.mark.filterwarnings(one) for one in IGNORED]
 
 
-def test_diffusion_pipeline(telemetry: Telemetry, observe: Observe) -> None:
-    """Calls of a pipeline and of its parts are recorded, and the pictures stay the same."""
+def _pipeline() -> Any:
     diffusers = pytest.importorskip("diffusers")
+    torch.manual_seed(0)
+    blocks = {"down_block_types": ("DownBlock2D",) * 2, "up_block_types": ("UpBlock2D",) * 2}
+    unet = diffusers.UNet2DModel(
+        sample_size=8, in_channels=3, out_channels=3, layers_per_block=1, block_out_channels=(8, 16), norm_num_groups=4, **blocks
+    )
+    pipe = diffusers.DDPMPipeline(unet.eval(), diffusers.DDPMScheduler(num_train_timesteps=10))
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
 
-    def pictures() -> Any:
-        torch.manual_seed(0)
-        blocks = {"down_block_types": ("DownBlock2D",) * 2, "up_block_types": ("UpBlock2D",) * 2}
-        unet = diffusers.UNet2DModel(
-            sample_size=8, in_channels=3, out_channels=3, layers_per_block=1, block_out_channels=(8, 16), norm_num_groups=4, **blocks
-        )
-        pipe = diffusers.DDPMPipeline(unet.eval(), diffusers.DDPMScheduler(num_train_timesteps=10))
-        pipe.set_progress_bar_config(disable=True)
-        return pipe(num_inference_steps=3, generator=torch.Generator().manual_seed(0), output_type="np").images
 
-    plain = pictures()
+def _pictures(pipe: Any) -> Any:
+    return pipe(num_inference_steps=3, generator=torch.Generator().manual_seed(0), output_type="np").images
+
+
+def test_diffusion_pipeline(telemetry: Telemetry, observe: Observe) -> None:
+    """A call of a pipeline is one request with its denoising steps, and the pictures stay the same."""
+    plain = _pictures(_pipeline())
     observe()
-    assert (pictures() == plain).all()
-    assert [span for span in telemetry.spans() if span.parent is None]
+    pipe = _pipeline()
+    assert (_pictures(pipe) == plain).all()
+    assert (_pictures(pipe) == plain).all()
+    assert [span.name.split()[0] for span in telemetry.roots()] == ["generate_content"] * 2
+    assert len(telemetry.spans("denoise_step")) == 6
     telemetry.check()
+
+
+def test_pipeline_that_the_program_instruments(telemetry: Telemetry, observe: Observe) -> None:
+    """It has the program's settings, and is recorded once."""
+    observe()
+    pipe = _pipeline()
+    telemetry.instrument(pipe, model_name="mine")
+    _pictures(pipe)
+    assert [span.name for span in telemetry.roots()] == ["generate_content mine"]
+    telemetry.check()
+
+
+def test_excluded_pipeline(telemetry: Telemetry, observe: Observe) -> None:
+    """A pipeline that ``exclude`` names is not recorded, nor are its models."""
+    observe(exclude="DDPM*")
+    _pictures(_pipeline())
+    assert telemetry.roots() == []
 
 
 def test_half_of_an_autoencoder(telemetry: Telemetry, observe: Observe) -> None:

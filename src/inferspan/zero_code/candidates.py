@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -107,9 +107,8 @@ class Candidates:
         """Wait for the first call of a model that has been built."""
         if not self.open:
             return
-        if _is_module(model):
-            from inferspan.capture.compile.watch import compiling
-            from inferspan.capture.root.first import FirstCall, can_notice
+        from inferspan.capture.compile.watch import compiling
+        from inferspan.capture.root.first import FirstCall, can_notice
 
         with self._lock:
             candidate = self._candidate(model)
@@ -117,8 +116,6 @@ class Candidates:
                 return
             candidate.built = True
             if candidate.state != WAITING:
-                return
-            if not _is_module(model):
                 return
             compiling.watch(self)
             if can_notice(model):
@@ -195,7 +192,7 @@ class Candidates:
                 return candidate.state == OBSERVED
             names = tuple(_names(model))
             included = self._include.match(names)
-            if _is_module(model) and not training and not included and is_training(model):
+            if not training and not included and is_training(model):
                 return False
             self.decided += 1
             if self._exclude.match(names):
@@ -205,7 +202,7 @@ class Candidates:
                     if part is not None and part.state == WAITING:
                         self._stop(part, LEFT)
                 return False
-            if _is_module(model) and is_part_of_a_request(model):
+            if is_part_of_a_request(model):
                 self._stop(candidate, PART)
                 return False
             return self._observe(candidate, model, included=included)
@@ -218,17 +215,11 @@ class Candidates:
         try:
             with self._working():
                 handle, state = self._instrument(model, settings), OBSERVED
-        except TypeError:
-            if _is_module(model):
-                raise
-            # A pipeline that cannot be instrumented as one: its models are, one by one.
         except SettingsError as error:
             warn_once("this %s is not observed: %s", type(model).__name__, error)
         finally:
             self._stop(candidate, state)
             candidate.handle = handle
-            if state == LEFT and not _is_module(model):
-                self._release(candidate)
         return handle is not None
 
     # ------------------------------------------------------------------------------------------------ the program's own
@@ -299,12 +290,8 @@ def _is_module(model: Any) -> bool:
 
 
 def _modules(model: Any) -> Iterable[Any]:
-    """The modules inside a model or a pipeline, itself excepted."""
-    if _is_module(model):
-        return [module for module in model.modules() if module is not model]
-    components = getattr(model, "components", None)
-    found = components.values() if isinstance(components, dict) else ()
-    return [module for part in found if _is_module(part) for module in part.modules()]
+    """The modules inside a model, itself excepted."""
+    return [module for module in model.modules() if module is not model]
 
 
 def _names(model: Any) -> Iterable[str]:
@@ -313,7 +300,7 @@ def _names(model: Any) -> Iterable[str]:
 
     yield from class_names(type(model))
     config = getattr(model, "config", None)
-    path = config.get("_name_or_path") if isinstance(config, dict) else getattr(config, "_name_or_path", None)
+    path = config.get("_name_or_path") if isinstance(config, Mapping) else getattr(config, "_name_or_path", None)
     if isinstance(path, str) and path:
         yield path
         from inferspan.capture.model_info import name_of

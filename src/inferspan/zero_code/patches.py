@@ -96,7 +96,13 @@ class Patches:
             self._model_class(kind)
 
     def _pipelines(self, name: str, method: str, module: ModuleType) -> None:
-        self._wrap(getattr(module, name), method, self._around_building)
+        def put_together(original: Any, pipeline: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            result = original(*args, **kwargs)
+            with contain("construction of a model"):
+                self._entry_of(type(pipeline), "__call__", training=True)
+            return result
+
+        self._wrap(getattr(module, name), method, put_together)
 
     def _any_class(self, module: ModuleType) -> None:
         """Look at each class of a module that is defined from now on, and at those that are there, for a name in ``include``."""
@@ -138,9 +144,6 @@ class Patches:
     def _enter(self, model: Any) -> None:
         """Notice first calls of a model that are no forward passes."""
         kind = type(model)
-        if not self._candidates.is_module(model):
-            self._entry_of(kind, "__call__")
-            return
         from inferspan.capture.methods import chosen_methods
         from inferspan.settings import SettingsError
 
@@ -181,16 +184,27 @@ class Patches:
 
     def _entry(self, kind: type, name: str, *, training: bool = False) -> Any:
         def enter(original: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            settled = False
-            if self._candidates.waits(model) and not _is_compiling():
+            settled, target = False, model if self._candidates.is_module(model) else self._parts(model)
+            if self._candidates.waits(target) and not _is_compiling():
                 # Called by a method of the same name, it is not what the program has called.
                 outermost = name not in model.__dict__ and getattr(type(model), name, None) is kind.__dict__.get(name)
                 with contain("first call of a model"):
-                    settled = self._candidates.settle(model, training=training) and outermost
+                    settled = self._candidates.settle(target, training=training) and outermost
             # What has just been put on the class is around the method now.
             return getattr(model, name)(*args, **kwargs) if settled else original(*args, **kwargs)
 
         return enter
+
+    def _parts(self, pipeline: Any) -> Any:
+        """The module that stands for a pipeline; it waits for its first call from now on, if nothing is decided about it."""
+        with contain("first call of a model"):
+            from inferspan.capture.diffusion.parts import parts_of
+
+            parts = parts_of(pipeline)
+            if parts is not None and self._candidates.open and not self._candidates.knows(parts):
+                self._candidates.add(parts)
+            return parts
+        return None
 
     def _optimized(self, module: ModuleType) -> None:
         """Instrument a model before ``torch.compile(model)`` sees it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -87,7 +88,7 @@ def test_no_threads_beside_providers_of_the_program(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("error", [RuntimeError("ours"), MemoryError(), OSError("ours"), KeyboardInterrupt()], ids=repr)
-@pytest.mark.parametrize("place", ["_hand_over_first", "_Instrumentation"])
+@pytest.mark.parametrize("place", ["composition._hand_over_first", "instrument._Instrumentation"])
 def test_all_or_nothing(monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException) -> None:
     """What fails after the model was attached takes everything off again, and the next ``instrument()`` starts from nothing."""
     telemetry, model = Telemetry(), nn.Linear(4, 4)
@@ -96,7 +97,8 @@ def test_all_or_nothing(monkeypatch: pytest.MonkeyPatch, place: str, error: Base
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["inferspan.instrument"], place, fail)
+        module, _, name = place.partition(".")
+        patch.setattr(importlib.import_module(f"inferspan.{module}"), name, fail)
         with pytest.raises(type(error)):
             telemetry.instrument(model)
     assert sum(attached(model).values()) == 0

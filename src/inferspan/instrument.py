@@ -1,4 +1,4 @@
-"""``instrument(model)``: settings, providers, samplers and a target, put together; nothing else happens here.
+"""``instrument(model)``: the shared parts of ``composition`` and a target, put together; nothing else happens here.
 
 In: a model and options. Out: a handle that detaches. A wrong option raises before anything is attached. Where something fails after that,
 nothing stays attached; where the system refuses threads, what needs them follows by itself once it grants them.
@@ -17,15 +17,13 @@ from dataclasses import fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from inferspan.metrics.requests import RequestMetrics
 from inferspan.metrics.summary import Totals
 from inferspan.spans import origin
 from inferspan.spans.recorder import SpanRecorder
-from inferspan.spans.sources import logger_source, tracer_source
-from inferspan.spans.writer import SpanWriter
 
+from . import composition
+from .composition import Providers
 from .export import otlp
-from .export.deferred import DeferredSetup
 from .guard import contain
 from .samplers import process as machine
 from .setting_checks import check_window, warn_once
@@ -35,28 +33,22 @@ if TYPE_CHECKING:
     from inferspan.capture.profiler.window import Window
     from inferspan.capture.target import Target
 
-__all__ = ["Handle", "flush", "instrument", "set_up_export", "uninstrument"]
-
-HAND_OVER = 2.0
-"""Longest time in seconds that ``uninstrument()`` waits for detail to be handed over."""
+__all__ = ["Handle", "flush", "instrument", "resolve", "uninstrument", "unwrap"]
 
 _REMEDY = "call inferspan.uninstrument(model) first or pass the same"
 _lock = threading.RLock()
-_writer = SpanWriter()
-_deferred = DeferredSetup()
 _instrumentations: dict[int, _Instrumentation] = {}
 _collected_models: deque[_Instrumentation] = deque()
 """Instrumentations whose model has been collected. A finaliser may run inside any lock, so it only puts them here."""
 automatic: Any = None
 """Zero code, where it is on: it hears which models the program instruments itself."""
-_Providers = tuple[Any, Any, Any]
 
 
 class _Instrumentation:
     """The state that the handles of one model share."""
 
     def __init__(
-        self, target: Target, recorder: SpanRecorder, settings: Settings, providers: _Providers, release: Callable[[], None]
+        self, target: Target, recorder: SpanRecorder, settings: Settings, providers: Providers, release: Callable[[], None]
     ) -> None:
         self.target = target
         self.recorder = recorder
@@ -103,7 +95,7 @@ class _Instrumentation:
         with contain("uninstrument"):
             self.target.close()
         with contain("uninstrument"):
-            _writer.flush(HAND_OVER)
+            composition.writer.flush(composition.HAND_OVER)
         with contain("uninstrument"):
             self._release()
         if automatic is not None and model is not None:
@@ -224,9 +216,9 @@ def instrument(
         SettingsError: a setting is unknown or wrong, a module pattern matches nothing, an exporter or protocol is unknown, the session
             file cannot be written, or the model is instrumented already with other settings. The model is untouched then.
     """
-    model, tokenizer = _unwrap(model, tokenizer)
+    model, tokenizer = unwrap(model, tokenizer)
     explicit = settings is not None or bool(settings_overrides)
-    resolved = _resolve(settings, settings_overrides)
+    resolved = resolve(settings, settings_overrides)
     providers = (tracer_provider, meter_provider, logger_provider)
     if automatic is not None:
         automatic.taken(model)
@@ -237,7 +229,7 @@ def instrument(
             _check_conflict(existing, resolved if explicit else None, providers)
         else:
             if auto_configure:
-                set_up_export(resolved, providers)
+                composition.set_up_export(resolved, providers)
             else:
                 otlp.hand_over_at_end(resolved)
             existing = _build(model, tokenizer, resolved, providers)
@@ -258,7 +250,7 @@ def uninstrument(model: Any) -> bool:
     Raises:
         TypeError: ``model`` is no module and holds none.
     """
-    model, _ = _unwrap(model, None)
+    model, _ = unwrap(model, None)
     with _lock:
         instrumentation = _instrumentations.get(id(model))
         if instrumentation is None or instrumentation.target.model is not model:
@@ -278,21 +270,17 @@ def flush(timeout: float | None = 30.0) -> bool:
     Returns:
         Whether all of it was done in that time, and nothing recorded since the last flush was refused by one of our destinations.
     """
-    _deferred.catch_up()
-    done = _writer.flush(timeout)
+    composition.deferred.catch_up()
+    done = composition.writer.flush(timeout)
     return otlp.force_flush(30.0 if timeout is None else timeout) and done
 
 
-def set_up_export(settings: Settings, providers: _Providers) -> None:
-    """Set up the destinations that the environment or the session file names, beside the given providers."""
-    given = {
-        signal: provider for signal, provider in zip(("traces", "metrics", "logs"), providers, strict=True) if provider is not None
-    }
-    run = _deferred.run if otlp.destination_named(settings) else (lambda set_up: set_up())
-    run(lambda: otlp.automatic_setup(settings, given=given))
+def unwrap(model: Any, tokenizer: Any) -> tuple[Any, Any]:
+    """The module in ``model``, and the tokenizer that comes with it.
 
-
-def _unwrap(model: Any, tokenizer: Any) -> tuple[Any, Any]:
+    Raises:
+        TypeError: ``model`` is no module and holds none.
+    """
     from torch import nn
 
     from inferspan.capture.diffusion.parts import parts_of
@@ -305,7 +293,12 @@ def _unwrap(model: Any, tokenizer: Any) -> tuple[Any, Any]:
     raise TypeError(f"inferspan.instrument() takes a torch.nn.Module or pipeline of transformers or diffusers, not {type(model).__name__}")
 
 
-def _resolve(settings: Settings | None, overrides: Mapping[str, Any]) -> Settings:
+def resolve(settings: Settings | None, overrides: Mapping[str, Any]) -> Settings:
+    """Settings from an object and single ones.
+
+    Raises:
+        SettingsError: one of them cannot be used.
+    """
     if settings is None:
         preset = overrides.get("preset")
         return Settings.resolve({name: value for name, value in overrides.items() if name != "preset"}, preset=preset)
@@ -314,7 +307,7 @@ def _resolve(settings: Settings | None, overrides: Mapping[str, Any]) -> Setting
     return settings.override(overrides) if overrides else settings
 
 
-def _check_conflict(existing: _Instrumentation, settings: Settings | None, providers: _Providers) -> None:
+def _check_conflict(existing: _Instrumentation, settings: Settings | None, providers: Providers) -> None:
     if settings is not None and settings != existing.settings:
         names = [item.name for item in fields(settings) if getattr(settings, item.name) != getattr(existing.settings, item.name)]
         told = ", ".join(f"{name}={getattr(existing.settings, name)!r} (now {getattr(settings, name)!r})" for name in names)
@@ -324,35 +317,14 @@ def _check_conflict(existing: _Instrumentation, settings: Settings | None, provi
             raise SettingsError(f"this model is instrumented already with another {name}; {_REMEDY} one")
 
 
-_flushed_first: list[Callable[[], None]] = []
-
-
-def _hand_over_first() -> None:
-    """Have detail handed over before our pipelines are flushed or closed; from the first model on, as it takes a thread."""
-    if not _flushed_first:
-        _flushed_first.append(otlp.flush_first(lambda: (_writer.flush(HAND_OVER), None)[1]))
-
-
-def _build(model: Any, tokenizer: Any, settings: Settings, providers: _Providers) -> _Instrumentation:
-    tracer_provider, meter_provider, logger_provider = providers
-    meters = machine.meters_of(meter_provider)
-    request_metrics = RequestMetrics(meters.meter, settings)
-    tracer, logger = tracer_source(tracer_provider, _before_a_request), logger_source(logger_provider)
-    recorder = SpanRecorder(settings, tracer, request_metrics, _writer, logger)
+def _build(model: Any, tokenizer: Any, settings: Settings, providers: Providers) -> _Instrumentation:
+    recorder, meters = composition.recorder_for(settings, providers)
     with ExitStack() as undo:
         target = _target(model, settings, recorder, tokenizer)
         undo.callback(target.close)
-        _hand_over_first()
         released = ExitStack()
         undo.push(released)
-        with contain("origins of requests"):
-            released.callback(origin.follow())
-        with contain("samplers"):
-            loop, release = machine.samplers.acquire(settings, meters)
-            released.callback(release)
-            from inferspan.samplers.allocator import cuda_devices
-
-            target.watch_machine(loop, cuda_devices)
+        composition.start(settings, meters, released, target)
         instrumentation = _Instrumentation(target, recorder, settings, providers, released.close)
         undo.pop_all()
     return instrumentation
@@ -375,16 +347,11 @@ def _target(model: Any, settings: Settings, recorder: SpanRecorder, tokenizer: A
     return Target(model, settings, recorder, tokenizer)
 
 
-def _before_a_request() -> None:
-    machine.samplers.wake_in_child()
-    _deferred.catch_up()
-
-
 def _forked() -> None:
     global _lock
     # The thread that held a lock at that moment does not exist in the child.
     _lock = threading.RLock()
-    _deferred.forked()
+    composition.deferred.forked()
     for instrumentation in _instrumentations.values():
         instrumentation.recorder.renew_locks()
     machine.forked()

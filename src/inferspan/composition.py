@@ -1,0 +1,88 @@
+"""The parts that everything recorded in this process shares, and how a recorder is put together from settings and providers.
+
+In: settings, providers. Out: a recorder of requests, export that is set up, samplers that run. Nothing starts when this module is
+imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from inferspan.metrics.requests import RequestMetrics
+from inferspan.spans import origin
+from inferspan.spans.recorder import SpanRecorder
+from inferspan.spans.sources import logger_source, tracer_source
+from inferspan.spans.writer import SpanWriter
+
+from .export import otlp
+from .export.deferred import DeferredSetup
+from .guard import contain
+from .samplers import process as machine
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from inferspan.capture.target import Target
+
+__all__ = ["HAND_OVER", "Providers", "deferred", "recorder_for", "set_up_export", "start", "writer"]
+
+HAND_OVER = 2.0
+"""Longest time in seconds that ``uninstrument()`` waits for detail to be handed over."""
+Providers = tuple[Any, Any, Any]
+"""Of tracers, meters and loggers; ``None`` stands for the global one."""
+writer = SpanWriter()
+deferred = DeferredSetup()
+_flushed_first: list[Callable[[], None]] = []
+
+
+def set_up_export(settings: Settings, providers: Providers) -> None:
+    """Set up the destinations that the environment or the session file names, beside the given providers."""
+    given = {
+        signal: provider for signal, provider in zip(("traces", "metrics", "logs"), providers, strict=True) if provider is not None
+    }
+    if otlp.destination_named(settings):
+        deferred.run(lambda: otlp.automatic_setup(settings, given=given))
+    else:
+        otlp.automatic_setup(settings, given=given)
+
+
+def recorder_for(settings: Settings, providers: Providers) -> tuple[SpanRecorder, machine.Meters]:
+    """A recorder of requests, and the meters of its metrics."""
+    tracer_provider, meter_provider, logger_provider = providers
+    meters = machine.meters_of(meter_provider)
+    request_metrics = RequestMetrics(meters.meter, settings)
+    tracer, logger = tracer_source(tracer_provider, _before_a_request), logger_source(logger_provider)
+    return SpanRecorder(settings, tracer, request_metrics, writer, logger), meters
+
+
+def start(settings: Settings, meters: machine.Meters, released: ExitStack, target: Target | None = None) -> None:
+    """Start what requests need in this process; ``released`` gets what undoes it.
+
+    Args:
+        settings: which samplers run.
+        meters: which get their readings.
+        released: closed when nothing is recorded with these settings any more.
+        target: gets the readings of its device.
+    """
+    _hand_over_first()
+    with contain("origins of requests"):
+        released.callback(origin.follow())
+    with contain("samplers"):
+        loop, release = machine.samplers.acquire(settings, meters)
+        released.callback(release)
+        if target is not None:
+            from inferspan.samplers.allocator import cuda_devices
+
+            target.watch_machine(loop, cuda_devices)
+
+
+def _hand_over_first() -> None:
+    """Have detail handed over before our pipelines are flushed or closed; from the first model on, as it takes a thread."""
+    if not _flushed_first:
+        _flushed_first.append(otlp.flush_first(lambda: (writer.flush(HAND_OVER), None)[1]))
+
+
+def _before_a_request() -> None:
+    machine.samplers.wake_in_child()
+    deferred.catch_up()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import limits, machine, micro, plans, scale, table
+from benchmarks import limits, machine, micro, plans, scale, stages, table
 from benchmarks.arguments import leave_out_variables, positive
 from benchmarks.models import MODELS, Workload
 from benchmarks.receiver import receiver
@@ -28,6 +28,7 @@ TITLES = {
     "memory": ("Memory of a long request", limits.MEMORY_COLUMNS),
     "scale": ("How the cost grows", scale.COLUMNS),
     "micro": ("What a module call costs", micro.COLUMNS),
+    "stages": ("What a stage of the program costs", stages.COLUMNS),
 }
 EPILOG = """
 examples:
@@ -173,6 +174,7 @@ _SMALL: dict[str, Callable[[str, float, argparse.Namespace], list[dict[str, Any]
     "memory": lambda address, seconds, options: limits.long_request(address, tokens=options.longest),
     "scale": lambda address, seconds, options: scale.scale(address, seconds=seconds),
     "micro": lambda address, seconds, options: micro.micro(address, seconds=seconds),
+    "stages": lambda address, seconds, options: stages.stages(address, seconds=seconds),
 }
 """Parts whose models are too small for more than one thread."""
 

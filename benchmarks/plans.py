@@ -15,7 +15,7 @@ from benchmarks.models import Workload, load, prepare
 
 __all__ = ["PARTS", "PLANS", "Case", "Plan", "custom", "workload", "workloads"]
 
-PARTS = ("table", "export", "memory", "scale", "micro")
+PARTS = ("table", "export", "memory", "scale", "micro", "stages")
 """Parts of a run, in their order."""
 SWITCHED_OFF = {"unsampled": 1.005, "disabled": 1.005}
 
@@ -64,7 +64,7 @@ FEW = "a/a,unsampled,disabled,default,top-k"
 PLANS = {
     "cpu": Plan(
         cases=(Case(model="smollm2", tokens=32),),
-        parts={"table": 0.44, "export": 0.08, "memory": 0.24, "scale": 0.16, "micro": 0.04},
+        parts={"table": 0.44, "export": 0.08, "memory": 0.24, "scale": 0.16, "micro": 0.03, "stages": 0.01},
         seconds=600,
         rounds=40,
     ),

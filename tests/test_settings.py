@@ -300,3 +300,26 @@ def test_keep_in_the_environment(
     found = Settings.resolve(given, environ={f"INFERSPAN_{name}": value for name, value in environ.items()})
     assert (found.keep, found.slow_after) == expected
     assert (warned in caplog.text) if warned else not caplog.text
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"mode": "t2v", "run": 3}, "mode=t2v, run=3", "mode=t2v,run=3,", [("mode", "t2v"), ("run", 3)], (("mode", "t2v"), ("run", "3"))],
+    ids=["mapping", "text", "text with a comma too many", "pairs", "as it is kept"],
+)
+def test_session_tags(value: Any) -> None:
+    """Tags come as a mapping, as pairs, or as a text in the environment."""
+    assert Settings(session_tags=value).session_tags == (("mode", "t2v"), ("run", "3"))
+
+
+def test_session_tags_in_a_file(tmp_path: Path) -> None:
+    """A settings file has them as a mapping."""
+    path = _file(tmp_path, "session_tags:\n  mode: t2v\n  run: 3\n")
+    assert Settings.resolve(config_file=path, environ={}).session_tags == (("mode", "t2v"), ("run", "3"))
+
+
+@pytest.mark.parametrize("value", ["mode", 3, {"mode": None}, {1: "x"}, {"": "x"}, [1]], ids=repr)
+def test_wrong_session_tags(value: Any) -> None:
+    """Anything else is refused, and told with what is allowed."""
+    with pytest.raises(SettingsError, match=r"session_tags.*use a mapping of texts"):
+        Settings(session_tags=value)

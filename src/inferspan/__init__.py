@@ -11,11 +11,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .blocks import session
     from .caller import context
     from .export.otlp import configure
     from .instrument import Handle, flush, instrument, uninstrument
     from .settings import Settings, SettingsError
     from .zero_code.loading import instrument_loading
+    from .stages import stage
 
 __all__ = [
     "Handle",
@@ -27,6 +29,8 @@ __all__ = [
     "flush",
     "instrument",
     "instrument_loading",
+    "session",
+    "stage",
     "uninstrument",
 ]
 
@@ -39,6 +43,8 @@ _HOMES = {
     "flush": "instrument",
     "instrument": "instrument",
     "instrument_loading": "zero_code.loading",
+    "session": "blocks",
+    "stage": "stages",
     "uninstrument": "instrument",
 }
 

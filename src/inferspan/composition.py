@@ -1,7 +1,7 @@
 """The parts that everything recorded in this process shares, and how a recorder is put together from settings and providers.
 
-In: settings, providers. Out: a recorder of requests, export that is set up, samplers that run. Nothing starts when this module is
-imported.
+In: settings, providers. Out: recorders of requests and of stages, export that is set up, samplers that run. ``instrument`` and ``blocks``
+use it. Nothing starts when this module is imported.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from inferspan.metrics.requests import RequestMetrics
 from inferspan.spans import origin
 from inferspan.spans.recorder import SpanRecorder
 from inferspan.spans.sources import logger_source, tracer_source
+from inferspan.spans.stages import StageRecorder
 from inferspan.spans.writer import SpanWriter
 
 from .export import otlp
@@ -25,7 +26,7 @@ from .settings import Settings
 if TYPE_CHECKING:
     from inferspan.capture.target import Target
 
-__all__ = ["HAND_OVER", "Providers", "deferred", "recorder_for", "set_up_export", "start", "writer"]
+__all__ = ["HAND_OVER", "Providers", "deferred", "recorder_for", "set_up_export", "stage_recorder", "start", "writer"]
 
 HAND_OVER = 2.0
 """Longest time in seconds that ``uninstrument()`` waits for detail to be handed over."""
@@ -54,6 +55,13 @@ def recorder_for(settings: Settings, providers: Providers) -> tuple[SpanRecorder
     request_metrics = RequestMetrics(meters.meter, settings)
     tracer, logger = tracer_source(tracer_provider, _before_a_request), logger_source(logger_provider)
     return SpanRecorder(settings, tracer, request_metrics, writer, logger), meters
+
+
+def stage_recorder(settings: Settings, providers: Providers) -> StageRecorder:
+    """A recorder of the program's own stages and sessions."""
+    from inferspan.capture.failures import failure_of
+
+    return StageRecorder(settings, tracer_source(providers[0], _before_a_request), failure_of)
 
 
 def start(settings: Settings, meters: machine.Meters, released: ExitStack, target: Target | None = None) -> None:

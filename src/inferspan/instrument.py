@@ -21,7 +21,7 @@ from inferspan.metrics.summary import Totals
 from inferspan.spans import origin
 from inferspan.spans.recorder import SpanRecorder
 
-from . import composition
+from . import composition, stages
 from .composition import Providers
 from .export import otlp
 from .guard import contain
@@ -325,6 +325,7 @@ def _build(model: Any, tokenizer: Any, settings: Settings, providers: Providers)
         released = ExitStack()
         undo.push(released)
         composition.start(settings, meters, released, target)
+        released.callback(stages.add(composition.stage_recorder(settings, providers)))
         instrumentation = _Instrumentation(target, recorder, settings, providers, released.close)
         undo.pop_all()
     return instrumentation

@@ -27,12 +27,14 @@ __all__ = [
     "ModuleInfo",
     "Phase",
     "Profiled",
+    "Record",
     "Recorder",
     "RequestEnd",
     "RequestScope",
     "RequestStart",
     "Sample",
     "Sampler",
+    "Stage",
     "Step",
     "key_of_phase",
     "name_of_phase",
@@ -188,6 +190,8 @@ class ModuleBatch(NamedTuple):
     device: Mapping[int, float] = _NOT_MEASURED
     """Seconds on the device by the ``number`` of a call; one that is missing was not measured."""
     profiled: Sequence[Profiled] = ()
+    stage: int | None = None
+    """Number of the stage that they hang under, instead of the step or phase."""
 
 
 class Step(NamedTuple):
@@ -214,6 +218,28 @@ class Phase(NamedTuple):
     end_ns: int
     failure: str | None
     attributes: Attributes
+
+
+class Stage(NamedTuple):
+    """A part of a request beside its phases and steps, such as the vision encoder or one denoising step.
+
+    ``number`` is one of its request's own; ``parent`` is the number of the stage around it. Without one it lies under ``phase``, and
+    without that under the request. The metric of stages counts those that are ``counted``.
+    """
+
+    number: int
+    name: str
+    start_ns: int
+    end_ns: int
+    failure: str | None
+    attributes: Attributes | Callable[[], Attributes]
+    parent: int | None = None
+    phase: str | None = None
+    counted: bool = True
+
+
+Record = Phase | Step | Stage | ModuleBatch
+"""Detail of a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +328,7 @@ class RequestScope(Protocol):
     recording: bool
     """Whether detail (steps, modules, statistics) of this request will be kept."""
 
-    def detail(self, records: Sequence[Phase | Step | ModuleBatch]) -> None:
+    def detail(self, records: Sequence[Record]) -> None:
         """Hand over detail of the running request; parents come no later than the call of ``end``."""
 
     def attach(self) -> None:
@@ -310,6 +336,12 @@ class RequestScope(Protocol):
 
     def detach(self) -> None:
         """Restore the context from before ``attach``; does nothing the second time or without it."""
+
+    def enter(self) -> None:
+        """After ``attach``: stay current until ``leave``, which may come in any order, in another context and on another thread."""
+
+    def leave(self) -> None:
+        """Make current what was before ``enter``, unless something else is current here."""
 
     def end(self, end: RequestEnd) -> None:
         """End the request and detach; called exactly once, on the thread that started it."""

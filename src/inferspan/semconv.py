@@ -42,6 +42,7 @@ SPAN_LOAD = "load"
 SPAN_RESOLVE, SPAN_READ, SPAN_DISPATCH = "resolve", "read", "dispatch"
 """Parts of a load."""
 LOAD_SPANS = (SPAN_LOAD, SPAN_RESOLVE, SPAN_READ, SPAN_DISPATCH)
+SPAN_SESSION = "session"
 SPAN_GENERATE = "inferspan.generate"
 """Name of the request span when another library has already opened a gen_ai span around the call."""
 
@@ -58,7 +59,7 @@ STAGE_DENOISE = "denoise"
 STAGE_VAE_ENCODE = "vae_encode"
 STAGE_VAE_DECODE = "vae_decode"
 STAGE_VOCODE = "vocode"
-STAGE_KIND_MODEL = "model"
+STAGE_KIND_MODEL, STAGE_KIND_USER = "model", "user"
 FINISH_STOP = "stop"
 FINISH_LENGTH = "length"
 FINISH_ERROR = "error"
@@ -268,6 +269,13 @@ LOGITS_ROWS = {
 }
 """Key of the values per batch row (batches of at most 16) beside the key of their mean."""
 
+# stages and sessions
+STAGE_SELF_TIME = "inferspan.stage.self_time"
+SESSION_ID = "inferspan.session.id"
+SESSION_NAME = "inferspan.session.name"
+SESSION_TAG = "inferspan.session.tag"
+"""Followed by a dot and the key of the tag."""
+
 # resource
 RANK = "inferspan.distributed.rank"
 LOCAL_RANK = "inferspan.distributed.local_rank"
@@ -372,9 +380,11 @@ SPANS = (
     SpanKindOf("phase", SPAN_DECODE, "request", "from the first token to the end"),
     SpanKindOf("step", SPAN_PREFILL_STEP, "prefill", "one forward pass of the prompt (several with chunked prefill)"),
     SpanKindOf("step", SPAN_DECODE_STEP, "decode", "one forward pass of the decoding loop"),
-    SpanKindOf("stage", "{inferspan.stage.name}", "request", "a part of a diffusion pipeline: text_encode, denoise, vae_decode ..."),
+    SpanKindOf("stage", "{inferspan.stage.name}", "request, phase or stage", "a part of a diffusion pipeline: text_encode, denoise, vae_decode ..."),
     SpanKindOf("step", SPAN_DENOISE_STEP, "denoise", "from a pass of the denoiser to the end of the scheduler's step"),
     SpanKindOf("module", "layer {n} [{name}] or the module's path", "step or forward", "sampled steps: 0, 1, then with doubling gaps"),
+    SpanKindOf("stage", "{name}", "the caller's current span", "every `with inferspan.stage(name):`, or `start()` and `end()`"),
+    SpanKindOf("session", "session {name}", "the caller's current span", "every `with inferspan.session(name):`; one inside another is a stage"),
     SpanKindOf("op", "aten::{name}", "module, else step or forward", "an operation in a profiler window; one that no other operation runs"),
     SpanKindOf(
         "kernel",
@@ -435,9 +445,9 @@ M_LEGACY_PER_CHUNK = "gen_ai.client.operation.time_per_output_chunk"
 M_STEP_DURATION = "inferspan.generate.step.duration"
 M_FORWARD_DURATION = "inferspan.forward.duration"
 M_FIRST_REQUEST = "inferspan.time_to_first_request"
+M_STAGE_DURATION = "inferspan.stage.duration"
 M_ACTIVE = "inferspan.generate.active"
 M_BATCH_SIZE = "inferspan.batch.size"
-M_STAGE_DURATION = "inferspan.stage.duration"
 M_STEP_ROWS = "inferspan.generate.step.rows"
 M_SPECULATIVE_DRAFTED = SPECULATIVE_DRAFTED
 M_SPECULATIVE_ACCEPTED = SPECULATIVE_ACCEPTED
@@ -546,7 +556,7 @@ _REQUEST_METRICS = (
     Metric(M_LEGACY_FIRST_CHUNK, HISTOGRAM, "s", "time to the first chunk", _GEN_AI, B_DURATION, f"streaming, {_LEGACY}"),
     Metric(M_LEGACY_PER_CHUNK, HISTOGRAM, "s", "time per chunk after the first", _GEN_AI, B_DURATION, f"streaming, {_LEGACY}"),
     Metric(M_STEP_DURATION, HISTOGRAM, "s", "one forward pass inside generate(), or one denoising step, host clock", (PHASE, *_MODEL), B_STEP),
-    Metric(M_STAGE_DURATION, HISTOGRAM, "s", "one stage of a model or pipeline, host clock", (STAGE_NAME, *_MODEL), B_STEP),
+    Metric(M_STAGE_DURATION, HISTOGRAM, "s", "one stage of a model or pipeline, host clock; stages of the program are not counted, as their names have no bound", (STAGE_NAME, *_MODEL), B_STEP),
     Metric(M_FORWARD_DURATION, HISTOGRAM, "s", "one plain forward pass, host clock", (MODEL_NAME, ADAPTER), B_STEP),
     Metric(
         M_FIRST_REQUEST, HISTOGRAM, "s", "start of the process to the beginning of its first request, once a process", _MODEL, B_START_UP
@@ -794,8 +804,8 @@ ATTRIBUTES = (
     Attribute(DEVICE, "string", f"{_R}, {_S}, {_M}, {_L}, kernel", "`cuda:0`, `cpu`, ..."),
     Attribute(DEVICE_TYPE, "string", f"{_R}, {_L}", "`cuda`, `cpu`, `mps`, `xpu`"),
     Attribute(PHASE, "string", f"{_PSM}, op, kernel", "`prefill`, `decode` or `forward`"),
-    Attribute(STAGE_NAME, "string", "stage", "`text_encode`, `vision_encode`, `denoise`, `vae_encode`, `vae_decode`, `vocode`"),
-    Attribute(STAGE_KIND, "string", "stage", "`model`: a part of the model"),
+    Attribute(STAGE_NAME, "string", "stage", "`text_encode`, `vision_encode`, `denoise`, `vae_encode`, `vae_decode`, `vocode`, or the name that the program gives its stage"),
+    Attribute(STAGE_KIND, "string", "stage", "`model`: a part of the model; `user`: a stage of the program"),
     Attribute(DENOISE_INDEX, "int", "denoise_step", "0 is the first step"),
     Attribute(DENOISE_TIMESTEP, "double", "denoise_step", "the scheduler's timestep"),
     Attribute(DENOISE_BLOCK, "int", "stage", "number of the denoising loop in its request: 0, and more for videos that are made block by block"),
@@ -884,6 +894,15 @@ ATTRIBUTES = (
     Attribute(LOGITS_TOP_K_TEXTS, "string[]", _S, f"first row, {_CONTENT} and a tokenizer"),
     Attribute(TOKEN_ID, "int", _S, f"first row, {_CONTENT}"),
     Attribute(TOKEN_TEXT, "string", _S, f"first row, {_CONTENT} and a tokenizer"),
+    Attribute(STAGE_SELF_TIME, "double", "stage (user), session", "s in which no stage inside was open"),
+    Attribute(SESSION_ID, "string", f"session, stage (user), {_R}", "random id of the session; on the log events of a request, too"),
+    Attribute(SESSION_NAME, "string", f"session, stage (user), {_R}", "name of the session; on the log events of a request, too"),
+    Attribute(
+        f"{SESSION_TAG}.{{key}}",
+        "string",
+        f"session, stage (user), {_R}",
+        "a tag of the session, from `inferspan.session(tags={...})` or the setting `session_tags`; on the log events of a request, never on metrics",
+    ),
     *(
         Attribute(key, "double", _R, "s, only with `compat_vllm_latency`")
         for key in (LATENCY_TTFT, LATENCY_E2E, LATENCY_PREFILL, LATENCY_DECODE, LATENCY_INFERENCE)

@@ -10,6 +10,7 @@ import os
 import reprlib
 import signal
 from collections.abc import Callable, Sequence
+from typing import Any
 
 __all__ = [
     "KEEP_WORDS",
@@ -28,6 +29,7 @@ __all__ = [
     "patterns",
     "shown",
     "signal_name",
+    "tags",
     "text",
     "warn_once",
     "warned",
@@ -210,3 +212,20 @@ def keep(name: str, value: object) -> str:
         if words <= set(KEEP_WORDS):
             return ",".join(word for word in KEEP_WORDS if word in words)
     raise fail(name, value, allowed)
+
+
+def tags(name: str, value: object) -> tuple[tuple[str, str], ...]:
+    """Texts by key, from a mapping, pairs, or a text such as ``team=vision,mode=t2v``."""
+    allowed = 'use a mapping of texts such as {"mode": "t2v"}, or "mode=t2v,team=vision" in the environment'
+    if isinstance(value, str):
+        parts = [part.partition("=") for part in value.split(",") if part.strip()]
+        if not all(sign for _, sign, _ in parts):
+            raise fail(name, value, allowed)
+        value = {key: text for key, _, text in parts}
+    try:
+        pairs: dict[Any, Any] = dict(value)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        raise fail(name, value, allowed) from None
+    if not all(isinstance(key, str) and key.strip() and isinstance(one, str | int | float) for key, one in pairs.items()):
+        raise fail(name, value, allowed)
+    return tuple((key.strip(), str(one).strip()) for key, one in pairs.items())

@@ -91,6 +91,7 @@ class Settings:
     span_kind: str = _setting("internal", check.choice("internal", "client", "server"), "kind of the request span")
     semconv: str = _setting("dup", check.choice("dup", "latest", "legacy"), "gen_ai client metrics: old and new names, new only, old only")
     mark: bool = _setting(False, check.boolean, "mark every request span with inferspan.keep, by which a tail sampler keeps its trace; what keep=True was")
+    session_tags: Mapping[str, str] | Sequence[tuple[str, str]] = _setting((), check.tags, "tags of every `inferspan.session()`, a mapping, or `mode=t2v,team=vision`; those of the call are stronger")
     compat_vllm_latency: bool = _setting(False, check.boolean, "gen_ai.latency.* attributes as vLLM and SGLang write them")
     # content
     capture_content: str = _setting("NO_CONTENT", check.choice(*CAPTURE_MODES, upper=True), "prompts, outputs and token ids: NO_CONTENT, SPAN_ONLY, EVENT_ONLY, SPAN_AND_EVENT", env=CAPTURE_VARIABLE)
@@ -223,7 +224,7 @@ def environment_name(name: str) -> str:
 def describe() -> list[tuple[str, str, str, str]]:
     """Rows (setting, environment variable, default, meaning) for ``docs/settings.md`` and ``inferspan settings``."""
     return [
-        (item.name, environment_name(item.name), "" if item.default in (None, MISSING) else str(item.default), item.metadata["brief"])
+        (item.name, environment_name(item.name), "" if item.default in (None, MISSING, ()) else str(item.default), item.metadata["brief"])
         for item in fields(Settings)
     ]
 

@@ -34,6 +34,10 @@ class Scope:
     def attach(self) -> None:
         """It is the current one now."""
 
+    def enter(self) -> None: ...
+
+    def leave(self) -> None: ...
+
     def detach(self) -> None:
         """It is so no more."""
 

@@ -36,6 +36,22 @@ def test_requests_come_as_trees_with_their_callers(session_path: Path) -> None:
     assert session.resources == [{"service.name": "tests", "host.name": "box"}]
 
 
+def test_stages_and_sessions_are_no_requests(recording: Any, generate: Callable[..., str], tmp_path: Path) -> None:
+    """Stages of the program are callers of the requests inside, stages of a model are parts of theirs, and none is an orphan."""
+    generate(recording, 0)
+    trace = recording.trace()
+    session = recording.span("session nightly", 1, 9, trace=trace, attributes={semconv.SESSION_ID: "a", semconv.STAGE_SELF_TIME: 1.0})
+    user = {semconv.STAGE_KIND: semconv.STAGE_KIND_USER, semconv.STAGE_NAME: "part", semconv.STAGE_SELF_TIME: 1.0}
+    stage = recording.span("part", 2, 5, trace=trace, parent=session, attributes=user)
+    request = recording.span("generate_content tiny/model", 3, 4, trace=trace, parent=stage, attributes={semconv.OPERATION_NAME: "x"})
+    recording.span("vae_decode", 3, 1, trace=trace, parent=request, attributes={semconv.STAGE_KIND: semconv.STAGE_KIND_MODEL, semconv.STAGE_NAME: "vae_decode"})
+    recording.span("inner", 3, 1, trace=trace, parent=request, attributes=user)
+    found = read_session(recording.write(tmp_path / "session.jsonl"))
+    assert [(one.span.name, one.callers[-2:]) for one in found.requests[-1:]] == [("generate_content tiny/model", ("session nightly", "part"))]
+    assert len(found.requests) == 2
+    assert found.orphan_spans == 0
+
+
 def test_metrics_come_as_series(session_path: Path) -> None:
     """Cumulative points over time stay a series, and a histogram keeps its buckets."""
     series = {one.name: one for one in read_session(session_path).series}

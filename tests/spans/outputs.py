@@ -17,7 +17,7 @@ from inferspan import semconv
 from inferspan.export import protobuf
 from inferspan.export.files.session_file import SpanFileExporter
 from inferspan.metrics.requests import RequestMetrics
-from inferspan.records import ModelInfo, ModuleBatch, ModuleCalls, ModuleInfo, Phase, Profiled, RequestEnd, RequestStart, Step
+from inferspan.records import ModelInfo, ModuleBatch, ModuleCalls, ModuleInfo, Phase, Profiled, RequestEnd, RequestStart, Stage, Step
 from inferspan.settings import Settings
 from inferspan.spans import attributes
 from inferspan.spans.recorder import SpanRecorder
@@ -72,7 +72,14 @@ def _phases(*phases: Phase) -> Case:
     return Case(phases, [attributes.of_phase(phase) for phase in phases])
 
 
+def _stages(*stages: Stage) -> Case:
+    return Case(stages, [attributes.of_stage(stage, "cuda:0") for stage in stages])
+
+
 CASES = {
+    "stage": _stages(
+        Stage(0, "text_encode", 1, 9, None, {}, phase="prefill"), Stage(1, "denoise_step", 1, 9, "ValueError", lambda: STEP_ATTRIBUTES, parent=0)
+    ),
     "phase": _phases(Phase("prefill", 1, 9, None, {}), Phase("decode", 1, 9, "ValueError", {"given.int": 7})),
     "step": _steps(Step(0, "prefill", 1, 9, None, {}), Step(300, "decode", 1, 9, "ValueError", lambda: STEP_ATTRIBUTES)),
     "module, operation and kernel of a step": _modules(FEW),

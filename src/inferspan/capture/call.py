@@ -6,7 +6,8 @@ State is kept per call and never on the model, so threads and recursion cannot m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,7 +15,7 @@ from inferspan import semconv
 from inferspan.capture.modules import recorder
 from inferspan.capture.modules.recorder import CallLog
 from inferspan.guard import contain
-from inferspan.records import Attributes, ModuleBatch, ModuleCalls, Phase, Profiled, RequestEnd, RequestScope, Step
+from inferspan.records import Attributes, AttributeValue, ModuleBatch, ModuleCalls, Profiled, Record, RequestEnd, RequestScope, Stage
 
 from .budget import Budget
 
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from inferspan.capture.device.clock import Measured
     from inferspan.capture.profiler.window import WindowClaim
 
-__all__ = ["ANNOUNCED", "Call", "current", "pass_state"]
+__all__ = ["ANNOUNCED", "Call", "around_here", "current", "is_in_step", "loop_by_hand", "pass_state", "step_by_hand"]
+
+
+_NO_ATTRIBUTES: Mapping[str, AttributeValue] = {}
 
 
 class _Current(Protocol):
@@ -31,6 +35,26 @@ class _Current(Protocol):
 
 current: _Current = recorder.current
 """``current.call`` is the innermost request that runs on this thread."""
+loop_by_hand: ContextVar[Call | None] = ContextVar("inferspan_loop_by_hand", default=None)
+"""The innermost request of this context whose loop the user has written; it may have ended."""
+step_by_hand: ContextVar[Call | None] = ContextVar("inferspan_step_by_hand", default=None)
+"""The same while a step of it is open: passes of its model are part of it, on whatever thread they run."""
+
+
+def around_here() -> Call | None:
+    """The innermost request that runs here: that of the thread, else the loop by hand that this context is in."""
+    call = current.call
+    if call is None:
+        call = loop_by_hand.get()
+        if call is not None and getattr(call, "end", None) is not None:
+            return None
+    return call
+
+
+def is_in_step(module: object) -> bool:
+    """Whether a pass of ``module`` belongs to an open step by hand whose request is not the current one of this thread."""
+    step = step_by_hand.get()
+    return step is not None and step.root_id == id(module) and step.adapter is not None and bool(step.adapter.in_step)
 
 
 pass_state: attrgetter[tuple[bool, int]] = attrgetter("steps.open", "passes.inside")
@@ -57,10 +81,11 @@ class Call(CallLog):
         self.outer = outer
         self.measured: Measured | None = None
         """Device times of the forward pass that was closed last, still to be read."""
-        self.pending: list[Phase | Step | ModuleBatch] = []
+        self.pending: list[Record] = []
         self.overhead = 0
         self.part: WindowClaim | None = None
         """WindowClaim of a profiler window that this call has."""
+        self._stages = 0
         self._granted = 0
         self._watched = False
         self.root_id = 0
@@ -131,6 +156,47 @@ class Call(CallLog):
             statistics = self.read_output_stats()
             batch = ModuleBatch(step, phase, self.offset, calls, statistics, profiled=profiled)
             self.pending.append(batch._replace(device=self.measured.modules) if self.measured is not None else batch)
+
+    def new_stage(self) -> int:
+        """Number of a stage that begins; what is inside may be recorded before the stage itself."""
+        self._stages += 1
+        return self._stages - 1
+
+    def add_stage(
+        self,
+        name: str,
+        start: int,
+        end: int,
+        *,
+        number: int | None = None,
+        parent: int | None = None,
+        phase: str | None = None,
+        failure: str | None = None,
+        attributes: Attributes | Callable[[], Attributes] = _NO_ATTRIBUTES,
+        counted: bool = True,
+    ) -> bool:
+        """Record a part of the model that has ended, such as its vision encoder, under this request.
+
+        Args:
+            name: of its span, one of few: an index is an attribute.
+            start: reading of the request's monotonic clock, in nanoseconds.
+            end: likewise.
+            number: from ``new_stage``, if anything is inside: stages by ``parent``, module calls by the ``stage`` of their batch.
+            parent: number of the stage around it.
+            phase: ``prefill`` or ``decode``, if it lies in one and in no stage; else it lies under the request.
+            failure: type of the exception that ended it.
+            attributes: of its span, as ``semconv`` names them, or a function that makes them later.
+            counted: whether it is a value of the metric of stages.
+
+        Returns:
+            Whether it is recorded: not in a request that is not, and not over the budget, of which it takes one span as a step does.
+        """
+        if not self.recording or not self.budget.take_step():
+            return False
+        number = self.new_stage() if number is None else number
+        stage = Stage(number, name, self.epoch(start), self.epoch(end), failure, attributes, parent, phase, counted)
+        self.pending.append(stage)
+        return True
 
     def _profiled(self, calls: ModuleCalls, recorded: int, step: int | None, phase: str) -> Sequence[Profiled]:
         """Kernels and operations of the pass that has ended, if it was profiled."""

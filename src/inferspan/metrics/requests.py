@@ -17,7 +17,7 @@ from opentelemetry.context import Context
 
 from inferspan import semconv
 from inferspan.guard import contain, guarded
-from inferspan.records import AttributeValue, ModuleBatch, RequestEnd, RequestStart, name_of_phase
+from inferspan.records import AttributeValue, ModuleBatch, Record, RequestEnd, RequestStart, Stage, name_of_phase
 from inferspan.settings import Settings
 
 from .first_request import FirstRequest, first_request
@@ -282,6 +282,22 @@ class RequestMetrics:
             seen.add(bucket)
             if not count % AT_ONCE:
                 pause()
+
+    def measures(self, record: Record) -> bool:
+        """Whether ``modules`` or ``stage`` would record anything of a record."""
+        return (isinstance(record, ModuleBatch) and self.has_modules(record)) or (isinstance(record, Stage) and record.counted)
+
+    @guarded("metrics of stages")
+    def stage(self, start: RequestStart, stage: Stage, span: Any) -> None:
+        """Record the duration of a stage of a model; runs off the model's path.
+
+        Args:
+            start: the request.
+            stage: the stage.
+            span: the request's span, for exemplars.
+        """
+        seconds = max(0.0, (stage.end_ns - stage.start_ns) / 1e9)
+        self._record(semconv.M_STAGE_DURATION, seconds, {semconv.STAGE_NAME: stage.name, **self._model(start)}, span)
 
     def has_modules(self, batch: ModuleBatch) -> bool:
         """Whether ``modules`` would record anything of such a batch."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from inferspan import semconv
+from inferspan.report.levels import MODULE, PHASE, REQUEST, STEP, TOPS, level_of
 from inferspan.report.metric_series import Series, SeriesTable
 from inferspan.report.otlp_lines import (
     LineCounts,
@@ -27,9 +28,8 @@ from inferspan.report.otlp_lines import (
 )
 from inferspan.report.stream import LONGEST_LINE
 
-__all__ = ["Link", "Request", "Session", "SessionFileError", "Span", "SpanEvent", "level_of", "read_session"]
+__all__ = ["MODULE", "Link", "Request", "Session", "SessionFileError", "Span", "SpanEvent", "level_of", "read_session"]
 
-REQUEST, PHASE, STEP, MODULE, PROFILED = "request", "phase", "step", "module", "profiled"
 _ERROR_CODES = (2, "2", "STATUS_CODE_ERROR")
 _LONGEST_CHAIN = 32
 ROOM = 2 * 1024**3
@@ -275,21 +275,6 @@ def read_session(path: str | Path, *, room: int = ROOM) -> Session:
     )
 
 
-def level_of(span: Span) -> str:
-    """``request``, ``phase``, ``step``, ``module`` or ``profiled``: where a span of ours stands in the tree."""
-    attributes = span.attributes
-    if semconv.PROFILER_KIND in attributes:
-        return PROFILED
-    if semconv.MODULE_NAME in attributes or semconv.MODULE_TYPE in attributes:
-        return MODULE
-    if span.name in (semconv.SPAN_PREFILL_STEP, semconv.SPAN_DECODE_STEP, semconv.SPAN_DENOISE_STEP):
-        return STEP
-    phase = span.name in (semconv.SPAN_PREFILL, semconv.SPAN_DECODE) and semconv.PHASE in attributes
-    if phase or attributes.get(semconv.STAGE_NAME) == span.name:
-        return PHASE
-    return REQUEST
-
-
 def _read_spans(block: Mapping[str, Any], reading: _Reading) -> None:
     number = reading.resource(block)
     for holder in objects(block, "scopeSpans", "instrumentationLibrarySpans"):
@@ -355,30 +340,33 @@ def _read_logs(block: Mapping[str, Any], reading: _Reading) -> None:
 
 def _grow(reading: _Reading) -> tuple[list[Request], int]:
     """Hang every span under its parent; requests come out by start time, with the number of spans that found no request."""
-    requests, reached = [], 0
+    requests, tops, reached = [], [], 0
     for span in reading.spans.values():
         parent = reading.spans.get((span.trace_id, span.parent_id))
         if parent is not None and parent is not span:
             parent.children.append(span)
-        if level_of(span) == REQUEST:
+        level = level_of(span)
+        if level in TOPS:
+            tops.append(span)
+        if level == REQUEST:
             # Content that came as a log event is shown like content on the span.
             span.attributes = {**reading.content.get((span.trace_id, span.span_id), {}), **span.attributes}
             requests.append(Request(span, _callers(span, reading)))
     for span in reading.spans.values():
         span.children.sort(key=lambda child: (child.start_ns, child.end_ns))
     requests.sort(key=lambda request: request.span.start_ns)
-    for request in requests:
-        reached += 1 + _count_below(request.span.children)
+    for span in tops:
+        reached += 1 + _count_below(span.children)
     return requests, len(reading.spans) - reached
 
 
 def _count_below(spans: Iterable[Span]) -> int:
-    """Spans of a request's tree without nested requests, which count for themselves; deep trees need no recursion."""
-    waiting, total = [span for span in spans if level_of(span) != REQUEST], 0
+    """Spans of a tree without requests and stages of the program, which count for themselves; deep trees need no recursion."""
+    waiting, total = [span for span in spans if level_of(span) not in TOPS], 0
     while waiting:
         span = waiting.pop()
         total += 1
-        waiting.extend(child for child in span.children if level_of(child) != REQUEST)
+        waiting.extend(child for child in span.children if level_of(child) not in TOPS)
     return total
 
 

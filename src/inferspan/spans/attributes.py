@@ -15,7 +15,7 @@ from typing import Any
 
 from inferspan import semconv
 from inferspan.attribute_values import shape_attributes
-from inferspan.records import Attributes, AttributeValue, ModuleBatch, ModuleInfo, Phase, Profiled, Step, name_of_phase
+from inferspan.records import Attributes, AttributeValue, ModuleBatch, ModuleInfo, Phase, Profiled, Stage, Step, name_of_phase
 
 __all__ = [
     "of_call",
@@ -27,6 +27,7 @@ __all__ = [
     "of_pass",
     "of_phase",
     "of_profiled",
+    "of_stage",
     "of_step",
 ]
 
@@ -58,6 +59,25 @@ def of_step(step: Step, device: str | None) -> dict[str, AttributeValue]:
     found[semconv.STEP_INDEX] = step.number
     if step.failure is not None:
         found.update(of_failure(step.failure))
+    return found
+
+
+def of_stage(stage: Stage, device: str | None) -> dict[str, AttributeValue]:
+    """Attributes of the span of a stage of a model.
+
+    Args:
+        stage: the stage; its attributes are computed now if the record holds a function.
+        device: where the model ran, if that is known.
+    """
+    known = stage.attributes
+    found: dict[str, AttributeValue] = {} if device is None else {semconv.DEVICE: device}
+    found.update(known() if callable(known) else known)
+    if stage.phase is not None:
+        found[semconv.PHASE] = stage.phase
+    found[semconv.STAGE_KIND] = semconv.STAGE_KIND_MODEL
+    found[semconv.STAGE_NAME] = stage.name
+    if stage.failure is not None:
+        found.update(of_failure(stage.failure))
     return found
 
 
@@ -106,7 +126,7 @@ def of_call(batch: ModuleBatch, call: tuple[Any, ...]) -> dict[str, AttributeVal
         call: one of its calls, in the layout of ``ModuleCall``.
     """
     number, _, info, _, _, inputs, outputs, failure, slot = call
-    step, phase, _, _, statistics, device, _ = batch
+    step, phase, _, _, statistics, device, *_ = batch
     found = {**of_inputs(inputs), **of_outputs(outputs), **of_pass(step), **of_module(info, phase)}
     if (seconds := device.get(number)) is not None:
         found = {**of_device_time(seconds), **found}

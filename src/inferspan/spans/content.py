@@ -19,18 +19,20 @@ __all__ = ["content_event", "exception_attributes", "exception_event", "inferenc
 
 _GROUP = (semconv.ERROR_TYPE, "server.address", "server.port")
 """Attributes of the event outside the ``gen_ai`` namespace."""
-
+_SESSION = "inferspan.session."
 
 _maps_taken = True
 """Whether the SDK takes lists and mappings as attribute values; older ones drop them with a line in the log."""
 
 
 def inference_group(attributes: Mapping[str, Any]) -> dict[str, AttributeValue]:
-    """Those attributes of a request that belong to the inference in the conventions: all but messages, and none of our own names."""
+    """Those attributes of a request that belong to the inference in the conventions, without messages; of our own names the session's."""
     return {
         key: value
         for key, value in attributes.items()
-        if (key.startswith("gen_ai.") or key in _GROUP) and not key.startswith("gen_ai.latency.") and key not in semconv.MESSAGES
+        if (key.startswith(("gen_ai.", _SESSION)) or key in _GROUP)
+        and not key.startswith("gen_ai.latency.")
+        and key not in semconv.MESSAGES
     }
 
 
@@ -96,7 +98,7 @@ def _wants(logger: Any, context: Any) -> bool:
     return bool(enabled(context=context, severity_number=SeverityNumber.WARN, event_name=semconv.INFERENCE_EXCEPTION_EVENT))
 
 
-def exception_event(logger: Any, failure: Failure, time_ns: int, context: Any) -> bool:
+def exception_event(logger: Any, failure: Failure, time_ns: int, context: Any, request: Mapping[str, AttributeValue]) -> bool:
     """Emit ``gen_ai.client.inference.exception`` for a failed request.
 
     Args:
@@ -104,6 +106,7 @@ def exception_event(logger: Any, failure: Failure, time_ns: int, context: Any) -
         failure: the exception.
         time_ns: when the request ended.
         context: context that holds the request's span.
+        request: attributes of the request; those of its session are sent too.
 
     Returns:
         Whether it was sent; not where no logger provider is set.
@@ -116,7 +119,7 @@ def exception_event(logger: Any, failure: Failure, time_ns: int, context: Any) -
             context=context,
             severity_number=SeverityNumber.WARN,
             event_name=semconv.INFERENCE_EXCEPTION_EVENT,
-            attributes=exception_attributes(failure),
+            attributes={**exception_attributes(failure), **{key: request[key] for key in request if key.startswith(_SESSION)}},
         )
     )
     return True

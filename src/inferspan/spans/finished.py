@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from inferspan.export.ids import ids
-from inferspan.records import AttributeValue, ModuleBatch, Phase, Step, name_of_phase
+from inferspan.records import AttributeValue, ModuleBatch, Phase, Record, Stage, Step, name_of_phase
 from inferspan.spans import attributes
 from inferspan.spans.request import RequestSpan, step_name
 
-__all__ = ["FinishedSpan", "finished_spans", "phase_or_step"]
+__all__ = ["FinishedSpan", "finished_spans", "one_span"]
 
 
 _new = tuple.__new__  # a third of the time that the class's own takes
@@ -34,10 +34,10 @@ class FinishedSpan(NamedTuple):
     """Attributes that the span has lost to a limit of their number."""
 
 
-def finished_spans(request: RequestSpan, record: Phase | Step | ModuleBatch) -> Iterator[FinishedSpan]:
-    """The spans of a record: one of a phase or step, one for each call and each operation or kernel of a forward pass."""
+def finished_spans(request: RequestSpan, record: Record) -> Iterator[FinishedSpan]:
+    """The spans of a record: one of a phase, step or stage, one for each call and each operation or kernel of a forward pass."""
     if not isinstance(record, ModuleBatch):
-        yield phase_or_step(request, record)
+        yield one_span(request, record)
         return
     above, offset = request.above(record), record.offset
     calls = list(record.calls.rows())
@@ -59,11 +59,15 @@ def finished_spans(request: RequestSpan, record: Phase | Step | ModuleBatch) -> 
         yield FinishedSpan(profiled.name, own[profiled.number], own.get(profiled.parent, above), start, end, found, None, dropped)
 
 
-def phase_or_step(request: RequestSpan, record: Phase | Step) -> FinishedSpan:
-    """The span of a phase or step."""
+def one_span(request: RequestSpan, record: Phase | Step | Stage) -> FinishedSpan:
+    """The span of a phase, step or stage."""
     if isinstance(record, Step):
         name, own, parent = step_name(record.phase), request.step_id(record.number), request.phase_id(record.phase)
         found = attributes.of_step(record, request.device)
+    elif isinstance(record, Stage):
+        name, own = record.name, request.stage_id(record.number)
+        parent = request.above_stage(record)
+        found = attributes.of_stage(record, request.device)
     else:
         name, own, parent = name_of_phase(record.name), request.phase_id(record.name), request.context.span_id
         found = attributes.of_phase(record)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inferspan import semconv
-from inferspan.records import ModuleBatch, Phase, RequestEnd, RequestStart, Step
+from inferspan.records import ModuleBatch, Phase, Record, RequestEnd, RequestStart, Stage, Step
 from inferspan.settings import Settings
 
 __all__ = ["FlightRecorder", "HeldDetail", "RunningQuantile", "weight_of"]
@@ -29,13 +29,12 @@ MIN_DURATIONS = 30
 """Number of durations before a quantile is used, however low its share."""
 DEFAULT_SHARE = 0.99
 _STATISTICS = (semconv.OUTPUT_STAT_NAN_COUNT, semconv.OUTPUT_STAT_INF_COUNT)
-Record = Phase | Step | ModuleBatch
 
 
 def _size_of(record: Record) -> int:
     if isinstance(record, Step):
         return record.size
-    if isinstance(record, Phase):
+    if isinstance(record, Phase | Stage):
         return CALL_BYTES
     return CALL_BYTES * (1 + weight_of(record)) + STATISTICS_BYTES * len(record.statistics) + SECONDS_BYTES * len(record.device)
 

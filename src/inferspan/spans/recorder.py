@@ -23,12 +23,13 @@ from inferspan.export.sdk import SpanParts, SpanStarter, attribute_limits, wants
 from inferspan.guard import contain
 from inferspan.metrics.requests import RequestMetrics
 from inferspan.ranks import ranks
-from inferspan.records import Attributes, AttributeValue, ModuleBatch, RequestEnd, RequestScope, RequestStart
+from inferspan.records import Attributes, AttributeValue, Record, RequestEnd, RequestScope, RequestStart
 from inferspan.settings import Settings
 
 from . import origin
 from .content import content_event, exception_attributes, exception_event, set_content
-from .flight_recorder import FlightRecorder, HeldDetail, Record, weight_of
+from .current import session_attributes, suppressed
+from .flight_recorder import FlightRecorder, HeldDetail, weight_of
 from .genai_interop import ThirdPartyCall, announce
 from .writer import Detail, RequestSpan, SpanWriter, inside_a_provider, our_call
 
@@ -99,8 +100,6 @@ class LiveRequestSpan(RequestSpan):
         self.recorder = recorder
         self.third_party = third_party
         self.recording = bool(span.is_recording() and self.context.trace_flags.sampled)
-        self._before: otel_context.Context | None = None
-        self.token: Any = None
         self.given: Mapping[str, AttributeValue] = {}
         """Attributes that the span began with."""
         self.marked = False
@@ -119,7 +118,7 @@ class LiveRequestSpan(RequestSpan):
             self._hand_over(Detail(records), weight)
             return
         # Metrics cover all requests, whether or not their detail is kept.
-        measured = [record for record in records if isinstance(record, ModuleBatch) and self.metrics.has_modules(record)]
+        measured = [record for record in records if self.metrics.measures(record)]
         if measured:
             self.recorder.writer.put(self, Detail(measured, spans=False), weight)
         if self.held.add(self, records):
@@ -131,33 +130,6 @@ class LiveRequestSpan(RequestSpan):
             return
         if not self.recorder.writer.put(self, detail, weight):
             self.metrics.dropped(weight, "queue_full")
-
-    def attach(self, inside: otel_context.Context | None = None) -> None:
-        """Make the span the current one until ``detach``, in the context ``inside`` if that is given."""
-        with contain("context"):
-            before = otel_context.get_current()
-            if inside is None:
-                if self.span is trace.INVALID_SPAN:
-                    # Without a span of ours the caller's stays the parent of what is inside.
-                    return
-                inside = trace.set_span_in_context(self.span, before)
-            # Before the change: an interrupt may lose the token.
-            self._before = before
-            self.token = otel_context.attach(inside)
-
-    def detach(self) -> None:
-        """Restore the context from before ``attach``."""
-        before = self._before
-        if before is None:
-            return
-        with contain("context"):
-            # A token is used once, even if an interrupt follows.
-            token, self.token = self.token, None
-            if token is not None:
-                otel_context.detach(token)
-            elif otel_context.get_current() is not before:
-                otel_context.attach(before)
-        self._before = None
 
     def end(self, end: RequestEnd) -> None:
         """End the span, whatever else fails, and record the metrics."""
@@ -239,7 +211,7 @@ class SpanRecorder:
     def start(self, start: RequestStart, parent: RequestScope | None) -> RequestScope | None:
         """Begin a request; see :class:`~inferspan.records.Recorder`."""
         current = otel_context.get_current()
-        if inside_a_provider() or current.get(otel_context._SUPPRESS_INSTRUMENTATION_KEY) or current.get("suppress_instrumentation"):
+        if inside_a_provider() or suppressed(current):
             return None
         if isinstance(parent, LiveRequestSpan) and not self._is_inside(current, parent):
             current = trace.set_span_in_context(parent.span, current)
@@ -252,7 +224,7 @@ class SpanRecorder:
         tracer: Any = None
         attributes: dict[str, AttributeValue] = {}
         with contain("request span"), our_call():
-            attributes = self._start_attributes(start, third_party)
+            attributes = {**self._start_attributes(start, third_party), **session_attributes(current)}
             tracer = self._tracer()
             span = tracer.start_span(
                 request_name(start, third_party),
@@ -351,7 +323,7 @@ class SpanRecorder:
         """Send the exception of a failed ``generate()`` as a log event; false if there is none, or no logger takes it."""
         if end.failure is None or self._logger is None or scope.request.kind == "forward" or scope.third_party is not None:
             return False
-        return exception_event(self._logger(), end.failure, end.end_ns, trace.set_span_in_context(scope.span))
+        return exception_event(self._logger(), end.failure, end.end_ns, trace.set_span_in_context(scope.span), scope.given)
 
     def emit_content(self, scope: LiveRequestSpan, end: RequestEnd) -> None:
         """Emit the event with the captured messages, if the settings ask for it."""

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from opentelemetry import context as otel_context
+from opentelemetry import trace
 from opentelemetry.trace import Span, SpanContext
 
 from inferspan import semconv
 from inferspan.attribute_values import AttributeLimits
 from inferspan.export.ids import ids
 from inferspan.export.sdk import SpanParts, SpanStarter
+from inferspan.guard import contain
 from inferspan.metrics.requests import RequestMetrics
-from inferspan.records import ModuleBatch, RequestStart, name_of_phase
+from inferspan.records import ModuleBatch, RequestStart, Stage, name_of_phase
+
+from .current import Scope
 
 __all__ = ["RequestSpan", "step_name"]
 
@@ -52,8 +57,52 @@ class RequestSpan:
         self.starter: SpanStarter | None = None
         self.sender: Any = None
         self.limits: AttributeLimits | None = None
+        self._before: otel_context.Context | None = None
+        self._free: Scope | None = None
+        self.token: Any = None
         self._phase_ids: dict[str, int] = {}
         self._step_base = 0
+
+    def attach(self, inside: otel_context.Context | None = None) -> None:
+        """Make the span the current one until ``detach``, in the context ``inside`` if that is given."""
+        with contain("context"):
+            before = otel_context.get_current()
+            if inside is None:
+                if self.span is trace.INVALID_SPAN:
+                    # Without a span of ours the caller's stays the parent of what is inside.
+                    return
+                inside = trace.set_span_in_context(self.span, before)
+            # Before the change: an interrupt may lose the token.
+            self._before = before
+            self.token = otel_context.attach(inside)
+
+    def detach(self) -> None:
+        """Restore the context from before ``attach``."""
+        before = self._before
+        if before is None:
+            return
+        with contain("context"):
+            # A token is used once, even if an interrupt follows.
+            token, self.token = self.token, None
+            if token is not None:
+                otel_context.detach(token)
+            elif otel_context.get_current() is not before:
+                otel_context.attach(before)
+        self._before = None
+
+    def enter(self) -> None:
+        """Stay current until ``leave``, which may come in any order, in another context and on another thread."""
+        with contain("context"):
+            inside = otel_context.get_current()
+            self.detach()
+            self._free = Scope()
+            self._free.enter(inside)
+
+    def leave(self) -> None:
+        """Make current what was before, unless something else is current here."""
+        if self._free is not None:
+            with contain("context"):
+                self._free.leave()
 
     def phase_id(self, phase: str) -> int:
         """Span id of a phase."""
@@ -66,8 +115,21 @@ class RequestSpan:
         self._step_base = self._step_base or ids().generate_span_id()
         return (self._step_base + number * GOLDEN_RATIO_64) % 2**64 or GOLDEN_RATIO_64
 
+    def stage_id(self, number: int) -> int:
+        """Span id of a stage."""
+        # Of the same series as the steps, from its other end.
+        return self.step_id(-1 - number)
+
+    def above_stage(self, stage: Stage) -> int:
+        """Span id of the parent of a stage."""
+        if stage.parent is not None:
+            return self.stage_id(stage.parent)
+        return self.context.span_id if stage.phase is None else self.phase_id(stage.phase)
+
     def above(self, batch: ModuleBatch) -> int:
         """Span id of the parent of the outermost calls of a batch."""
+        if batch.stage is not None:
+            return self.stage_id(batch.stage)
         if batch.step is not None:
             return self.step_id(batch.step)
         return self.context.span_id if batch.phase == semconv.PHASE_FORWARD else self.phase_id(batch.phase)

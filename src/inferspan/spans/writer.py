@@ -20,7 +20,7 @@ from opentelemetry.trace import SpanContext, Status, StatusCode
 from inferspan.buffer import CAPACITY, Buffer
 from inferspan.export.sdk import next_chunk
 from inferspan.guard import guarded
-from inferspan.records import ModuleBatch, Phase, RequestEnd, Step
+from inferspan.records import ModuleBatch, Record, RequestEnd, Stage
 from inferspan.spans.packed.detail import PackedDetail
 
 from .finished import FinishedSpan, finished_spans
@@ -63,11 +63,11 @@ def our_call() -> Iterator[None]:
 class Detail(NamedTuple):
     """Records of one request on their way to the writer."""
 
-    records: Sequence[Phase | Step | ModuleBatch]
+    records: Sequence[Record]
     spans: bool = True
     """Whether they become spans; else they are only measured."""
     metrics: bool = True
-    """Whether modules are measured; else they have been."""
+    """Whether modules and stages are measured; else they have been."""
 
 
 class SpanWriter:
@@ -87,7 +87,7 @@ class SpanWriter:
 
     def put_now(self, scope: RequestSpan, detail: Detail) -> bool:
         """Write detail of a request on the calling thread; false if other detail comes first, or if it has to be measured as well."""
-        if detail.metrics and any(isinstance(record, ModuleBatch) and scope.metrics.has_modules(record) for record in detail.records):
+        if detail.metrics and any(map(scope.metrics.measures, detail.records)):
             return False
         return self._buffer.consume_now((scope, detail))
 
@@ -106,7 +106,7 @@ class SpanWriter:
             return
         left, patience = SPANS_PER_CHUNK, MAX_QUEUE_WAIT
         for record in item.records:
-            if item.metrics and isinstance(record, ModuleBatch) and scope.metrics.has_modules(record):
+            if item.metrics and scope.metrics.measures(record):
                 self._measure(scope, record, until)
             if not item.spans:
                 continue
@@ -124,7 +124,11 @@ class SpanWriter:
         if scope.sender is not None and item.spans:
             self._packed.finish(scope)
 
-    def _measure(self, scope: RequestSpan, batch: ModuleBatch, until: float | None) -> None:
+    def _measure(self, scope: RequestSpan, batch: Record, until: float | None) -> None:
+        if isinstance(batch, Stage):
+            scope.metrics.stage(scope.request, batch, scope.span)
+        if not isinstance(batch, ModuleBatch):
+            return
         calls = batch.calls.rows()
         while some := list(islice(calls, SPANS_PER_CHUNK)):
             scope.metrics.modules(scope.request, batch, some, scope.span)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from inferspan.guard import guarded
-from inferspan.records import ModuleBatch, Phase, Step
-from inferspan.spans.finished import FinishedSpan, finished_spans, phase_or_step
+from inferspan.records import ModuleBatch, Phase, Record, Stage, Step
+from inferspan.spans.finished import FinishedSpan, finished_spans, one_span
 from inferspan.spans.request import RequestSpan
 
 from .modules import ModulePacker
@@ -30,8 +30,8 @@ class PackedDetail:
         self._spans = SpanPacker()
         self._packed: list[bytes] = []
 
-    def write(self, request: RequestSpan, record: Phase | Step | ModuleBatch, pause: Callable[[], None]) -> None:
-        """Pack one record and call ``pause`` after each piece; phases and steps are collected, at most until ``finish``."""
+    def write(self, request: RequestSpan, record: Record, pause: Callable[[], None]) -> None:
+        """Pack one record and call ``pause`` after each piece; phases, steps and stages are collected, at most until ``finish``."""
         if isinstance(record, ModuleBatch):
             if request.limits is None:
                 self._write_modules(request, record, pause)
@@ -43,7 +43,7 @@ class PackedDetail:
                     self.finish(request)
                     pause()
             return
-        self._write_phase_or_step(request, record)
+        self._write_one(request, record)
         if len(self._packed) >= STEPS_PER_PIECE:
             self.finish(request)
             pause()
@@ -62,8 +62,8 @@ class PackedDetail:
             pause()
 
     @guarded("span hand-over")
-    def _write_phase_or_step(self, request: RequestSpan, record: Phase | Step) -> None:
-        self._packed.append(self._spans.pack(request.context, phase_or_step(request, record)))
+    def _write_one(self, request: RequestSpan, record: Phase | Step | Stage) -> None:
+        self._packed.append(self._spans.pack(request.context, one_span(request, record)))
 
     @guarded("span hand-over")
     def _write_module(self, request: RequestSpan, made: FinishedSpan) -> None:

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .blocks import session
+    from .blocks import generation, session
     from .caller import context
     from .export.otlp import configure
     from .instrument import Handle, flush, instrument, uninstrument
@@ -27,6 +27,7 @@ __all__ = [
     "configure",
     "context",
     "flush",
+    "generation",
     "instrument",
     "instrument_loading",
     "session",
@@ -41,6 +42,7 @@ _HOMES = {
     "configure": "export.otlp",
     "context": "caller",
     "flush": "instrument",
+    "generation": "blocks",
     "instrument": "instrument",
     "instrument_loading": "zero_code.loading",
     "session": "blocks",

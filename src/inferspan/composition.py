@@ -26,7 +26,7 @@ from .settings import Settings
 if TYPE_CHECKING:
     from inferspan.capture.target import Target
 
-__all__ = ["HAND_OVER", "Providers", "deferred", "recorder_for", "set_up_export", "stage_recorder", "start", "writer"]
+__all__ = ["HAND_OVER", "Providers", "deferred", "follow_origins", "recorder_for", "set_up_export", "stage_recorder", "start", "writer"]
 
 HAND_OVER = 2.0
 """Longest time in seconds that ``uninstrument()`` waits for detail to be handed over."""
@@ -74,8 +74,6 @@ def start(settings: Settings, meters: machine.Meters, released: ExitStack, targe
         target: gets the readings of its device.
     """
     _hand_over_first()
-    with contain("origins of requests"):
-        released.callback(origin.follow())
     with contain("samplers"):
         loop, release = machine.samplers.acquire(settings, meters)
         released.callback(release)
@@ -83,6 +81,12 @@ def start(settings: Settings, meters: machine.Meters, released: ExitStack, targe
             from inferspan.samplers.allocator import cuda_devices
 
             target.watch_machine(loop, cuda_devices)
+
+
+def follow_origins(released: ExitStack) -> None:
+    """Find the callers of requests on threads that they start, until ``released`` is closed."""
+    with contain("origins of requests"):
+        released.callback(origin.follow())
 
 
 def _hand_over_first() -> None:

@@ -275,7 +275,7 @@ def flush(timeout: float | None = 30.0) -> bool:
     return otlp.force_flush(30.0 if timeout is None else timeout) and done
 
 
-def unwrap(model: Any, tokenizer: Any) -> tuple[Any, Any]:
+def unwrap(model: Any, tokenizer: Any, what: str = "instrument") -> tuple[Any, Any]:
     """The module in ``model``, and the tokenizer that comes with it.
 
     Raises:
@@ -290,7 +290,10 @@ def unwrap(model: Any, tokenizer: Any) -> tuple[Any, Any]:
     inner = parts_of(model) or getattr(model, "model", None)
     if isinstance(inner, nn.Module):
         return inner, tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
-    raise TypeError(f"inferspan.instrument() takes a torch.nn.Module or pipeline of transformers or diffusers, not {type(model).__name__}")
+    named = ", or the name of another engine's model as text" if what == "generation" else ""
+    raise TypeError(
+        f"inferspan.{what}() takes a torch.nn.Module or a pipeline of transformers or diffusers{named}, not {type(model).__name__}"
+    )
 
 
 def resolve(settings: Settings | None, overrides: Mapping[str, Any]) -> Settings:
@@ -325,6 +328,7 @@ def _build(model: Any, tokenizer: Any, settings: Settings, providers: Providers)
         released = ExitStack()
         undo.push(released)
         composition.start(settings, meters, released, target)
+        composition.follow_origins(released)
         released.callback(stages.add(composition.stage_recorder(settings, providers)))
         instrumentation = _Instrumentation(target, recorder, settings, providers, released.close)
         undo.pop_all()

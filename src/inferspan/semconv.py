@@ -52,6 +52,7 @@ OPERATION_GENERATE_CONTENT = "generate_content"
 OPERATION_EMBEDDINGS = "embeddings"
 PROVIDER_HUGGINGFACE = "huggingface"
 PROVIDER_PYTORCH = "pytorch"
+PROVIDER_OTHER = "_OTHER"
 PHASE_FORWARD = "forward"
 STAGE_TEXT_ENCODE = "text_encode"
 STAGE_VISION_ENCODE = "vision_encode"
@@ -366,7 +367,7 @@ class Renamed(NamedTuple):
 
 
 SPANS = (
-    SpanKindOf("request", "{gen_ai.operation.name} {gen_ai.request.model}", "the caller's current span", "every generate()"),
+    SpanKindOf("request", "{gen_ai.operation.name} {gen_ai.request.model}", "the caller's current span", "every generate(), every `with inferspan.generation(...):`"),
     SpanKindOf("request", "forward {model}", "the caller's current span", "every plain call of the model"),
     SpanKindOf("request", SPAN_GENERATE, "the caller's current span", "generate() inside a gen_ai span of another library"),
     SpanKindOf("load", SPAN_LOAD, "the caller's current span", "every `from_pretrained()` of a model, tokenizer, processor or pipeline"),
@@ -697,7 +698,7 @@ _R, _P, _S, _M, _L = "request", "phase", "step", "module", "load"
 _PSM = "phase, step, module"
 ATTRIBUTES = (
     Attribute(OPERATION_NAME, "string", _R, "`text_completion`, `chat`, `generate_content` or `embeddings`; absent on a plain forward"),
-    Attribute(PROVIDER_NAME, "string", _R, "`huggingface`, `pytorch` or as set"),
+    Attribute(PROVIDER_NAME, "string", _R, "`huggingface`, `pytorch` or as set; `_OTHER` for a loop by hand of another engine"),
     Attribute(REQUEST_MODEL, "string", _R, "hub id, else the last part of the local path"),
     Attribute(RESPONSE_MODEL, "string", _R, "the same"),
     Attribute(REQUEST_MAX_TOKENS, "int", _R, "`max_new_tokens`, or what `max_length` leaves"),
@@ -761,7 +762,7 @@ ATTRIBUTES = (
     Attribute(TOKEN_INTERVALS, "double[]", _R, "s between tokens, host clock; the first is the time to first token"),
     Attribute(TOKENS_TRUNCATED, "boolean", _R, "true if the arrays hold fewer tokens than were generated"),
     Attribute(TOKEN_IDS, "int[]", _R, f"generated ids of the first row, bounded, {_CONTENT}"),
-    Attribute(UNOBSERVED, "string", _R, "what could not be seen and why: `modules: compiled`, `modules: compiled in parts`, `modules of decode steps: compiled`, `context: hooks` (a plain forward pass whose span is not current inside), `forward: generator`, ..."),
+    Attribute(UNOBSERVED, "string", _R, "what could not be seen and why: `modules: compiled`, `modules: compiled in parts`, `modules of decode steps: compiled`, `context: hooks` (a plain forward pass whose span is not current inside), `forward: generator`, `logits: not given` (a loop by hand), ..."),
     Attribute(WARMUP, "boolean", _R, "true on the first call, or if a compilation happened inside"),
     Attribute(NONFINITE, "boolean", _R, "true if NaN or Inf was seen in logits, module outputs or a request inside, else absent"),
     Attribute(FAILED, "boolean", _R, "true if the call ended with an exception, else absent; to search for, whichever the exception"),
@@ -1021,6 +1022,11 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("profiler window", "profiler signal"), "kernels and operations of a window"),
     ErrorPlaces(("watching torch.compile", "model.compile()"), "observation around a compilation"),
     ErrorPlaces(("unloading of adapters",), "requests of the model that was taken out of its wrapper"),
+    ErrorPlaces(("set-up of a generation", "start of a generation"), "the request of a loop by hand"),
+    ErrorPlaces(("token of a generation",), "a token of a loop by hand, or its statistics"),
+    ErrorPlaces(("end of a generation", "reasons of a generation"), "facts at the end of a loop by hand"),
+    ErrorPlaces(("start of a stage", "end of a stage", "metrics of stages"), "a stage, attributes of it, or its duration as a metric"),
+    ErrorPlaces(("set-up of a session", "start of a session", "end of a session"), "a session, or attributes of it"),
     ErrorPlaces(("context",), "the request span as the parent of spans inside the call"),
     ErrorPlaces(("detaching", "uninstrument", "refresh"), "an observer may stay on the model, or is not put on it"),
     ErrorPlaces(("request span", "id generator"), "the request span or attributes of it"),

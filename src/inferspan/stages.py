@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol
 
-__all__ = ["OFF", "AnyStage", "Off", "StageRecorder", "add", "check_name", "newest", "stage"]
+__all__ = ["OFF", "AnyStage", "Off", "OffGeneration", "StageRecorder", "add", "check_name", "newest", "stage"]
 
 
 class AnyStage(Protocol):
@@ -66,6 +66,32 @@ class Off:
         """Do nothing."""
 
     def __enter__(self) -> Off:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        return None
+
+
+class OffGeneration:
+    """Stands for a generation that cannot be recorded: every call does nothing, also as the block around a pass."""
+
+    __slots__ = ()
+
+    def prefill(self, inputs: Any = None) -> OffGeneration:
+        """Do nothing."""
+        return self
+
+    def step(self, inputs: Any = None) -> OffGeneration:
+        """Do nothing."""
+        return self
+
+    def token(self, logits: Any, token: Any) -> None:
+        """Do nothing."""
+
+    def finish(self, reason: Any = "stop") -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> OffGeneration:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -93,6 +93,7 @@ GENERATE: dict[str, dict[str, Outcome]] = {
     "assisted by a draft model": _row(_but(ALL, MAMBA, LLAVA)),
     "prompt lookup": _row(_but(ALL, MAMBA)),
     "own loop (`custom_generate`)": _row([*TEXT, MAMBA, AUDIO], said("logits: chosen tokens not seen")),
+    "loop by hand (`inferspan.generation()`)": _row(ALL),
     "in a thread": _row(ALL),
     "`inference_mode`": _row(ALL),
     "autocast to bfloat16": _row(ALL),

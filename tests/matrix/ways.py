@@ -213,6 +213,38 @@ def _own_loop(run: Run) -> None:
     run.options["custom_generate"] = loop
 
 
+def _by_hand(run: Run) -> Any:
+    """Greedy decoding without a cache, written by hand around ``inferspan.generation()``."""
+    import torch
+    from opentelemetry._logs import NoOpLoggerProvider
+    from opentelemetry.metrics import NoOpMeterProvider
+    from opentelemetry.trace import NoOpTracerProvider
+
+    import inferspan
+
+    model, given = run.model, dict(run.given)
+    encoder = bool(model.config.is_encoder_decoder)
+    if encoder:
+        start = model.generation_config.decoder_start_token_id
+        rows = torch.full((len(next(iter(given.values()))), 1), model.config.decoder_start_token_id if start is None else start)
+    else:
+        rows, mask = given.pop("input_ids"), given.pop("attention_mask")
+    # They count only where the model is not instrumented.
+    nowhere: dict[str, Any] = {"tracer_provider": NoOpTracerProvider(), "meter_provider": NoOpMeterProvider(), "logger_provider": NoOpLoggerProvider()}
+    with torch.no_grad(), inferspan.generation(model, input_tokens=run.given, max_new_tokens=NEW, **nowhere) as g:
+        for step in range(NEW):
+            inputs = {"decoder_input_ids": rows} if encoder else {"input_ids": rows, "attention_mask": mask}
+            with g.step() if step else g.prefill():
+                output = model(**given, **inputs, use_cache=False)
+            chosen = output.logits[:, -1].argmax(-1)
+            g.token(output.logits, chosen)
+            rows = torch.cat([rows, chosen[:, None]], 1)
+            if not encoder:
+                mask = torch.cat([mask, torch.ones_like(chosen[:, None])], 1)
+        g.finish("length")
+    return rows[:, 1 - run.start :] if encoder else rows
+
+
 WAYS = {
     way.name: way
     for way in (
@@ -233,6 +265,7 @@ WAYS = {
         Way("assisted by a draft model", _assisted, rows=1),
         Way("prompt lookup", _options(prompt_lookup_num_tokens=3, max_new_tokens=8, min_new_tokens=8), rows=1),
         Way("own loop (`custom_generate`)", _own_loop, rows=1),
+        Way("loop by hand (`inferspan.generation()`)", _options(), _by_hand),
         Way("in a thread", _options(), _in_a_thread),
         Way("`inference_mode`", _options(), _in_inference_mode),
         Way("autocast to bfloat16", _options(), _in_autocast),

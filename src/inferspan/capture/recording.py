@@ -29,7 +29,7 @@ from inferspan.guard import contain
 from inferspan.records import AttributeValue, Failure, ModelInfo, ModuleCalls, RequestEnd, RequestStart
 
 from .budget import Budget
-from .call import Call, current
+from .call import Call, around_here, current
 from .outcome import Outcome
 from .owner import Owner
 from .request import Request
@@ -170,11 +170,13 @@ def open_call(
         The call, or ``None`` where the caller has switched telemetry off.
     """
     outer = current.call if parent is None else parent
+    # A loop by hand is around this request without being on the stack of this thread, where ``outer`` will be put again.
+    around = around_here() if outer is None else outer
     base, began = epoch(), now()
-    offset = base - began if outer is None else outer.offset
+    offset = base - began if around is None else around.offset
     scope = owner.recorder.start(
-        RequestStart(kind, operation, info or owner.info, began + offset, _is_nested(kind, operation, outer), facts or {}, streamer),
-        None if outer is None else outer.scope,
+        RequestStart(kind, operation, info or owner.info, began + offset, _is_nested(kind, operation, around), facts or {}, streamer),
+        None if around is None else around.scope,
     )
     if scope is None:
         return None

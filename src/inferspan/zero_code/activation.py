@@ -92,7 +92,7 @@ class ZeroCode:
         """Set up the destinations, as the first model that is instrumented would."""
         if not self._set_up:
             self._set_up = True
-            from inferspan.instrument import set_up_export
+            from inferspan.composition import set_up_export
 
             given = self._providers.get
             set_up_export(self._settings, (given("tracer_provider"), given("meter_provider"), given("logger_provider")))

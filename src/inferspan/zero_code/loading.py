@@ -157,7 +157,7 @@ def instrument_loading(
     Raises:
         SettingsError: a setting is unknown or wrong, or the session file cannot be written.
     """
-    from inferspan.instrument import set_up_export
+    from inferspan.composition import set_up_export
 
     resolved = Settings.resolve(settings_overrides) if settings is None else settings.override(settings_overrides)
     if auto_configure:

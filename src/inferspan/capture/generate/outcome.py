@@ -23,7 +23,7 @@ from .drafts import Drafts
 from .modalities import Modalities, modalities
 from .tokens import Generated, Loop, count_input, count_output, sequences_of
 
-__all__ = ["Run", "describe_outcome", "kv_cache_bytes", "reused_tokens"]
+__all__ = ["Run", "describe_outcome", "input_modalities", "input_tokens", "kv_cache_bytes", "reused_tokens"]
 
 
 @dataclass
@@ -117,7 +117,8 @@ def _encoded(outputs: Any) -> Any:
     return outputs if isinstance(outputs, Tensor) else None
 
 
-def _input_tokens(run: Run, model: Any) -> list[int] | None:
+def input_tokens(run: Run, model: Any) -> list[int] | None:
+    """Tokens of each row of the prompt, ``None`` where they are not known. Waits for the device."""
     main_input = getattr(model, "main_input_name", "input_ids")
     main_input = main_input if isinstance(main_input, str) else "input_ids"
     loop = run.loops[0] if run.loops else None
@@ -139,7 +140,8 @@ def _input_tokens(run: Run, model: Any) -> list[int] | None:
     return None
 
 
-def _modalities(run: Run, model: Any, inputs: list[int] | None, *, text_only: bool) -> Modalities:
+def input_modalities(run: Run, model: Any, inputs: list[int] | None, *, text_only: bool) -> Modalities:
+    """What the tokens stand for, as far as it is known. Waits for the device."""
     return modalities(
         model,
         run.arguments.features,
@@ -291,13 +293,13 @@ def describe_outcome(
         with contain("size of the cache"):
             cache_bytes = kv_cache_bytes(cache)
     with contain("counting input tokens"):
-        inputs = _input_tokens(run, owner.model)
+        inputs = input_tokens(run, owner.model)
     if failure is None:
         with contain("counting output tokens"):
             generated = _generated(run, result, has_plain_generate=owner.has_plain_generate)
     split = Modalities({}, {}, "text" if owner.text_only else "unknown")
     with contain("counting tokens by modality"):
-        split = _modalities(run, owner.model, inputs, text_only=owner.text_only)
+        split = input_modalities(run, owner.model, inputs, text_only=owner.text_only)
     with contain("attributes of generate()"):
         attributes = _configuration(run)
     prompt_messages: Sequence[Message] = ()

@@ -75,7 +75,7 @@ def prepare_inputs(original: Any, model: Any, args: tuple[Any, ...], kwargs: dic
     """Around ``prepare_inputs_for_generation``: the previous token is on the host, a forward pass is about to begin."""
     request = current.call
     call = request.adapter if request is not None and request.root_id == id(model) else _running(model)
-    if call is None:
+    if type(call) is not GenerateCall:  # in a loop by hand there may be another adapter
         return original(*args, **kwargs)
     # Not ``contain``: between the device's last result and its next work, each half microsecond is the user's.
     steps = call.steps
@@ -103,7 +103,7 @@ def update_model_kwargs(original: Any, model: Any, args: tuple[Any, ...], kwargs
     """Around ``_update_model_kwargs_for_generation``: a forward pass has been launched and returned."""
     request = current.call
     call = request.adapter if request is not None and request.root_id == id(model) else _running(model)
-    if call is None:
+    if type(call) is not GenerateCall:  # in a loop by hand there may be another adapter
         return original(*args, **kwargs)
     try:
         call.fresh = True

@@ -20,7 +20,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.nn.modules import module as torch_calls
 
-from inferspan.capture.call import ANNOUNCED, current, pass_state
+from inferspan.capture.call import ANNOUNCED, current, is_in_step, pass_state, step_by_hand
 from inferspan.capture.compile.optimized import runs_disabled
 from inferspan.capture.compile.state import SLOT, SlotObserver, leave_frame, set_eval_frame
 from inferspan.capture.failures import error_type, failure_of
@@ -74,6 +74,8 @@ class RequestCall:
                     adapter.keep_logits(output)
                 return output
             return _loop_pass(adapter, function, args, kwargs)
+        if outer is None and caller is not None and is_in_step(caller):
+            return _pass_elsewhere(step_by_hand.get(), function, args, kwargs)
         opened = OpenPass(threading.get_ident(), hooked=False)
         call: ForwardCall | None = None
         try:
@@ -158,6 +160,16 @@ def _loop_pass(adapter: Any, function: Callable[..., Any], args: tuple[Any, ...]
         if adapter.passes.inside:
             adapter.leave_root(output)
     return output
+
+
+@leave_frame
+def _pass_elsewhere(step: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run such a pass, with the request as the current one meanwhile."""
+    current.call = step
+    try:
+        return _loop_pass(step.adapter, function, args, kwargs)
+    finally:
+        current.call = None
 
 
 @leave_frame

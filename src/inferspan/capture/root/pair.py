@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
-from inferspan.capture.call import ANNOUNCED, current, pass_state
+from inferspan.capture.call import ANNOUNCED, current, is_in_step, pass_state
 from inferspan.capture.compile.state import is_optimized, leave_frame, set_eval_frame
 from inferspan.capture.failures import error_type, failure_of
 from inferspan.capture.forward import ForwardCall, close_stale, start_forward
@@ -68,6 +68,8 @@ class RootEnter(_RootHook):
         try:
             call = current.call
             if owner.model is not module or (call is not None and call.follows(module)):
+                return
+            if call is None and is_in_step(module):
                 return
             if call is not None:
                 close_stale(module)

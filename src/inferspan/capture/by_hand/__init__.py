@@ -1,0 +1,1 @@
+"""The adapter of decoding loops that the user has written."""

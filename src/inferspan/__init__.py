@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from .export.otlp import configure
     from .instrument import Handle, flush, instrument, uninstrument
     from .settings import Settings, SettingsError
-    from .zero_code.loading import instrument_loading
     from .stages import stage
+    from .zero_code.loading import instrument_loading
 
 __all__ = [
     "Handle",

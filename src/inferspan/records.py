@@ -34,10 +34,7 @@ __all__ = [
     "RequestStart",
     "Sample",
     "Sampler",
-    "Stage",
-    "Step",
-    "key_of_phase",
-    "name_of_phase",
+    "Stage", "Step", "key_of_phase", "name_of_phase",
 ]
 
 AttributeValue = bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str]

@@ -10,7 +10,7 @@ from dataclasses import fields, make_dataclass
 from typing import Any
 
 try:
-    from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
+    from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined,unused-ignore]
 except ImportError as error:
     raise ImportError("inferspan.zero_code.Instrumentor needs pip install 'inferspan[zero-code]'") from error
 

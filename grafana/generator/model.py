@@ -187,11 +187,15 @@ def _steps() -> list[Sized]:
         "The time to first token grows with it.",
         empty=NO_STEPS,
     )
-    stages = Says(
-        "How long the parts of a pipeline take: text encoding, denoising, decoding.",
-        "sum / count of `inferspan.stage.duration`, host clock.",
-        "Text encoding or decoding as long as denoising: fewer steps do not help.",
-        empty="No stages: no pipeline has run.",
+    stages = [
+        Query(Q.quantile(x, s.M_STAGE_DURATION, by=[STAGE_NAME]), f"{of(STAGE_NAME)} p{x * 100:g}", exemplar=x == 0.95) for x in (0.5, 0.95)
+    ]
+    parts = Says(
+        "How long the encoders and projectors of a multimodal model take, and the parts of a pipeline. The axis is logarithmic.",
+        "quantiles of `inferspan.stage.duration`, host clock.",
+        "An encoder as long as the prefill: the time to first token is that of the images."
+        " Decoding as long as denoising: fewer steps do not help.",
+        empty="No stages: no multimodal model or pipeline has run.",
     )
     prefills = WHOLE.count(s.M_STEP_DURATION, PREFILL, by=[REQUEST_MODEL])
     taken = f"{WHOLE.tokens('input', [REQUEST_MODEL])} / ({prefills} > 0)"
@@ -200,7 +204,7 @@ def _steps() -> list[Sized]:
         heat("Decode steps", WHOLE.heat(s.M_STEP_DURATION, DECODE), unit="s", exemplar=True, says=spread),
         heat("Prefill steps", WHOLE.heat(s.M_STEP_DURATION, PREFILL), unit="s", exemplar=True, says=spread),
         trend("Tokens per pass over time", Query(tokens_per_pass(), of(REQUEST_MODEL)), unit="short", width=12, says=tokens),
-        trend("Stages", Query(Q.mean(s.M_STAGE_DURATION, by=[STAGE_NAME]), of(STAGE_NAME)), unit="s", logarithmic=True, says=stages),
+        trend("Stages", *stages, unit="s", logarithmic=True, says=parts),
         trend("Prompt tokens per prefill", Query(taken, of(REQUEST_MODEL)), unit="short", width=12, says=prompts),
     ]
 

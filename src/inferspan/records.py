@@ -25,6 +25,7 @@ __all__ = [
     "ModuleCalls",
     "ModuleColumns",
     "ModuleInfo",
+    "ModuleStage",
     "Phase",
     "Profiled",
     "Record",
@@ -40,6 +41,7 @@ __all__ = [
 AttributeValue = bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str]
 Attributes = Mapping[str, AttributeValue]
 _NOT_MEASURED: Mapping[int, float] = MappingProxyType({})
+_NO_TOKENS: Mapping[int, int] = MappingProxyType({})
 
 
 class Failure(NamedTuple):
@@ -58,6 +60,16 @@ class Message(NamedTuple):
     finish_reason: str | None = None
 
 
+class ModuleStage(NamedTuple):
+    """What makes a module a stage of its model, such as its vision encoder."""
+
+    name: str
+    modality: str | None = None
+    """Of its input, ``image`` or ``audio``; ``None`` if that is not known."""
+    device: str | None = None
+    """Where its weights are."""
+
+
 class ModuleInfo(NamedTuple):
     """Static facts of one hooked module, shared by all of its calls."""
 
@@ -65,6 +77,8 @@ class ModuleInfo(NamedTuple):
     type: str
     layer_index: int | None
     span_name: str
+    stage: ModuleStage | None = None
+    """The stage that the module is, if it is one."""
 
 
 class ModuleCall(NamedTuple):
@@ -189,6 +203,10 @@ class ModuleBatch(NamedTuple):
     profiled: Sequence[Profiled] = ()
     stage: int | None = None
     """Number of the stage that they hang under, instead of the step or phase."""
+    stages: int = 0
+    """Calls of stages among the calls."""
+    tokens: Mapping[int, int] = _NO_TOKENS
+    """Tokens of the sequence that the output of a stage stands for, by the ``number`` of its call, where that is known."""
 
 
 class Step(NamedTuple):

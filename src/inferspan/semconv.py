@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .setting_checks import MODEL_STAGES, PIPELINE_STAGES
+
 __all__ = [
     "ATTRIBUTES",
     "ERROR_PLACES",
@@ -54,12 +56,9 @@ PROVIDER_HUGGINGFACE = "huggingface"
 PROVIDER_PYTORCH = "pytorch"
 PROVIDER_OTHER = "_OTHER"
 PHASE_FORWARD = "forward"
-STAGE_TEXT_ENCODE = "text_encode"
-STAGE_VISION_ENCODE = "vision_encode"
+STAGE_VISION_ENCODE, STAGE_AUDIO_ENCODE, STAGE_FUSION = MODEL_STAGES
+STAGE_TEXT_ENCODE, STAGE_VAE_ENCODE, STAGE_VAE_DECODE, STAGE_VOCODE = PIPELINE_STAGES
 STAGE_DENOISE = "denoise"
-STAGE_VAE_ENCODE = "vae_encode"
-STAGE_VAE_DECODE = "vae_decode"
-STAGE_VOCODE = "vocode"
 STAGE_KIND_MODEL, STAGE_KIND_USER = "model", "user"
 FINISH_STOP = "stop"
 FINISH_LENGTH = "length"
@@ -116,6 +115,7 @@ USER_ID = "user.id"
 
 # request span, ours
 NESTED = "inferspan.nested"
+INPUT_MODALITIES = "inferspan.input.modalities"
 BATCH_SIZE = "inferspan.batch.size"
 NUM_BEAMS = "inferspan.request.num_beams"
 DO_SAMPLE = "inferspan.request.do_sample"
@@ -216,6 +216,7 @@ SEQUENCE_LENGTH = "inferspan.sequence.length"
 MODULE_NAME = "inferspan.module.name"
 MODULE_TYPE = "inferspan.module.type"
 MODULE_LAYER_INDEX = "inferspan.module.layer.index"
+STAGE_TOKENS = "inferspan.stage.tokens"
 INPUT_SHAPES = "inferspan.input.shapes"
 OUTPUT_SHAPES = "inferspan.output.shapes"
 INPUT_DTYPES = "inferspan.input.dtypes"
@@ -381,7 +382,7 @@ SPANS = (
     SpanKindOf("phase", SPAN_DECODE, "request", "from the first token to the end"),
     SpanKindOf("step", SPAN_PREFILL_STEP, "prefill", "one forward pass of the prompt (several with chunked prefill)"),
     SpanKindOf("step", SPAN_DECODE_STEP, "decode", "one forward pass of the decoding loop"),
-    SpanKindOf("stage", "{inferspan.stage.name}", "request, phase or stage", "a part of a diffusion pipeline: text_encode, denoise, vae_decode ..."),
+    SpanKindOf("stage", "{inferspan.stage.name}", "request, or the phase, stage, step or module that runs it", "a call of an encoder or projector of a multimodal model: vision_encode, audio_encode, fusion; a part of a diffusion pipeline: text_encode, denoise, vae_decode ..."),
     SpanKindOf("step", SPAN_DENOISE_STEP, "denoise", "from a pass of the denoiser to the end of the scheduler's step"),
     SpanKindOf("module", "layer {n} [{name}] or the module's path", "step or forward", "sampled steps: 0, 1, then with doubling gaps"),
     SpanKindOf("stage", "{name}", "the caller's current span", "every `with inferspan.stage(name):`, or `start()` and `end()`"),
@@ -557,7 +558,7 @@ _REQUEST_METRICS = (
     Metric(M_LEGACY_FIRST_CHUNK, HISTOGRAM, "s", "time to the first chunk", _GEN_AI, B_DURATION, f"streaming, {_LEGACY}"),
     Metric(M_LEGACY_PER_CHUNK, HISTOGRAM, "s", "time per chunk after the first", _GEN_AI, B_DURATION, f"streaming, {_LEGACY}"),
     Metric(M_STEP_DURATION, HISTOGRAM, "s", "one forward pass inside generate(), or one denoising step, host clock", (PHASE, *_MODEL), B_STEP),
-    Metric(M_STAGE_DURATION, HISTOGRAM, "s", "one stage of a model or pipeline, host clock; stages of the program are not counted, as their names have no bound", (STAGE_NAME, *_MODEL), B_STEP),
+    Metric(M_STAGE_DURATION, HISTOGRAM, "s", "one stage of a recorded request of a model, or of a pipeline, host clock; stages of the program are not counted, as their names have no bound", (STAGE_NAME, *_MODEL), B_STEP),
     Metric(M_FORWARD_DURATION, HISTOGRAM, "s", "one plain forward pass, host clock", (MODEL_NAME, ADAPTER), B_STEP),
     Metric(
         M_FIRST_REQUEST, HISTOGRAM, "s", "start of the process to the beginning of its first request, once a process", _MODEL, B_START_UP
@@ -737,6 +738,7 @@ ATTRIBUTES = (
     Attribute(OUTPUT_MESSAGES, "string", _R, f"JSON; lists and maps with `content_format` = structured; {_CONTENT}"),
     Attribute(ERROR_TYPE, "string", f"{_R}, {_PSM}", "class of the exception"),
     Attribute(NESTED, "boolean", _R, "true on a generate() inside a generate(); left out of the usage metrics"),
+    Attribute(INPUT_MODALITIES, "string[]", _R, "what a model that takes more than text was given, of `text`, `image`, `audio`, `video`; one that is not listed was not given; absent where embeddings hide it"),
     Attribute(BATCH_SIZE, "int", _R, "rows the caller passed; absent where neither a layer nor the name of an argument says which axis they are"),
     Attribute(NUM_BEAMS, "int", _R, "beams"),
     Attribute(DO_SAMPLE, "boolean", _R, "sampling or greedy"),
@@ -805,7 +807,7 @@ ATTRIBUTES = (
     Attribute(DEVICE, "string", f"{_R}, {_S}, {_M}, {_L}, kernel", "`cuda:0`, `cpu`, ..."),
     Attribute(DEVICE_TYPE, "string", f"{_R}, {_L}", "`cuda`, `cpu`, `mps`, `xpu`"),
     Attribute(PHASE, "string", f"{_PSM}, op, kernel", "`prefill`, `decode` or `forward`"),
-    Attribute(STAGE_NAME, "string", "stage", "`text_encode`, `vision_encode`, `denoise`, `vae_encode`, `vae_decode`, `vocode`, or the name that the program gives its stage"),
+    Attribute(STAGE_NAME, "string", "stage", "`vision_encode`, `audio_encode`, `fusion`, or as set, with the attributes of a module as well; `text_encode`, `vision_encode`, `denoise`, `vae_encode`, `vae_decode`, `vocode` of a pipeline; or the name that the program gives its stage"),
     Attribute(STAGE_KIND, "string", "stage", "`model`: a part of the model; `user`: a stage of the program"),
     Attribute(DENOISE_INDEX, "int", "denoise_step", "0 is the first step"),
     Attribute(DENOISE_TIMESTEP, "double", "denoise_step", "the scheduler's timestep"),
@@ -832,6 +834,7 @@ ATTRIBUTES = (
     Attribute(MODULE_NAME, "string", _M, "path in the model"),
     Attribute(MODULE_TYPE, "string", _M, "class"),
     Attribute(MODULE_LAYER_INDEX, "int", _M, "number in the list of layers"),
+    Attribute(STAGE_TOKENS, "int", "stage", "input tokens that the output stands for, over the batch, as the usage by modality counts them; absent where they are not split, where a pass runs the stage several times, and on a plain forward on a GPU"),
     Attribute(INPUT_SHAPES, "string[]", f"{_R} (forward), {_S}, {_M}", '`["1x12x4096"]`'),
     Attribute(OUTPUT_SHAPES, "string[]", f"{_R} (forward), {_S}, {_M}", "the same for outputs"),
     Attribute(INPUT_DTYPES, "string[]", f"{_R} (forward), {_S}, {_M}", '`["bfloat16"]`'),
@@ -1017,6 +1020,11 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ),
     ErrorPlaces(("module call", "module calls", "module hook"), "a module span"),
     ErrorPlaces(("module selection",), "all module spans of the model"),
+    ErrorPlaces(("search for stages", "stages of a pipeline", "start of a stage", "end of a stage"), "spans of stages"),
+    ErrorPlaces(("shapes of a stage",), "shapes of a stage of a pipeline"),
+    ErrorPlaces(("* of a pipeline call", "numbers of denoising steps"), "a call of a pipeline or a part of it"),
+    ErrorPlaces(("device of a stage", "tokens of stages"), "device or tokens of a stage"),
+    ErrorPlaces(("modalities of the input",), "`inferspan.input.modalities` of a plain forward pass"),
     ErrorPlaces(("C extension",), "speed: Python code records module calls"),
     ErrorPlaces(("device clock",), "device times"),
     ErrorPlaces(("profiler window", "profiler signal"), "kernels and operations of a window"),

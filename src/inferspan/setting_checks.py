@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import reprlib
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 __all__ = [
     "KEEP_WORDS",
+    "MODEL_STAGES",
+    "PIPELINE_STAGES",
     "SettingsError",
     "boolean",
     "brief",
@@ -29,6 +32,7 @@ __all__ = [
     "patterns",
     "shown",
     "signal_name",
+    "stages",
     "tags",
     "text",
     "warn_once",
@@ -42,6 +46,13 @@ warned: set[str] = set()
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 100
 
+_STAGE = re.compile(r"[A-Za-z_][\w.\- ]{0,62}")
+MODEL_STAGES = ("vision_encode", "audio_encode", "fusion")
+"""Stages that are found by the structure of a model."""
+PIPELINE_STAGES = ("text_encode", "vae_encode", "vae_decode", "vocode")
+"""Further stages of pipelines, beside the denoising, which always has a span."""
+_SPANS = frozenset({"prefill", "decode", "prefill_step", "decode_step", "forward"})
+"""Names of other spans."""
 MODULE_WORDS = ("layers", "all", "none")
 KEEP_WORDS = ("slow", "errors", "nonfinite", "marked")
 """Requests whose detail becomes spans, where it is not that of all of them."""
@@ -181,6 +192,41 @@ def modules(name: str, value: object) -> str | tuple[str, ...]:
     if isinstance(value, Sequence) and value and all(isinstance(part, str) and part.strip() for part in value):
         return tuple(part.strip() for part in value)
     raise fail(name, value, allowed)
+
+
+def _stage_pair(part: object) -> tuple[object, object]:
+    """A name with its patterns; pairs of them are what ``stages`` returns."""
+    if isinstance(part, str):
+        return part, ()
+    return (part[0], part[1]) if isinstance(part, Sequence) and len(part) == 2 else (None, ())
+
+
+def stages(name: str, value: object) -> str | tuple[tuple[str, tuple[str, ...]], ...]:
+    """``auto``, or names of stages, each with patterns of module paths; with none for those that are found by structure."""
+    words = ", ".join(MODEL_STAGES + PIPELINE_STAGES)
+    allowed = f'use "auto", "none", some of {words}, or names with patterns of modules such as {{"vision_encode": "model.vision_tower"}}'
+    if isinstance(value, str):
+        if value.strip() in ("auto", "none"):
+            return "auto" if value.strip() == "auto" else ()
+        value = [tuple(part.split("=", 1)) if "=" in part else part for part in value.split(",")]
+    pairs: list[tuple[object, object]]
+    if isinstance(value, Mapping):
+        pairs = [*value.items()]
+    elif isinstance(value, Sequence) and not isinstance(value, bytes):
+        pairs = [_stage_pair(part) for part in value]
+    else:
+        raise fail(name, value, allowed)
+    found: dict[str, tuple[str, ...]] = {}
+    for stage, given in pairs:
+        patterns = (given,) if isinstance(given, str) else given
+        if not isinstance(stage, str) or not _STAGE.fullmatch(stage.strip()) or stage.strip() in _SPANS:
+            raise fail(name, value, allowed)
+        if not isinstance(patterns, Sequence) or not all(isinstance(one, str) and one.strip() for one in patterns):
+            raise fail(name, value, allowed)
+        if not patterns and stage.strip() not in MODEL_STAGES + PIPELINE_STAGES:
+            raise fail(name, value, allowed)
+        found[stage.strip()] = (*found.get(stage.strip(), ()), *(one.strip() for one in patterns))
+    return tuple(found.items())
 
 
 def names(name: str, value: object) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 
-from inferspan.capture.modules.hooks import ModuleObservers
+from inferspan.capture.modules.hooks import Observed
 from tests.attached import attached
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
@@ -18,13 +18,13 @@ from tests.cases.telemetry import Telemetry
 def attachings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one whenever an engine puts its observers on the modules."""
     found: list[int] = []
-    attach = ModuleObservers._attach
+    attach = Observed.attach
 
-    def counted(engine: ModuleObservers) -> None:
+    def counted(group: Observed) -> None:
         found.append(1)
-        attach(engine)
+        attach(group)
 
-    monkeypatch.setattr(ModuleObservers, "_attach", counted)
+    monkeypatch.setattr(Observed, "attach", counted)
     return found
 
 

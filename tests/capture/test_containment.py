@@ -18,7 +18,7 @@ from inferspan.capture.generate import criteria as stopping
 from inferspan.capture.generate import outcome, step_log, step_logits, step_modules, step_rows, wrappers
 from inferspan.capture.generate import step_attributes as step_facts
 from inferspan.capture.logits import ring as logit_ring
-from inferspan.capture.modules import device_rows, output_stats
+from inferspan.capture.modules import device_rows, hook_pair, output_stats
 from inferspan.capture.modules import hooks as module_hooks
 from inferspan.capture.root import pair as root_pair
 from tests.cases import models
@@ -49,10 +49,10 @@ PLACES: list[tuple[Any, str]] = [
     (generate_call.GenerateCall, "end_pass"),
     (logit_ring.LogitRing, "append"),
     (logit_ring.LogitRing, "read"),
+    (hook_pair, "describe"),
     (memory.MemoryMeter, "attributes"),
     (memory.MemoryMeter, "look"),
-    (module_hooks, "describe"),
-    (module_hooks.ModuleObservers, "_attach"),
+    (module_hooks.Observed, "attach"),
     (module_hooks.ModuleObservers, "acquire"),
     (module_hooks.ModuleObservers, "prepare"),
     (module_hooks.ModuleObservers, "release"),

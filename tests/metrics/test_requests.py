@@ -15,7 +15,7 @@ from inferspan import guard, semconv
 from inferspan.export.ids import ids
 from inferspan.metrics.first_request import FirstRequest
 from inferspan.metrics.requests import RequestMetrics
-from inferspan.records import Failure, ModelInfo, ModuleBatch, ModuleCalls, ModuleInfo, RequestEnd, RequestStart
+from inferspan.records import Failure, ModelInfo, ModuleBatch, ModuleCalls, ModuleInfo, ModuleStage, RequestEnd, RequestStart
 from inferspan.settings import Settings
 
 MODEL = ModelInfo("org/model", "huggingface", "Model")
@@ -53,6 +53,17 @@ BATCH = ModuleBatch(
     },
 )
 """Two modules, one of them called twice; only two of the calls have statistics, and each has something to report."""
+
+TOWER = ModuleInfo("vision_tower", "Tower", None, "vision_encode", ModuleStage("vision_encode", "image", "cpu"))
+STAGES = ModuleBatch(
+    0,
+    "prefill",
+    0,
+    ModuleCalls([(0, -1, MLP, 0, 1_000_000, (), (), None, None), (1, -1, TOWER, 0, 250_000_000, (), (), None, None)]),
+    {},
+    stages=1,
+)
+"""A module and a stage, without statistics."""
 
 
 class _Sink:
@@ -141,6 +152,7 @@ def test_kinds_units_and_buckets(sink: _Sink) -> None:
     metrics = _request(sink, settings, streaming=True, chunk_intervals=[0.01], spans_dropped=1, **kinds)
     metrics.steps(_start(), _steps(), None)
     metrics.modules(_start(), BATCH, BATCH.calls.rows(), None)
+    metrics.modules(_start(), STAGES, STAGES.calls.rows(), None)
     for kind, operation in (("forward", None), ("forward", "embeddings")):
         _request(sink, Settings(), start=_start(kind, operation=operation))
     _request(sink, Settings(), start=_start("pipeline"), stages=[("denoise", 0.5)])
@@ -206,6 +218,14 @@ def test_modules(sink: _Sink, durations: bool) -> None:
         "inferspan.numerics.nonfinite": [({**mlp, "kind": "nan"}, 5), ({**norm, "kind": "inf"}, 2)],
         **({"inferspan.module.duration": times} if durations else {}),
     }
+
+
+def test_stages_have_durations(sink: _Sink) -> None:
+    """Each call of a stage is measured by model and stage, whatever the settings say of modules; those have no part in it."""
+    metrics = RequestMetrics(lambda: sink.meter, Settings())
+    assert metrics.has_modules(STAGES)
+    metrics.modules(_start(), STAGES, STAGES.calls.rows(), None)
+    assert sink.points() == {"inferspan.stage.duration": [({**MODEL_LABEL, "inferspan.stage.name": "vision_encode"}, 0.25)]}
 
 
 def test_non_finite_logits(sink: _Sink) -> None:

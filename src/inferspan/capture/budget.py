@@ -3,7 +3,8 @@
 The order is fixed: module spans of a step are kept while nine tenths of the budget hold them whole; step spans are all kept up to
 nine tenths, then every 2nd, 4th, 8th ... with the gap doubling after each 160th part of the budget. Kernels and operations of
 a profiler window get what is left of nine tenths, shared over its passes. Spans that the settings asked for and the budget left out are
-counted. The request span and its two phases are always there; a plain forward pass has no phases and no steps.
+counted. Modules leave room for the stages of their pass, which are kept until the whole budget is spent. The request span and its two
+phases are always there; a plain forward pass has no phases and no steps.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ class Budget:
     Args:
         total: spans that the request may have.
         steps: whether it has phases and steps.
+
+    Attributes:
+        reserved: spans that modules of the coming pass leave to its stages.
     """
 
-    __slots__ = ("_chunk", "_chunk_left", "_fixed", "_gap", "_skip", "_step", "dropped", "soft", "spent", "total")
+    __slots__ = ("_chunk", "_chunk_left", "_fixed", "_gap", "_skip", "_step", "dropped", "reserved", "soft", "spent", "total")
 
     def __init__(self, total: int, *, steps: bool = True) -> None:
         self.total = total
         self._step = int(steps)
         self._fixed = self.spent = 1 + PHASES * steps
-        self.dropped = 0
+        self.dropped = self.reserved = 0
         # Below it every step gets a span.
         self.soft = min(total, max(self._fixed + 1, total * 9 // 10)) if steps else total
         self._chunk = max(1, total // 160)
@@ -41,10 +45,18 @@ class Budget:
 
         With ``whole``, 0 where ``expected`` of them do not fit, unless it is the first pass, which shows as much as there is room for.
         """
-        room = self.soft - self.spent - self._step
+        room = self.soft - self.spent - self._step - self.reserved
         if whole and expected > room and self.spent > self._fixed + 1:
             return 0
         return max(0, room)
+
+    def stage_room(self, modules: int) -> int:
+        """How many calls of stages the coming forward pass may have.
+
+        Args:
+            modules: module spans that the pass may have beside them.
+        """
+        return max(0, self.total - self.spent - self._step - modules)
 
     def profiled_room(self, passes: int, modules: int) -> int:
         """How many kernels and operations the profiled pass that has just ended may show.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from inferspan import semconv
 from inferspan.capture.modules import recorder
 from inferspan.capture.modules.recorder import CallLog
+from inferspan.capture.modules.stages import with_tokens
 from inferspan.guard import contain
 from inferspan.records import Attributes, AttributeValue, ModuleBatch, ModuleCalls, Profiled, Record, RequestEnd, RequestScope, Stage
 
@@ -86,12 +87,16 @@ class Call(CallLog):
         self.part: WindowClaim | None = None
         """WindowClaim of a profiler window that this call has."""
         self._stages = 0
-        self._granted = 0
+        self._granted = self._stages_granted = 0
         self._watched = False
+        self._staged: list[ModuleBatch] = []
+        """Passes with calls of stages, until the request ends."""
         self.root_id = 0
         """Identity of the object whose ``generate()`` this is; 0 for a plain forward pass."""
         self.compiled = False
         """Whether passes of this call run inside something that was compiled."""
+        self.stages_ran = False
+        """Whether stages of the model ran in the pass that was closed last."""
         self.adapter: Any = None
         """Translates a loop into this request; its wrappers find it here. ``None`` for a plain forward pass."""
         self.counts: str | None = None
@@ -139,6 +144,16 @@ class Call(CallLog):
         self.missed = self.count = 0
         return self.room > 0
 
+    def open_stages(self) -> None:
+        """Let the stages of the coming pass be recorded; comes after ``open_modules``, if modules are recorded as well."""
+        self._stages_granted = self.stage_room = self.budget.stage_room(self._granted)
+        if not self._granted:
+            self.count = 0
+
+    def cancel_stages(self) -> None:
+        """Record no stages in the coming pass."""
+        self._stages_granted = self.stage_room = 0
+
     def close_modules(self, step: int | None, phase: str, now: int, failure: str | None) -> None:
         """Turn what the hooks have appended into a batch under ``step`` (or under the phase or request)."""
         while self.open_calls:
@@ -146,7 +161,10 @@ class Call(CallLog):
         self.budget.spend(self._granted - self.room)
         if self._watched:
             self.budget.leave_out(self.missed)
-        self._granted = self.room = self.missed = 0
+        stages = self._stages_granted - max(0, self.stage_room)
+        self.budget.spend(stages)
+        self.budget.leave_out(max(0, -self.stage_room))
+        self._granted = self.room = self.missed = self._stages_granted = self.stage_room = 0
         self._watched = False
         self.measured = self.clock.end_pass() if self.clock is not None else None
         recorded = self.recorded
@@ -154,8 +172,24 @@ class Call(CallLog):
         profiled = self._profiled(calls, recorded, step, phase)
         if recorded or profiled:
             statistics = self.read_output_stats()
-            batch = ModuleBatch(step, phase, self.offset, calls, statistics, profiled=profiled)
-            self.pending.append(batch._replace(device=self.measured.modules) if self.measured is not None else batch)
+            batch = ModuleBatch(step, phase, self.offset, calls, statistics, profiled=profiled, stages=stages)
+            self._add_batch(batch._replace(device=self.measured.modules) if self.measured is not None else batch)
+        self.stages_ran = stages > 0
+
+    def _add_batch(self, batch: ModuleBatch) -> None:
+        # The tokens of stages are known when the request ends.
+        (self._staged if batch.stages else self.pending).append(batch)
+
+    def settle_stages(self, tokens: Mapping[str, int], cached: Mapping[str, int]) -> None:
+        """Complete the calls of stages.
+
+        Args:
+            tokens: of the input by modality, empty if they are not known.
+            cached: those of them that were in a cache, so that nothing was encoded for them.
+        """
+        staged, self._staged = self._staged, []
+        computed = {kind: number - cached.get(kind, 0) for kind, number in tokens.items()}
+        self.pending += [with_tokens(batch, computed) for batch in staged]
 
     def new_stage(self) -> int:
         """Number of a stage that begins; what is inside may be recorded before the stage itself."""

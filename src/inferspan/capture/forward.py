@@ -16,16 +16,14 @@ from time import perf_counter_ns
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from inferspan import semconv
 from inferspan.attribute_values import shape_attributes
 from inferspan.capture.compile.state import compiled_graphs
 from inferspan.capture.compile.transforms import is_transforming
 from inferspan.capture.compile.watch import compiling
-from inferspan.capture.logits.heads import Masks, choices, masks_of, reads
-from inferspan.capture.logits.ring import LogitRing
-from inferspan.capture.logits.statistics import attributes as logit_attributes
+from inferspan.capture.logits.heads import Masks, masks_of
 from inferspan.capture.logits.statistics import whole_logits
 from inferspan.capture.modules.shapes import Described, describe
 from inferspan.guard import contain
@@ -35,6 +33,7 @@ from .adapters import call_adapters
 from .budget import Budget
 from .call import Call, current
 from .chat import embeds
+from .forward_facts import Given, attended_tokens, embedding_of, given_of, statistics_of, unobserved_of
 from .model_info import is_training
 from .owner import OpenPass, Owner
 from .recording import open_call
@@ -77,9 +76,10 @@ class ForwardCall(Call):
         """Whether it was begun around the call of the model, which is still to come."""
         self.warmup = owner.first_call
         self.graphs = compiled_graphs()
-        self.modules = False
+        self.modules = self.stages = False
         self.input_tokens: int | None = None
         self.rows: int | None = None
+        self.given = Given()
         self.masks: Masks = (None, None)
         """Inputs that determine the positions of the logits, until the request ends."""
         if self.recording:
@@ -87,8 +87,7 @@ class ForwardCall(Call):
                 self._open(owner)
             except BaseException:
                 # An interrupt: nothing else would take the modules' observers off again.
-                if self.modules:
-                    owner.engine.release()
+                self._detach()
                 raise
 
     def _open(self, owner: Owner) -> None:
@@ -97,12 +96,17 @@ class ForwardCall(Call):
         engine = owner.engine
         engine.prepare()
         expected = 0 if self.compiled else engine.expected
+        self.budget.reserved = 0 if self.compiled else engine.stages
         if expected and self.budget.module_room(expected, whole=False):
             self.open_modules(expected, whole=False)
             engine.acquire()
             self.modules = True
         else:
             self.budget.leave_out(expected)
+        if self.budget.reserved:
+            self.open_stages()
+            engine.acquire_stages()
+            self.stages = True
         self.clock = owner.new_device_clock()
         if self.clock is not None:
             self.clock.begin()
@@ -164,6 +168,7 @@ class ForwardCall(Call):
                 with contain("device clock"):
                     end = self._with_device_time(self.clock, end)
             with contain("hand-over of a forward pass"):
+                self.settle_stages(self.given.tokens, {})
                 self.hand_over()
         finally:
             self.finished = True
@@ -172,10 +177,18 @@ class ForwardCall(Call):
     def release(self) -> None:
         """Take the modules' observers off as well, and drop what the statistics depend on."""
         self.masks = (None, None)
-        if self.modules:
-            with contain("end of a forward pass"):
-                self.owner.engine.release()
+        with contain("end of a forward pass"):
+            self._detach()
         super().release()
+
+    def _detach(self) -> None:
+        """Take the observers off."""
+        if self.modules:
+            self.modules = False
+            self.owner.engine.release()
+        if self.stages:
+            self.stages = False
+            self.owner.engine.release_stages()
 
     def _claim(self) -> bool:
         """Claim the right to end the request; true for the first caller only."""
@@ -223,8 +236,7 @@ class ForwardCall(Call):
                 attributes[semconv.WARMUP] = True
             if self.compiled:
                 attributes[semconv.MODEL_COMPILE_MODE] = "default"
-            reason = "modules: compiled" if self.compiled and self.owner.engine.expected else self.owner.unobserved
-            unobserved = [reason] if reason else []
+            unobserved = unobserved_of(self.owner, compiled=self.compiled)
             if lazy:
                 unobserved.append("forward: generator")
             if self.opened_pass.hooked:
@@ -233,7 +245,7 @@ class ForwardCall(Call):
             if logits is not None:
                 with contain("logit statistics"):
                     whole = whole_logits(logits, vocabulary=self.owner.sharded_vocabulary())
-                    attributes |= _logits(whole, self.owner.model, self.masks)
+                    attributes |= statistics_of(whole, self.owner.model, self.masks)
                     if whole is None:
                         unobserved.append("logits: sharded")
             if unobserved:
@@ -247,7 +259,9 @@ class ForwardCall(Call):
             self.note_nonfinite()
         if self.rows is not None:
             attributes[semconv.BATCH_SIZE] = self.rows
-        embedded = _embedding(output, outputs) if self.counts == "embedded" else ()
+        embedded = embedding_of(output, outputs) if self.counts == "embedded" else ()
+        if self.given.modalities:
+            attributes[semconv.INPUT_MODALITIES] = self.given.modalities
         if embedded and embedded[0][0]:
             attributes[semconv.EMBEDDINGS_DIMENSION] = int(embedded[0][0][-1])
         return RequestEnd(
@@ -261,34 +275,6 @@ class ForwardCall(Call):
             timed=not lazy,
             overhead_ns=self.overhead + self.owner.hook_cost * self.count + (self.part.closing_ns if self.part is not None else 0),
         )
-
-
-def _embedding(output: Any, outputs: Described) -> Described:
-    """Shape and dtype of the embeddings; sentence encoders return them beside their inputs."""
-    found = dict.get(output, "sentence_embedding") if isinstance(output, dict) else None
-    return describe(found) if isinstance(found, Tensor) else outputs
-
-
-def _attended(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
-    """Input tokens of an embedding model without padding; ``None`` where counting would read from the device."""
-    # Sentence encoders take one mapping instead of keyword arguments.
-    given: Mapping[str, Any] = args[0] if args and isinstance(args[0], Mapping) else kwargs
-    ids = given.get("input_ids", args[0] if args else None)
-    mask = given.get("attention_mask")
-    if isinstance(mask, Tensor) and mask.dim() == 2:
-        return int(mask.sum()) if mask.device.type == "cpu" else None
-    return int(ids.numel()) if mask is None and isinstance(ids, Tensor) and ids.dim() == 2 and not ids.is_floating_point() else None
-
-
-def _logits(logits: object, model: object, masks: Masks) -> dict[str, AttributeValue]:
-    """Statistics of the logits that choose the next token or a class, on CPU only."""
-    rows = choices(logits, model, masks) if reads(logits) and isinstance(logits, Tensor) else None
-    if rows is None:
-        return {}
-    ring = LogitRing(top_k=0, capacity=1)
-    ring.append(rows, None)
-    steps = ring.read()
-    return logit_attributes(steps[0], content=False, decode=None) if steps else {}
 
 
 def invocations(root: nn.Module, frame: FrameType | None) -> int:
@@ -377,10 +363,13 @@ def _start(
         if call.recording and owner.settings.logits and method is None:
             with contain("logit statistics"):
                 call.masks = masks_of(owner.model, args, kwargs)
+        if call.recording and (owner.engine.has_stages or not owner.text_only):
+            with contain("modalities of the input"):
+                call.given = given_of(owner.model, args if method is None else (), kwargs)
         if operation is not None:
             call.counts = "embedded"
             with contain("counting input tokens"):
-                call.input_tokens = _attended(args, kwargs)
+                call.input_tokens = attended_tokens(args, kwargs)
         call.push()
         if call.part is not None:
             with contain("profiler window"):

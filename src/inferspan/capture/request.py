@@ -261,6 +261,7 @@ class Request(Call):
             self.close(outcome.failure)
             with contain(self._ending):
                 end = describe_end(outcome, self._measure(outcome))
+            self.settle_stages(outcome.input_split, outcome.cached_split)
             with contain(self._ending):
                 end = self.phases.add_records(end)
             with contain("hand-over of detail"):

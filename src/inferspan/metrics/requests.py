@@ -301,7 +301,7 @@ class RequestMetrics:
 
     def has_modules(self, batch: ModuleBatch) -> bool:
         """Whether ``modules`` would record anything of such a batch."""
-        return self._settings.module_metric or bool(batch.statistics)
+        return self._settings.module_metric or bool(batch.statistics) or batch.stages > 0
 
     @guarded("metrics of modules")
     def modules(self, start: RequestStart, batch: ModuleBatch, calls: Iterable[Sequence[Any]], span: Any) -> None:
@@ -314,8 +314,14 @@ class RequestMetrics:
             span: the request's span, for exemplars.
         """
         name = self._name(start)
+        labels: dict[str, AttributeValue]
         for _, _, info, begun, ended, _, _, _, slot in calls:
-            labels: dict[str, AttributeValue] = {
+            if info.stage is not None:
+                labels = {semconv.STAGE_NAME: info.stage.name, **self._model(start)}
+                self._record(semconv.M_STAGE_DURATION, (ended - begun) / 1e9, labels, span)
+            if slot is None and not self._settings.module_metric:
+                continue
+            labels = {
                 semconv.MODEL_NAME: name,
                 semconv.MODULE_NAME: info.name,
                 semconv.MODULE_TYPE: info.type,

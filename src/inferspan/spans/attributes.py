@@ -3,7 +3,7 @@
 Each of these attributes is set here and nowhere else. Both writers, of SDK spans and of OTLP bytes, call these functions, so that a new
 attribute of a phase, step or module is one line here and one row in ``semconv``. What belongs to a module call is divided by what it
 depends on, because the packer keeps the bytes of each part: the module (``of_module``), the shapes (``of_inputs``, ``of_outputs``), the
-pass (``of_pass``) and the call itself (``of_device_time``, ``of_failure``, the recorded statistics). ``of_call`` joins them.
+pass (``of_pass``) and the call itself (``of_device_time``, ``of_tokens``, ``of_failure``, the recorded statistics). ``of_call`` joins them.
 
 At its limit the SDK drops the attributes that were set first, so those that identify a span come last.
 """
@@ -29,6 +29,7 @@ __all__ = [
     "of_profiled",
     "of_stage",
     "of_step",
+    "of_tokens",
 ]
 
 _Described = tuple[tuple[Any, Any], ...]
@@ -88,6 +89,11 @@ def of_module(info: ModuleInfo, phase: str) -> Attributes:
     found[semconv.MODULE_TYPE] = info.type
     found[semconv.PHASE] = name_of_phase(phase)
     found[semconv.MODULE_NAME] = info.name
+    if info.stage is not None:
+        if info.stage.device is not None:
+            found[semconv.DEVICE] = info.stage.device
+        found[semconv.STAGE_KIND] = semconv.STAGE_KIND_MODEL
+        found[semconv.STAGE_NAME] = info.stage.name
     return found
 
 
@@ -113,6 +119,11 @@ def of_device_time(seconds: float) -> dict[str, AttributeValue]:
     return {semconv.DEVICE_TIME: seconds}
 
 
+def of_tokens(tokens: int) -> dict[str, AttributeValue]:
+    """The attribute of a call of a stage whose output stands for so many tokens of the input."""
+    return {semconv.STAGE_TOKENS: tokens}
+
+
 def of_failure(failure: str) -> dict[str, AttributeValue]:
     """The attribute of a phase, step or module call that an exception of this type has ended."""
     return {semconv.ERROR_TYPE: failure}
@@ -130,6 +141,8 @@ def of_call(batch: ModuleBatch, call: tuple[Any, ...]) -> dict[str, AttributeVal
     found = {**of_inputs(inputs), **of_outputs(outputs), **of_pass(step), **of_module(info, phase)}
     if (seconds := device.get(number)) is not None:
         found = {**of_device_time(seconds), **found}
+    if (tokens := batch.tokens.get(number)) is not None:
+        found = {**of_tokens(tokens), **found}
     if slot is not None:
         found = {**statistics.get(slot, {}), **found}
     if failure is not None:

@@ -257,6 +257,18 @@ def test_without_steps_there_are_stages(telemetry: Telemetry, pipeline: Any) -> 
     assert [name for depth, name in _tree(telemetry) if depth] == ["text_encode", "text_encode", "vae_decode"]
 
 
+@pytest.mark.parametrize(
+    ("stages", "expected"),
+    [((), ["denoise"]), (("vae_decode",), ["denoise", "vae_decode"]), ("auto", ["text_encode", "text_encode", "denoise", "vae_decode"])],
+)
+def test_stages_can_be_left_out(telemetry: Telemetry, pipeline: Any, stages: Any, expected: list[str]) -> None:
+    """The setting leaves all of them or some; the denoising, which has the steps, stays."""
+    telemetry.instrument(pipeline, stages=stages)
+    _run(pipeline)
+    telemetry.check()
+    assert [name for depth, name in _tree(telemetry) if depth == 1] == expected
+
+
 def test_a_small_budget_keeps_the_stages(telemetry: Telemetry, pipeline: Any) -> None:
     """Modules and steps are thinned, and counted."""
     telemetry.instrument(pipeline, max_spans_per_trace=14)

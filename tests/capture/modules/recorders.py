@@ -67,10 +67,10 @@ class Counted(nn.Module):
         return self.answer(*args, **kwargs)
 
 
-def observe(implementation: Implementation, module: nn.Module, engine: object) -> Any:
+def observe(implementation: Implementation, module: nn.Module, engine: object, info: Any = INFOS[0]) -> Any:
     """What calls a module and records it, without what ``ObservedCall`` adds."""
     kind: Any = type("Observed", (implementation.caller,), {"_instead": lambda self: None})
-    observed = kind(module, INFOS[0], engine)
+    observed = kind(module, info, engine)
     module.__dict__["_compiled_call_impl"] = observed
     observed.attached = True
     return observed

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from inferspan.capture.modules.hooks import ModuleObservers, no_hook
+from inferspan.capture.modules.hook_pair import no_hook
+from inferspan.capture.modules.hooks import ModuleObservers
 from inferspan.capture.modules.selection import select
 from inferspan.settings import SettingsError
 from tests.attached import attached

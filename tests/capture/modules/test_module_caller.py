@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from inferspan.capture.device.driver import DriverEvents
 from inferspan.capture.modules import recorder, shapes
+from inferspan.records import ModuleInfo, ModuleStage
 from tests.capture.device.fake_cuda import FakeCuda
 from tests.capture.modules.recorders import IMPLEMENTATIONS, INFOS, Counted, Implementation, Thing, observe, rows_of
 
@@ -41,6 +42,24 @@ def test_failing_forward(implementation: Implementation, running: None, error: t
     name = {"OutOfMemoryError": "torch.OutOfMemoryError"}.get(error.__name__, error.__name__)
     assert [(row[2], row[7]) for row in rows_of(log)] == [(INFOS[1], "_OTHER"), (INFOS[0], name)]
     assert log.open_calls == 0
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_stage_has_room_of_its_own(implementation: Implementation, running: None) -> None:
+    """A stage is recorded where modules have no room, and the other way round; those that found none are counted apart."""
+    info, engine, log = ModuleInfo("eyes", "Eyes", None, "eyes", ModuleStage("eyes")), object(), implementation.log()
+    stage, module = observe(implementation, Counted(), engine, info), observe(implementation, Counted(), engine)
+    log.engine, recorder.current.call, log.stage_room = engine, log, 1
+    for call in (stage, module, stage, stage, module):
+        call(torch.ones(2))
+    assert (log.room, log.missed, log.stage_room) == (0, 2, -2)
+    log.room = 1
+    for call in (stage, module):
+        call(torch.ones(2))
+    log.enter(info, (), 1)
+    assert (log.room, log.missed, log.stage_room) == (0, 2, -4)
+    log.leave(2)
+    assert [row[2] for row in rows_of(log)] == [info, INFOS[0], info]
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

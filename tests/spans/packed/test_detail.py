@@ -17,7 +17,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, Trace
 from inferspan import guard
 from inferspan.export import protobuf
 from inferspan.metrics.requests import RequestMetrics
-from inferspan.records import Attributes, ModelInfo, ModuleBatch, ModuleCalls, ModuleInfo, Phase, RequestStart, Step
+from inferspan.records import Attributes, ModelInfo, ModuleBatch, ModuleCalls, ModuleInfo, ModuleStage, Phase, RequestStart, Step
 from inferspan.settings import Settings
 from inferspan.spans.recorder import SpanRecorder
 from inferspan.spans.writer import SpanWriter
@@ -49,7 +49,9 @@ class _Sink:
 
 def _structure(draw: random.Random, count: int) -> list[tuple[int, int, ModuleInfo]]:
     """Number, parent and module of calls in the order in which they end, nested at random."""
-    infos = [ModuleInfo(f"model.{n}", draw.choice(("Linear", "Größe")), draw.choice((None, n)), f"layer {n}") for n in range(5)]
+    stages = (None, None, ModuleStage("vision_encode", "image", "cuda:1"), ModuleStage("fusion"))
+    kinds = ("Linear", "Größe")
+    infos = [ModuleInfo(f"model.{n}", draw.choice(kinds), draw.choice((None, n)), f"layer {n}", draw.choice(stages)) for n in range(5)]
     found: list[tuple[int, int, ModuleInfo]] = []
     stack: list[tuple[int, int, ModuleInfo]] = []
     number = 0
@@ -74,7 +76,9 @@ def _batch(draw: random.Random, structure: Sequence[tuple[int, int, ModuleInfo]]
         calls.append((number, parent, info, start, start + draw.randrange(10**9), *shapes[place], failure, slot))
     timed = draw.choice((0.0, 0.0, 0.3, 1.0))
     device = {number: draw.random() for number, *_ in structure if draw.random() < timed}
-    return ModuleBatch(step, draw.choice(("prefill", "decode")), 17 * 10**17, ModuleCalls(calls), dict(enumerate(STATISTICS)), device)
+    tokens = {number: draw.randrange(1, 10**6) for number, _, info in structure if info.stage is not None and draw.random() < 0.5}
+    phase = draw.choice(("prefill", "decode"))
+    return ModuleBatch(step, phase, 17 * 10**17, ModuleCalls(calls), dict(enumerate(STATISTICS)), device, tokens=tokens)
 
 
 def _passes(seed: int) -> Iterator[ModuleBatch]:

@@ -110,12 +110,17 @@ def _start(
     return call
 
 
+def _is_wanted(stage: str, chosen: str | tuple[tuple[str, tuple[str, ...]], ...]) -> bool:
+    """Whether the setting ``stages`` leaves a stage of a pipeline in."""
+    return isinstance(chosen, str) or any(name == stage for name, _ in chosen)
+
+
 def _attach(parts: Parts, scheduler: Any, owner: Owner, undo: Undo, classes: ClassMethods) -> None:
     """Put hooks and wrappers on the components; ``undo`` takes them off when the call has ended."""
     wanted = owner.settings.steps != "none"
     for name, stage in parts.stages.items():
         module = parts._modules[name]
-        if module is not None and not is_compiled(module):
+        if module is not None and not is_compiled(module) and _is_wanted(stage, owner.settings.stages):
             undo.push(module.register_forward_pre_hook(_StageEnter(stage), with_kwargs=True).remove)
             undo.push(module.register_forward_hook(_StageExit(), with_kwargs=True, always_call=True).remove)
     for name in parts.autoencoders:
@@ -123,7 +128,8 @@ def _attach(parts: Parts, scheduler: Any, owner: Owner, undo: Undo, classes: Cla
         if module is not None:
             module = _plain(module)
             for method, stage in (("encode", semconv.STAGE_VAE_ENCODE), ("decode", semconv.STAGE_VAE_DECODE)):
-                _wrap(module, method, _around_coder(stage), undo, classes)
+                if _is_wanted(stage, owner.settings.stages):
+                    _wrap(module, method, _around_coder(stage), undo, classes)
     if not wanted or scheduler is None:
         return
     if callable(getattr(scheduler, "step", None)):

@@ -13,10 +13,24 @@ from torch import Tensor
 
 from inferspan.capture.adapters import call_adapters
 
-__all__ = ["Arguments", "PassEnd", "drafts_tokens", "features_of", "generate_arguments", "loop_config", "main_input", "pass_end"]
+__all__ = [
+    "Arguments",
+    "PassEnd",
+    "drafts_tokens",
+    "feature_modalities",
+    "features_of",
+    "generate_arguments",
+    "loop_config",
+    "main_input",
+    "pass_end",
+]
 
 _MEDIA = ("pixel_values", "input_features", "input_values", "pixel_values_videos", "audio_values")
-_FEATURES = {"pixel_values_videos": "video", "pixel_values": "image", "input_features": "audio", "input_values": "audio"}
+_FEATURES = {
+    "pixel_values_videos": "video",
+    **dict.fromkeys(("pixel_values", "image_pixel_values", "flattened_patches"), "image"),
+    **dict.fromkeys(("input_features", "input_values", "audio_values", "audio_input_features"), "audio"),
+}
 """Modality of an argument by how its name begins; the first that fits counts."""
 _TEXTS = frozenset({"input_ids", "inputs_embeds"})
 _ROWS = ("inputs", "input_ids", "inputs_embeds", "input_features", "pixel_values", "input_values")
@@ -87,7 +101,7 @@ def generate_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Argu
         seed=kwargs.get("seed"),
         assisted=kwargs.get("assistant_model") is not None,
         media=any(kwargs.get(name) is not None for name in _MEDIA),
-        features=frozenset(_features(kwargs)),
+        features=feature_modalities(kwargs),
         rows=rows,
         adapters=call_adapters(kwargs),
         names=frozenset(kwargs),
@@ -99,6 +113,11 @@ def _weakly(item: Any) -> Callable[[], Any] | None:
         return None if item is None else weakref.ref(item)
     except TypeError:
         return None
+
+
+def feature_modalities(kwargs: Mapping[str, Any]) -> frozenset[str]:
+    """Modalities of the features among arguments."""
+    return frozenset(_features(kwargs))
 
 
 def _features(kwargs: Mapping[str, Any]) -> Iterator[str]:

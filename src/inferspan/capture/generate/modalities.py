@@ -7,7 +7,7 @@ the tokens in one number of unknown modality. The ids are read once, in one host
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -15,13 +15,14 @@ from torch import Tensor
 
 from .tokens import Loop
 
-__all__ = ["Modalities", "modalities"]
+__all__ = ["Modalities", "given_modalities", "modalities", "placeholders"]
 
 _PLACEHOLDERS = {kind: (f"{kind}_token_id", f"{kind}_token_index") for kind in ("image", "audio", "video")}
 """Attributes of configurations that hold the id of a placeholder."""
 _PARTS = {"image": "vision_config", "audio": "audio_config"}
 """Attributes of a configuration whose model takes the modality; for versions of transformers whose models do not name theirs."""
 _KNOWN = ("text", "image", "audio")
+_ORDER = ("text", "image", "audio", "video")
 
 
 class Modalities(NamedTuple):
@@ -142,3 +143,25 @@ def modalities(
     if not known:
         return Modalities({"unknown": whole}, {"unknown": cached} if cached else {}, generated)
     return Modalities(_split(whole, counts, 0), _split(cached, counts, 1) if cached else {}, generated)
+
+
+def given_modalities(features: Set[str], split: Mapping[str, int], *, tokens: bool) -> Sequence[str]:
+    """The modalities that a request had, in a fixed order.
+
+    Args:
+        features: modalities that the caller passed features of.
+        split: input tokens by modality, as far as they are known.
+        tokens: whether the caller passed token ids.
+    """
+    known = {kind for kind in split if kind in _ORDER}
+    text = {"text"} if tokens and not known else set()
+    return [kind for kind in _ORDER if kind in (features | known | text)]
+
+
+def placeholders(model: Any, ids: Tensor, mask: Any) -> dict[str, int]:
+    """Tokens of each modality in the ids of a plain forward pass, on the host only: nothing waits for a device."""
+    if ids.device.type != "cpu" or ids.is_floating_point() or ids.dim() != 2:
+        return {}
+    attended = mask.bool() if isinstance(mask, Tensor) and mask.shape == ids.shape and mask.device.type == "cpu" else None
+    counts = _counts(ids, attended, _tokens(model), rows=int(ids.shape[0]), reused=0)
+    return {kind: pair[0] for kind, pair in counts.items() if kind != "all" and pair[0]}

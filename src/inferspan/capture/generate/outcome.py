@@ -20,7 +20,7 @@ from inferspan.records import AttributeValue, Failure, Message
 
 from .arguments import Arguments
 from .drafts import Drafts
-from .modalities import Modalities, modalities
+from .modalities import Modalities, given_modalities, modalities
 from .tokens import Generated, Loop, count_input, count_output, sequences_of
 
 __all__ = ["Run", "describe_outcome", "input_modalities", "input_tokens", "kv_cache_bytes", "reused_tokens"]
@@ -152,6 +152,16 @@ def input_modalities(run: Run, model: Any, inputs: list[int] | None, *, text_onl
         loop=run.loops[0] if run.loops else None,
         reused=run.reused,
     )
+
+
+def _given(run: Run, model: Any, split: Modalities) -> dict[str, AttributeValue]:
+    """The modalities that the request had, of a model that takes more than text."""
+    arguments = run.arguments
+    if arguments.inputs_embeds is not None or arguments.encoder_outputs is not None or "mm_encoder_outputs" in arguments.names:
+        return {}  # what those were made of is not known
+    tokens = _prompt(arguments, getattr(model, "main_input_name", "input_ids")) is not None
+    found = given_modalities(arguments.features, split.given, tokens=tokens)
+    return {semconv.INPUT_MODALITIES: found} if found else {}
 
 
 def _generated(run: Run, result: Any, *, has_plain_generate: bool) -> Generated | None:
@@ -302,6 +312,8 @@ def describe_outcome(
         split = input_modalities(run, owner.model, inputs, text_only=owner.text_only)
     with contain("attributes of generate()"):
         attributes = _configuration(run)
+        if not owner.text_only or owner.engine.has_stages:
+            attributes |= _given(run, owner.model, split)
     prompt_messages: Sequence[Message] = ()
     output_messages: Sequence[Message] = ()
     with contain("content"):

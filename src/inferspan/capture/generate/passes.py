@@ -133,8 +133,7 @@ class RootPasses:
         held = steps.rows.stretch(number, now)
         if request.recording and request.recorded:
             modules.cut(number if held else None, steps.phase, self._began, now, None)
-            if modules.attached:
-                request.open_modules(request.owner.engine.expected, whole=False)
+            modules.reopen()
         steps.last = now
 
     def drop(self) -> None:

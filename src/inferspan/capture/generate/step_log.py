@@ -131,7 +131,6 @@ class StepLog:
         self.statistics = statistics
         self.modules = modules
         self.now = now
-        self.overhead = 0
         self.phase = semconv.PHASE_FORWARD
         self._phase_start = self._start = self.last = request.start
         self.seconds: dict[str, array[float]] = {}
@@ -143,7 +142,7 @@ class StepLog:
         self._inputs: Described = ()
         self.length: int | None = None
         self.cached = cached
-        self.embedded = self.without_ids = 0
+        self.overhead = self.embedded = self.without_ids = 0
         self.first_token: int | None = None
         self.when_first_token: Callable[[int], None] | None = None
         self.token_times, self.token_counts = array("q"), array("q")
@@ -192,6 +191,7 @@ class StepLog:
                 with contain("profiler window"):
                     request.part.begin()
             if modules.attached:
+                self._pattern = None
                 modules.cut_before_step(self.phase, self._phase_start, began)
             if clock is not None:
                 budget = self._budget
@@ -308,7 +308,7 @@ class StepLog:
         if not self._recording:
             return None
         wanted = profiled or self._all_steps
-        wanted = wanted or (self._owner.steps_wanted == "sampled" and (modules.attached or modules.refused > 0))
+        wanted = wanted or (self._owner.steps_wanted == "sampled" and (modules.sampled or modules.refused > 0))
         kept = False
         # On its own, so that the modules of this step are not taken for those of a later one.
         try:

@@ -1,7 +1,8 @@
 """Chooses the steps of a request that are recorded with their modules, and makes batches of the calls.
 
 These are the first, second, fourth, eighth ... step, every step if the settings want it, and the steps of a profiler window. Observers are
-on the modules during such steps only.
+on the modules during such steps only. Those of the stages, such as a vision encoder, are on from the start of the request until a step
+after the first token in which none has run.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class StepModules:
         memory: is read at sampled steps.
 
     Attributes:
-        attached: whether observers are on the modules for the coming step.
+        attached: whether observers are on modules or stages for the coming step.
+        sampled: whether they are on the modules.
         refused: module spans of the coming step for which the budget has no room.
         next_sampled: number of the next step that is recorded by default.
         every_step: whether each step is.
@@ -39,6 +41,8 @@ class StepModules:
         "_memory",
         "_owner",
         "_request",
+        "_stages_due",
+        "_stages_on",
         "_warmup",
         "attached",
         "compiled",
@@ -46,6 +50,7 @@ class StepModules:
         "live_calls",
         "next_sampled",
         "refused",
+        "sampled",
     )
 
     def __init__(self, request: Call, owner: Owner, memory: MemoryMeter | None, *, warmup: bool) -> None:
@@ -58,7 +63,8 @@ class StepModules:
         self.live_calls = 0
         self.every_step = owner.settings.every_step
         self.next_sampled = 0
-        self.attached = False
+        self.attached = self.sampled = self._stages_on = False
+        self._stages_due = owner.engine.stages > 0
         self.refused = 0
         self.compiled = False
 
@@ -74,34 +80,81 @@ class StepModules:
             if self._memory is not None:
                 self._memory.look()
         if (self.compiled and index > 0) or not owner.is_open:
-            wanted = False
+            wanted = self._stages_due = False
+        elif index > 1 and not request.stages_ran:
+            # The step after the first token is observed as well: without a cache the stages run in every step.
+            self._stages_due = False
+        request.budget.reserved = owner.engine.stages if self._stages_due else 0
         opened = wanted and request.open_modules(self._count, whole=True)
         # Left out only if the step comes to be.
         self.refused = self._count if wanted and not opened else 0
         if not opened:
-            self.release()
-        elif not self.attached:
+            self._release_modules()
+        elif not self.sampled:
             owner.engine.acquire()
-            self.attached = True
+            self.sampled = True
+        if self._stages_due:
+            try:
+                self._open_stages()
+            except BaseException:
+                self._release_modules()
+                raise
+        else:
+            self._release_stages()
+        self.attached = self.sampled or self._stages_on
+
+    def _open_stages(self) -> None:
+        self._request.open_stages()
+        if not self._stages_on:
+            self._owner.engine.acquire_stages()
+            self._stages_on = True
+
+    def expect_stages(self) -> None:
+        """Stages may run before the next step, although some have been without: an encoder is about to run again."""
+        if self._stages_on or not self._owner.engine.stages or not self._request.recording or not self._owner.is_open:
+            return
+        self._stages_due = self.attached = True
+        self._request.budget.reserved = self._owner.engine.stages
+        self._open_stages()
+
+    def reopen(self) -> None:
+        """Record on after calls of the same pass have been cut off."""
+        request, engine = self._request, self._owner.engine
+        if self.sampled:
+            request.open_modules(engine.expected, whole=False)
+        if self._stages_on:
+            request.open_stages()
 
     def release(self) -> None:
         """Take the observers off."""
+        self._stages_due = False
+        self._release_modules()
+        self._release_stages()
+        self.attached = False
+
+    def _release_modules(self) -> None:
         self._request.room = 0
-        if self.attached:
-            self.attached = False
+        if self.sampled:
+            self.sampled = False
             self._owner.engine.release()
+
+    def _release_stages(self) -> None:
+        self._request.cancel_stages()
+        if self._stages_on:
+            self._stages_on = False
+            self._owner.engine.release_stages()
 
     def cut_before_step(self, phase: str, began: int, now: int) -> None:
         """Put calls from before the pass, such as those of an encoder, under the phase, which ``began`` then."""
         if self._request.recorded:
             self.cut(None, phase, began, now, None)
-            if self.attached:
-                self._request.open_modules(self._owner.engine.expected, whole=False)
+            self.reopen()
 
     def cut(self, step: int | None, phase: str, began: int, now: int, failure: str | None) -> None:
         """Make a batch of the calls since ``began``, under a step or, without one, under the phase."""
         request = self._request
-        self._count = max(request.recorded + request.missed, 1)
+        if self.sampled:
+            self._count = max(request.recorded + request.missed, 1)
         if request.begun_before(began):
             # Our wrappers were off for a while, so the calls in between have no parent.
             request.discard()

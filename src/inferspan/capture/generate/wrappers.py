@@ -136,6 +136,15 @@ def stopping_criteria(original: Any, model: Any, args: tuple[Any, ...], kwargs: 
     return criteria
 
 
+def prepare_encoder(original: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Around the method that runs encoders before a loop: of a long recording, also in the middle of a request."""
+    call = _running(model)
+    if call is not None:
+        with contain("start of a stage"):
+            call.steps.modules.expect_stages()
+    return original(*args, **kwargs)
+
+
 def compiled_call(original: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Around ``get_compiled_call``: the loop will run a compiled forward pass, in which no hook of ours may be."""
     call = _running(model)
@@ -149,5 +158,7 @@ METHODS = {
     "_update_model_kwargs_for_generation": update_model_kwargs,
     "_get_stopping_criteria": stopping_criteria,
     "get_compiled_call": compiled_call,
+    "_maybe_prepare_encoder_kwargs_for_generation": prepare_encoder,
+    "_prepare_encoder_decoder_kwargs_for_generation": prepare_encoder,  # transformers 4
 }
 """Methods that are wrapped beside ``generate``, where the class has them."""

@@ -49,7 +49,8 @@ class CallLog:
 
     Attributes:
         room: module calls that the pass may still record; further ones are only counted.
-        missed: calls that were only counted.
+        stage_room: the same for calls of stages; below 0 it counts those that were left out.
+        missed: calls that were only counted, stages not among them.
         count: the number of the next call.
         engine: the observers whose modules write to this log; modules of another model, inside of this one, do not.
         clock: measures the boundaries of recorded calls; ``None`` if device times are not measured.
@@ -57,6 +58,7 @@ class CallLog:
     """
 
     room: int
+    stage_room: int
     missed: int
     count: int
     engine: object
@@ -64,7 +66,7 @@ class CallLog:
     output_stats: OutputStats | None
 
     def __init__(self) -> None:
-        self.room = self.missed = self.count = 0
+        self.room = self.stage_room = self.missed = self.count = 0
         self.engine = None
         self.clock = None
         self.output_stats = None
@@ -83,7 +85,10 @@ class CallLog:
 
     def enter(self, info: ModuleInfo, inputs: Described, now: int) -> int:
         """Begin a call inside of the innermost one; its number."""
-        self.room -= 1
+        if getattr(info, "stage", None) is None:
+            self.room -= 1
+        else:
+            self.stage_room -= 1
         number = self.count
         self.count = number + 1
         self.opened.append((number, info, now, inputs))
@@ -163,12 +168,13 @@ class ModuleCaller:
         attached: whether this occupies the module's slot.
     """
 
-    __slots__ = ("attached", "engine", "given", "info", "inner", "module", "taken")
+    __slots__ = ("attached", "engine", "given", "info", "inner", "module", "stage", "taken")
 
     def __init__(self, module: nn.Module, info: ModuleInfo, engine: object) -> None:
         self.module, self.info, self.engine = module, info, engine
         self.attached = False
         self.inner = bool(module._modules)
+        self.stage = getattr(info, "stage", None) is not None
         self.taken: Described = ()
         self.given: Described = ()
 
@@ -209,8 +215,11 @@ class ModuleCaller:
         call: CallLog | None = current.call
         if is_dynamo_compiling() or call is None or call.engine is not self.engine:
             return forward(*args, **kwargs)
-        if call.room <= 0:
-            call.missed += 1
+        if (call.stage_room if self.stage else call.room) <= 0:
+            if self.stage:
+                call.stage_room -= 1
+            else:
+                call.missed += 1
             return forward(*args, **kwargs)
         frame = None
         try:
@@ -227,7 +236,10 @@ class ModuleCaller:
                     # A nested tensor has no shape. Asking first would cost more than an exception that is not raised.
                     inputs = ()
             # Written out, as is ``leave`` below: a call more would be a tenth of it all.
-            call.room -= 1
+            if self.stage:
+                call.stage_room -= 1
+            else:
+                call.room -= 1
             number = call.count
             call.count = number + 1
             opened = call.opened

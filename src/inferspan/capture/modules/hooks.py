@@ -2,8 +2,7 @@
 
 By default an ``ObservedCall`` occupies the module's ``_compiled_call_impl`` slot. Where torch would bypass the slot, or using it is unsafe,
 a pair of forward hooks is registered instead. Both write to the log of the request that runs on their thread and do nothing without one.
-Hooks return ``None``, take any arguments (torch calls a hook removed after its snapshot without kwargs), carry no state of a call, and turn
-into importable no-ops when the model is copied or pickled. Attaching is counted over the recorded requests.
+Attaching is counted over the recorded requests.
 """
 
 from __future__ import annotations
@@ -12,36 +11,25 @@ import dis
 import sys
 import threading
 import weakref
-from time import perf_counter_ns
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.compiler import is_dynamo_compiling
+from torch import nn
 
-from inferspan.capture.compile.state import holds_compiled, is_compiled, is_optimized, leave_alone, may_hook
+from inferspan.capture.compile.state import holds_compiled, is_compiled, is_optimized, may_hook
 from inferspan.capture.compile.watch import compiling
-from inferspan.guard import contain, report
+from inferspan.guard import contain
 from inferspan.records import ModuleInfo
 
+from .hook_pair import EnterHook, ExitHook
 from .observer import ObservedCall, can_observe
-from .recorder import CallLog, current
-from .selection import select
-from .shapes import describe
+from .selection import select, select_stages
+from .stages import Wanted, with_device
 
-__all__ = ["CopiedAway", "ModuleObservers", "in_hooks_of_a_failure", "iterates_hooks", "no_hook"]
+__all__ = ["STAGES_COMPILED", "ModuleObservers", "Observed", "in_hooks_of_a_failure", "iterates_hooks"]
 
-_tracing: Any = torch._C._get_tracing_state
-"""Whether TorchScript traces the program; it would record reading a shape in its graph."""
-
-
-def no_hook(*_: Any, **__: Any) -> None:
-    """Replaces a hook of ours in a copied or unpickled model."""
-
-
-def _make_no_hook() -> Any:
-    return no_hook
+STAGES_COMPILED = "stages: compiled"
 
 
 def _end_of_normal_path() -> int:
@@ -79,120 +67,138 @@ def iterates_hooks() -> bool:
     return False
 
 
-class CopiedAway:
-    """Base of hooks: a copy of the model must not write into the original's requests."""
+class Observed:
+    """Some of the selected modules, and what is attached to them; the lock of ``ModuleObservers`` is held around each call."""
 
-    __slots__ = ()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return no_hook
-
-    def __reduce__(self) -> Any:
-        return _make_no_hook, ()
-
-
-class _Enter(CopiedAway):
-    """Pre-hook of a submodule. Written for few instructions: between two large matrix products each of them is a cache miss."""
-
-    __slots__ = ("_engine", "_last", "info")
-
-    def __init__(self, info: ModuleInfo, engine: object) -> None:
-        self.info = info
+    def __init__(self, engine: ModuleObservers) -> None:
         self._engine = engine
-        self._last: Any = None
+        self.users = 0
+        self.selection: list[tuple[weakref.ref[nn.Module], ModuleInfo, weakref.ref[nn.Module], bool]] = []
+        self._placed: dict[ModuleInfo, ModuleInfo] = {}
+        self._handles: list[Any] = []
+        self._observed: list[ObservedCall] = []
 
-    @leave_alone
-    def __call__(self, module: nn.Module, args: Any = (), kwargs: Any = None, *rest: Any) -> None:
-        if is_dynamo_compiling() or _tracing():
-            return
-        call: CallLog | None = current.call
-        if call is None or call.engine is not self._engine:
-            return
-        if call.room <= 0:
-            call.missed += 1
+    def select(self, entries: Iterable[tuple[nn.Module, ModuleInfo, nn.Module]]) -> None:
+        """Take these modules; they are held weakly, because the selection must not keep a detached child alive."""
+        self.selection = [
+            (weakref.ref(module), info, weakref.ref(parent), can_observe(module)) for module, info, parent in entries
+        ]
+
+    def is_current(self) -> bool:
+        """Whether each of them is where it was."""
+        for reference, info, parent, _ in self.selection:
+            above, module = parent(), reference()
+            if above is None or module is None or above._modules.get(info.name.rpartition(".")[2]) is not module:
+                return False
+        return True
+
+    @property
+    def attached(self) -> bool:
+        """Whether anything is."""
+        return bool(self._observed or self._handles)
+
+    def acquire(self) -> None:
+        """Attach, unless another recorded call has done so."""
+        self.users += 1
+        if self.users > 1:
             return
         try:
-            if kwargs:
-                inputs = describe((*args[:8], *kwargs.values()))
-            elif len(args) == 1 and type(args[0]) is Tensor and not args[0].is_nested:
-                inputs = self._last
-                if not inputs or inputs[0][0] != args[0].shape or inputs[0][1] is not args[0].dtype:
-                    inputs = self._last = describe(args)
-            else:
-                inputs = describe(args)
-            number = call.enter(self.info, inputs, perf_counter_ns())
-            if call.clock is not None:
-                call.clock.enter(number, args[0] if args else next(iter(kwargs.values()), None) if kwargs else None)
-        except Exception as error:
-            report("module hook", error)
+            self.attach()
+        except BaseException:
+            self.users = 0
+            self.detach()
+            raise
 
+    def release(self) -> None:
+        """Detach, if no other recorded call needs the observers."""
+        if self.users:
+            self.users -= 1
+            if not self.users:
+                self.detach()
 
-class _Exit(CopiedAway):
-    """Forward hook of a submodule; see ``_Enter``."""
+    def attach(self) -> None:
+        """Attach to all of the modules."""
+        self.detach()
+        observe = compiling.watch(self._engine)
+        for reference, info, _, observable in self.selection:
+            module = reference()
+            if module is None:
+                continue
+            if info.stage is not None:
+                # One object each, by which a packer knows the structure of a pass again.
+                info = with_device(info, module)
+                info = self._placed.setdefault(info, info)
+            # If the user has hooks, ours must see the input and output that those return, and their failures.
+            if observe and observable and not module._forward_hooks and not module._forward_pre_hooks:
+                observed = ObservedCall(module, info, self._engine)
+                self._observed.append(observed)
+                if observed.attach():
+                    continue
+                self._observed.pop()
+            if may_hook(module):
+                self._handles.append(module.register_forward_pre_hook(EnterHook(info, self._engine), with_kwargs=True))
+                self._handles.append(module.register_forward_hook(ExitHook(info, self._engine)))
 
-    __slots__ = ("_engine", "_last", "info")
-
-    def __init__(self, info: ModuleInfo, engine: object) -> None:
-        self.info = info
-        self._engine = engine
-        self._last: Any = None
-
-    @leave_alone
-    def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
-        if is_dynamo_compiling() or _tracing():
+    def detach(self) -> None:
+        """Detach whatever is attached."""
+        # Each is forgotten once it is detached: after an interrupt in between the next call detaches the others.
+        while self._observed:
+            self._observed[-1].detach()
+            self._observed.pop()
+        # Hooks that stay for now do nothing without a recorded request, and are removed the next time.
+        if not self._handles or iterates_hooks():
             return
-        call: CallLog | None = current.call
-        if call is None or call.engine is not self._engine or not call.open_calls:
-            return
-        try:
-            now = perf_counter_ns()
-            output = rest[-1]
-            number = call.reach(self.info, now)
-            if number < 0:
-                return
-            if call.clock is not None:
-                call.clock.leave(number, output)
-            if type(output) is Tensor and not output.is_nested:
-                outputs = self._last
-                if not outputs or outputs[0][0] != output.shape or outputs[0][1] is not output.dtype:
-                    outputs = self._last = describe(output)
-            else:
-                outputs = describe(output)
-            collector = call.output_stats
-            statistics = collector.append(output) if collector is not None else None
-            call.leave(now, outputs, None, statistics)
-        except Exception as error:
-            report("module hook", error)
+        while self._handles:
+            self._handles[-1].remove()
+            self._handles.pop()
 
 
 class ModuleObservers:
-    """Hooks on the selected submodules of one model, attached while at least one recorded call needs them."""
+    """Observers of the selected submodules and of the stages of one model, attached while at least one recorded call needs them.
 
-    def __init__(self, root: nn.Module, modules: str | tuple[str, ...], style: str) -> None:
+    Modules and stages are attached apart: stages are observed in every pass that may run them, modules in sampled passes only.
+    """
+
+    def __init__(self, root: nn.Module, modules: str | tuple[str, ...], style: str, stages: Wanted = ()) -> None:
         self._root = weakref.ref(root)
         self._modules = modules
         self._style = style
+        self._stages = stages
         self._lock = threading.Lock()
-        self._users = 0
         self._closed = False
-        self._handles: list[Any] = []
-        self._observed: list[ObservedCall] = []
-        self._selection: list[tuple[weakref.ref[nn.Module], ModuleInfo, weakref.ref[nn.Module], bool]] = []
+        self._of_modules, self._of_stages = self._groups = (Observed(self), Observed(self))
         self._above: list[tuple[weakref.ref[nn.Module], bool, list[int]]] = []
         self.compiled_inside = False
         """Whether something was compiled while a request of this model ran: it may have run modules without observers."""
         self._unobserved: str | None = None
+        self._stages_compiled = False
         self.refresh()
 
     @property
     def unobserved(self) -> str | None:
         """Why some modules cannot be observed; ``None`` if all can."""
-        return self._unobserved or ("modules: compiled in parts" if self.compiled_inside and self.expected else None)
+        inside = "modules: compiled in parts" if self.compiled_inside and self.expected else None
+        return "; ".join(filter(None, (self._unobserved or inside, self.stages_unobserved))) or None
+
+    @property
+    def stages_unobserved(self) -> str | None:
+        """Why some stages cannot be observed."""
+        return STAGES_COMPILED if self._stages_compiled else None
 
     @property
     def expected(self) -> int:
         """Module calls of one forward pass, if each selected module is called once."""
-        return len(self._selection)
+        return len(self._of_modules.selection)
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether the model has stages, observed or not."""
+        return self._stages_compiled or bool(self._of_stages.selection)
+
+    @property
+    def stages(self) -> int:
+        """Stages that can be observed."""
+        return len(self._of_stages.selection)
 
     def refresh(self) -> None:
         """Select anew.
@@ -203,15 +209,15 @@ class ModuleObservers:
         root = self._root()
         if root is None:
             return
-        # Held weakly: the selection must not keep a detached child alive.
-        self._selection = [
-            (weakref.ref(module), info, weakref.ref(parent), can_observe(module))
-            for module, info, parent in select(root, self._modules, self._style)
-        ]
+        stages, hidden = select_stages(root, self._stages)
+        self._of_stages.select(stages)
+        self._of_modules.select(select(root, self._modules, self._style, {id(module) for module, _, _ in stages}))
         self._above = [
             (weakref.ref(module), is_compiled(module), [*map(id, module._modules.values())]) for module in root.modules() if module._modules
         ]
         self._unobserved = self._what_is_compiled(root)
+        above = is_compiled(root) or (not is_optimized(root) and holds_compiled(root))
+        self._stages_compiled = hidden or (bool(stages) and above)
 
     def _what_is_compiled(self, root: nn.Module) -> str | None:
         if self._modules == "none":
@@ -227,7 +233,7 @@ class ModuleObservers:
     def prepare(self) -> None:
         """Select again if the structure has changed or a part was compiled since the last request."""
         with self._lock:
-            if self._users == 0 and not self._is_current():
+            if not any(group.users for group in self._groups) and not self._is_current():
                 with contain("module selection"):
                     self.refresh()
 
@@ -236,76 +242,48 @@ class ModuleObservers:
             module = reference()
             if module is None or is_compiled(module) is not compiled or [*map(id, module._modules.values())] != children:
                 return False
-        for reference, info, parent, _ in self._selection:
-            above, module = parent(), reference()
-            if above is None or module is None or above._modules.get(info.name.rpartition(".")[2]) is not module:
-                return False
-        return True
+        return all(group.is_current() for group in self._groups)
 
     def acquire(self) -> None:
-        """Attach, unless another recorded call has done so."""
+        """Attach to the modules, unless another recorded call has done so."""
         with self._lock:
-            if self._closed:
-                return
-            self._users += 1
-            if self._users > 1:
-                return
-            try:
-                self._attach()
-            except BaseException:
-                self._users = 0
-                self._detach()
-                raise
+            if not self._closed:
+                self._of_modules.acquire()
 
-    def _attach(self) -> None:
-        self._detach()
-        observe = compiling.watch(self)
-        for reference, info, _, observable in self._selection:
-            module = reference()
-            if module is None:
-                continue
-            # If the user has hooks, ours must see the input and output that those return, and their failures.
-            if observe and observable and not module._forward_hooks and not module._forward_pre_hooks:
-                observed = ObservedCall(module, info, self)
-                self._observed.append(observed)
-                if observed.attach():
-                    continue
-                self._observed.pop()
-            if may_hook(module):
-                self._hook(module, info)
-
-    def _hook(self, module: nn.Module, info: ModuleInfo) -> None:
-        self._handles.append(module.register_forward_pre_hook(_Enter(info, self), with_kwargs=True))
-        self._handles.append(module.register_forward_hook(_Exit(info, self)))
+    def acquire_stages(self) -> None:
+        """Attach to the stages, unless another recorded call has done so."""
+        with self._lock:
+            if not self._closed:
+                self._of_stages.acquire()
 
     def compilation_begins(self) -> None:
         """A compilation begins, perhaps in the middle of a pass: detach everything, so that Dynamo does not see it."""
         with self._lock:
-            if not self._observed and not self._handles:
-                return
-            self._detach()
+            for group in self._groups:
+                if group.attached:
+                    group.detach()
 
     def compilation_ends(self) -> None:
         """Attach again, for the rest of the interrupted pass."""
         with self._lock:
-            if self._users and not self._closed:
-                self._attach()
+            for group in self._groups:
+                if group.users and not self._closed:
+                    group.attach()
 
     def release(self) -> None:
-        """Detach, if no other recorded call needs the hooks."""
+        """Detach from the modules, if no other recorded call needs the observers."""
         with self._lock:
-            if not self._users:
-                return
-            self._users -= 1
-            if not self._users:
-                self._detach()
+            self._of_modules.release()
+
+    def release_stages(self) -> None:
+        """Detach from the stages, if no other recorded call needs the observers."""
+        with self._lock:
+            self._of_stages.release()
 
     def close(self) -> None:
         """Detach everything, for good."""
-        with self._lock:
-            self._closed = True
-            self._users = 0
-            self._detach()
+        self._closed = True
+        self.close_in_child()
         compiling.leave(self)
 
     def forked(self) -> None:
@@ -315,17 +293,6 @@ class ModuleObservers:
     def close_in_child(self) -> None:
         """Detach the observers of requests on other threads of the parent: those threads do not run in a forked child."""
         with self._lock:
-            self._users = 0
-            self._detach()
-
-    def _detach(self) -> None:
-        # Each is forgotten once it is detached: after an interrupt in between the next call detaches the others.
-        while self._observed:
-            self._observed[-1].detach()
-            self._observed.pop()
-        # Hooks that stay for now do nothing without a recorded request, and are removed the next time.
-        if not self._handles or iterates_hooks():
-            return
-        while self._handles:
-            self._handles[-1].remove()
-            self._handles.pop()
+            for group in self._groups:
+                group.users = 0
+                group.detach()

@@ -1,14 +1,14 @@
 """Which submodules of a model get spans, and what they are called.
 
-In: a module and the settings ``modules`` and ``module_span_name``. Out: (module, static facts, parent) of each chosen submodule, every
-object once. Modules inside a compiled region and scripted ones are left out: no observer of ours may be there.
+In: a module and the settings ``modules``, ``module_span_name`` and ``stages``. Out: (module, static facts, parent) of each chosen
+submodule, every object once. Modules inside a compiled region and scripted ones are left out: no observer of ours may be there.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -17,7 +17,11 @@ from inferspan.capture.compile.state import is_compiled, is_optimized
 from inferspan.records import ModuleInfo
 from inferspan.settings import SettingsError
 
-__all__ = ["select"]
+from .stages import Wanted, find_stages
+
+__all__ = ["select", "select_stages"]
+
+Entry = tuple[nn.Module, ModuleInfo, nn.Module]
 
 _SMALL = 64
 """A model without numbered layers and of at most this many modules is shown whole under ``modules="layers"``."""
@@ -91,22 +95,45 @@ def _layers_and_blocks(found: list[tuple[str, nn.Module, nn.Module]]) -> list[tu
     return chosen
 
 
-def select(root: nn.Module, modules: str | tuple[str, ...], style: str) -> list[tuple[nn.Module, ModuleInfo, nn.Module]]:
+def _inner(root: nn.Module) -> nn.Module:
+    """The model in what ``torch.compile(model)`` returns: its own calls are compiled, and generate() runs that model as it is."""
+    return (root._modules["_orig_mod"] or root) if is_optimized(root) else root
+
+
+def select_stages(root: nn.Module, wanted: Wanted) -> tuple[list[Entry], bool]:
+    """Modules that are stages, as for ``select``, and whether there are others in compiled code.
+
+    Args:
+        root: the instrumented model.
+        wanted: ``Settings.stages``.
+    """
+    root = _inner(root)
+    stages = find_stages(root, wanted)
+    if not stages:
+        return [], False
+    chosen = [
+        (module, ModuleInfo(path, type(module).__name__, None, stages[path].name, stages[path]), parent)
+        for path, module, parent in _walk(root)
+        if path in stages
+    ]
+    return chosen, len(chosen) < len(stages)
+
+
+def select(root: nn.Module, modules: str | tuple[str, ...], style: str, stages: Container[int] = ()) -> list[Entry]:
     """Modules that get spans, as (module, static facts, parent).
 
     Args:
         root: the instrumented model; it is not part of the result.
         modules: ``"layers"``, ``"all"``, ``"none"`` or name patterns (``fnmatch``).
         style: ``Settings.module_span_name``.
+        stages: identities of modules that are stages, which are observed as those.
 
     Raises:
         SettingsError: a pattern matches no module.
     """
     if modules == "none":
         return []
-    if is_optimized(root):
-        # Its own calls are compiled; generate() runs the model in it as it is.
-        root = root._modules["_orig_mod"] or root
+    root = _inner(root)
     found = [entry for entry in _walk(root) if not isinstance(entry[1], nn.ModuleList | nn.ModuleDict)]
     if isinstance(modules, tuple):
         chosen = []
@@ -124,4 +151,5 @@ def select(root: nn.Module, modules: str | tuple[str, ...], style: str) -> list[
         elif len(found) > _SMALL:
             found = [entry for entry in found if "." not in entry[0]]
     stacks = _stacks([path for path, _, _ in found])
+    found = [entry for entry in found if id(entry[1]) not in stages]
     return [(module, _info(path, module, style, stacks), parent) for path, module, parent in found]

@@ -19,7 +19,7 @@ from inferspan.capture.call import ANNOUNCED, current, is_in_step, pass_state
 from inferspan.capture.compile.state import is_optimized, leave_frame, set_eval_frame
 from inferspan.capture.failures import error_type, failure_of
 from inferspan.capture.forward import ForwardCall, close_stale, start_forward
-from inferspan.capture.modules.hooks import CopiedAway
+from inferspan.capture.modules.hook_pair import CopiedAway
 from inferspan.capture.owner import OpenPass, Owner
 from inferspan.guard import report
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import struct
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from opentelemetry.trace import SpanContext
@@ -116,7 +116,7 @@ class ModulePacker:
             dynamic = head.step + self._tail(calls, place, batch.phase)
             if seconds is not None:
                 dynamic += _DEVICE_TIME_HEAD + _double(seconds)
-            dynamic += self._extra(batch.statistics, calls, place)
+            dynamic += self._extra(batch, calls, place)
             own, parent = ids[place], ids[above[place]]
             packed.append(
                 protobuf.span(head.trace_id, own, parent, LOCAL_PARENT, "", head.state, start + head.offset, end + head.offset, dynamic)
@@ -169,9 +169,9 @@ class ModulePacker:
             else:
                 times = struct.pack(f"<{len(seconds)}d", *seconds)
         count = len(calls.numbers)
-        if calls.slots.count(None) < count or calls.failures.count(None) < count:
+        if batch.tokens or calls.slots.count(None) < count or calls.failures.count(None) < count:
             for place in range(count):
-                more = self._extra(batch.statistics, calls, place)
+                more = self._extra(batch, calls, place)
                 if more:
                     extra[place] = extra.get(place, b"") + more
         return times, extra
@@ -188,12 +188,14 @@ class ModulePacker:
         return tail
 
     @staticmethod
-    def _extra(statistics: Mapping[int, Attributes], calls: ModuleColumns, place: int) -> bytes:
-        """The bytes that few calls have: statistics of the output, and a failure."""
+    def _extra(batch: ModuleBatch, calls: ModuleColumns, place: int) -> bytes:
+        """The bytes that few calls have: tokens of a stage, statistics of the output, and a failure."""
         slot, failure = calls.slots[place], calls.failures[place]
         found = b""
         if slot is not None:
-            found = protobuf.attributes(statistics.get(slot, {}))
+            found = protobuf.attributes(batch.statistics.get(slot, {}))
+        if batch.tokens and (tokens := batch.tokens.get(calls.numbers[place])) is not None:
+            found += protobuf.attributes(attributes.of_tokens(tokens))
         if failure is not None:
             found += protobuf.attributes(attributes.of_failure(failure)) + protobuf.error_status(failure)
         return found

@@ -71,7 +71,18 @@ log_dealloc(PyObject *self)
 }
 
 int
-push_frame(CallLog *log, PyObject *info, PyObject *inputs, int64_t moment)
+is_stage(PyObject *info)
+{
+    PyObject *stage = PyObject_GetAttr(info, state.str_stage);
+    if (!stage)
+        PyErr_Clear();
+    int found = stage && stage != Py_None;
+    Py_XDECREF(stage);
+    return found;
+}
+
+int
+push_frame(CallLog *log, PyObject *info, PyObject *inputs, int64_t moment, int stage)
 {
     if (log->open == log->frames_capacity) {
         Py_ssize_t capacity = log->frames_capacity ? 2 * log->frames_capacity : 16;
@@ -89,7 +100,10 @@ push_frame(CallLog *log, PyObject *info, PyObject *inputs, int64_t moment)
     frame->info = owned(info);
     frame->inputs = owned(inputs);
     frame->start = moment;
-    log->room--;
+    if (stage)
+        log->stage_room--;
+    else
+        log->room--;
     return 0;
 }
 
@@ -141,7 +155,7 @@ log_enter(PyObject *self, PyObject *args)
     CallLog *log = (CallLog *)self;
     PyObject *info, *inputs;
     long long moment;
-    if (!PyArg_ParseTuple(args, "OOL:enter", &info, &inputs, &moment) || push_frame(log, info, inputs, moment) < 0)
+    if (!PyArg_ParseTuple(args, "OOL:enter", &info, &inputs, &moment) || push_frame(log, info, inputs, moment, is_stage(info)) < 0)
         return NULL;
     return PyLong_FromLong(log->frames[log->open - 1].number);
 }
@@ -220,6 +234,7 @@ log_discard(PyObject *self, PyObject *unused)
 
 static PyMemberDef log_members[] = {
     {"room", T_PYSSIZET, offsetof(CallLog, room), 0, NULL},
+    {"stage_room", T_PYSSIZET, offsetof(CallLog, stage_room), 0, NULL},
     {"missed", T_PYSSIZET, offsetof(CallLog, missed), 0, NULL},
     {"count", T_PYSSIZET, offsetof(CallLog, count), 0, NULL},
     {"engine", T_OBJECT, offsetof(CallLog, engine), 0, NULL},

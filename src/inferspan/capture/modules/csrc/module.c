@@ -2,7 +2,7 @@
 #include "recorder.h"
 
 /* Incremented here and in extension.py with every change of the interface between C and Python. */
-#define ABI 4
+#define ABI 5
 
 State state;
 
@@ -95,6 +95,7 @@ PyInit__recorder(void)
         {&state.str_record, "record"},
         {&state.str_seconds, "seconds"},
         {&state.str_shape, "shape"},
+        {&state.str_stage, "stage"},
         {&state.str_hook_tables[0], "_backward_hooks"},
         {&state.str_hook_tables[1], "_backward_pre_hooks"},
         {&state.str_hook_tables[2], "_forward_hooks"},

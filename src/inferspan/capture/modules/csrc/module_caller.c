@@ -4,7 +4,7 @@
 typedef struct {
     PyObject_HEAD
     PyObject *module, *info, *engine;
-    char inner, attached;
+    char inner, attached, stage;
     Py_ssize_t running; /* running calls; each holds a reference from the frame that called it */
     Description inputs, outputs;
 } ModuleCaller;
@@ -31,6 +31,7 @@ caller_init(PyObject *self, PyObject *args, PyObject *kwargs)
     if (truth < 0)
         return -1;
     caller->inner = (char)truth;
+    caller->stage = (char)is_stage(info);
     caller->module = owned(module);
     caller->info = owned(info);
     caller->engine = owned(engine);
@@ -225,7 +226,7 @@ recorded_call(ModuleCaller *caller, CallLog *log, PyObject *forward, PyObject *a
     else
         inputs = describe_like(&caller->inputs, args, named ? kwargs : NULL);
     int64_t moment = now_ns();
-    int begun = inputs ? push_frame(log, caller->info, inputs, moment) : -1;
+    int begun = inputs ? push_frame(log, caller->info, inputs, moment, caller->stage) : -1;
     Py_XDECREF(inputs);
     if (begun < 0)
         return contained() < 0 ? NULL : PyObject_Call(forward, args, kwargs);
@@ -275,8 +276,11 @@ call_module(PyObject *self, PyObject *args, PyObject *kwargs)
         CallLog *log = (CallLog *)call;
         if (plain == TRACED || !PyObject_TypeCheck(call, state.call_log_type) || log->engine != caller->engine)
             output = PyObject_Call(forward, args, kwargs);
-        else if (log->room <= 0) {
-            log->missed++;
+        else if ((caller->stage ? log->stage_room : log->room) <= 0) {
+            if (caller->stage)
+                log->stage_room--;
+            else
+                log->missed++;
             output = PyObject_Call(forward, args, kwargs);
         }
         else

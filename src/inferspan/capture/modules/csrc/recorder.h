@@ -94,7 +94,7 @@ typedef struct {
     PyTypeObject *calls_type, *call_log_type, *native_events_type, *boundary_events_type, *boundaries_type, *caller_type;
     PyObject *empty; /* () */
     PyObject *str_append, *str_call, *str_call_impl, *str_dtype, *str_forward, *str_instead, *str_modules, *str_native, *str_other, *str_record,
-        *str_seconds, *str_shape;
+        *str_seconds, *str_shape, *str_stage;
     PyObject *str_hook_tables[HOOK_TABLES], *str_global_hook_tables[HOOK_TABLES];
 } State;
 
@@ -169,6 +169,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     Py_ssize_t room, missed, count;
+    Py_ssize_t stage_room; /* as room, for calls of stages; below 0 it counts those that were left out */
     PyObject *engine, *clock, *output_stats; /* NULL is None */
     Frame *frames;
     Py_ssize_t open, frames_capacity;
@@ -179,8 +180,11 @@ typedef struct {
 } CallLog;
 
 /* Neither push_frame nor pop_frame runs any Python. There must be a frame to pop. `failure` is NULL or a str; `statistics` is -1 or an index. */
-int push_frame(CallLog *log, PyObject *info, PyObject *inputs, int64_t moment);
+int push_frame(CallLog *log, PyObject *info, PyObject *inputs, int64_t moment, int stage);
 int pop_frame(CallLog *log, int64_t moment, PyObject *outputs, PyObject *failure, int64_t statistics);
+
+/* Whether `info` is that of a stage: 1 or 0. */
+int is_stage(PyObject *info);
 
 /* End what is open above the innermost call of `info`: 1, or 0 if there is no such call and nothing was ended. */
 int reach(CallLog *log, PyObject *info, int64_t moment, PyObject *failure);

@@ -83,6 +83,13 @@ These names changed before the first release. inferspan no longer sends the old 
 state, replace the names there.
 """
 
+STAGES_NOTE = """\
+Two rows. *Exact* also says: one span for each call of an encoder or projector, in every pass that runs it, with the shapes that went in and
+came out, and as many tokens as the prompt has positions for them, which is the usage by modality. The structure of the model tells its
+stages; that of some 120 architectures of transformers 5.24 was tried. Encoders that run through another method than their call, such as
+the VQ-VAEs of Chameleon and Emu3, are not seen: name another module in the setting `stages`.
+"""
+
 METRIC_GROUPS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     ("Requests", lambda name: name.startswith("gen_ai.")),
     ("Requests, names of inferspan", lambda name: name not in semconv.DEVICE_METRICS),
@@ -223,11 +230,12 @@ of them too, from their first call on.
 
 
 def _coverage() -> str:
-    count = sum(len(row) for table in (pairs.GENERATE, pairs.ZERO_CODE, pairs.PLAIN) for row in table.values())
+    count = sum(len(row) for table in (pairs.GENERATE, pairs.ZERO_CODE, pairs.PLAIN, pairs.STAGES) for row in table.values())
     lines = [NOTICE.format(source="tests/matrix/pairs.py"), "", "# Coverage", "", f"{count} pairs of a kind of model and a way to run it."]
     lines += [COVERAGE_INTRODUCTION, "## `generate()`", "", GENERATE_NOTE, *_pairs(pairs.GENERATE)]
     lines += ["## `generate()` under zero code", "", ZERO_CODE_NOTE, *_pairs(pairs.ZERO_CODE)]
     lines += ["## Plain forward passes", "", *_pairs(pairs.PLAIN)]
+    lines += ["## Stages of multimodal models", "", STAGES_NOTE, *_pairs(pairs.STAGES)]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from .kinds import GENERATING
 from .plain import MODULES, PASSES
+from .staged import STAGE_WAYS, STAGED
 from .ways import WAYS
 
-__all__ = ["GENERATE", "PLAIN", "ZERO_CODE", "Outcome", "exact", "fault", "not_recorded", "said"]
+__all__ = ["GENERATE", "PLAIN", "STAGES", "ZERO_CODE", "Outcome", "exact", "fault", "not_recorded", "said"]
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,25 @@ PLAIN: dict[str, dict[str, Outcome]] = {
 }
 """Outcome of each kind of module by the way to run a forward pass."""
 
+STAGED_ALL = [*STAGED]
+STAGED_GENERATING = _but(STAGED, "CLIP")
+PROMPTED = ["LLaVA", "LLaVA-Next", "Qwen2-VL", "Qwen2.5-VL", "Idefics3", "SmolVLM", "PaliGemma", "Qwen2-Audio"]
+"""Those that can do without an image or sound."""
+
+STAGES: dict[str, dict[str, Outcome]] = {
+    "greedy": _row(STAGED_GENERATING),
+    "without module spans": _row(STAGED_GENERATING),
+    "without step spans": _row(STAGED_GENERATING),
+    "every module of every step": _row(STAGED_GENERATING),
+    "beam search": _row(STAGED_GENERATING),
+    "no cache": _row(STAGED_GENERATING),
+    "words only": _row(PROMPTED),
+    "encoder compiled": _row(["LLaVA", "Qwen2-VL", "BLIP-2", "Whisper"], said("modules: compiled in parts; stages: compiled")),
+    "`model(...)`": _row(STAGED_ALL),
+    "`model(...)`, words only": _row(PROMPTED),
+}
+"""Stages of each kind of multimodal model by the way to run it."""
+
 
 def _check(table: dict[str, dict[str, Outcome]], ways: Iterable[str], kinds: Iterable[str]) -> None:
     assert [*table] == [*ways]
@@ -155,3 +175,4 @@ def _check(table: dict[str, dict[str, Outcome]], ways: Iterable[str], kinds: Ite
 
 _check(GENERATE, WAYS, GENERATING)
 _check(PLAIN, PASSES, MODULES)
+_check(STAGES, STAGE_WAYS, STAGED)

@@ -129,7 +129,7 @@ def test_nothing_is_on_the_stages_in_decode_steps(telemetry: Telemetry) -> None:
 
     class Look(StoppingCriteria):
         def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
-            seen.append(attached(model)["slot"])
+            seen.append(attached(model)["slot"] + attached(model)["hooks"])
             return torch.zeros(input_ids.shape[0], dtype=torch.bool)
 
     telemetry.instrument(model, modules="none")
@@ -209,7 +209,13 @@ def test_each_window_of_a_long_recording_is_encoded(telemetry: Telemetry) -> Non
     """Whisper runs its encoder anew for each window, also after tokens have been decoded."""
     model, runs = models.whisper(), []
     model.generation_config.no_timestamps_token_id = model.config.no_timestamps_token_id = 40
-    model.model.encoder.register_forward_hook(lambda *_: runs.append(1))
+    forward = model.model.encoder.forward
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        runs.append(1)
+        return forward(*args, **kwargs)
+
+    model.model.encoder.forward = counted
     telemetry.instrument(model, modules="none")
     sound, mask = multimodal.noise(1, 80, 250), torch.ones(1, 250, dtype=torch.long)
     model.generate(input_features=sound, attention_mask=mask, return_timestamps=True, max_new_tokens=6)
@@ -354,6 +360,20 @@ def test_an_encoder_alone_is_no_stage(telemetry: Telemetry) -> None:
     model(torch.randn(2, 4))
     assert _stages(telemetry) == []
     assert len(telemetry.modules()) == 2
+
+
+def test_a_stage_with_hooks_of_the_program_after_a_compilation(telemetry: Telemetry) -> None:
+    """Compiled code may depend on their number, so ours stay off, and the request says it."""
+    model, calls = models.llava(), []
+    model.model.vision_tower.register_forward_hook(lambda *_: calls.append(1))
+    telemetry.instrument(model, modules="none")
+    torch.compile(nn.Linear(2, 2), backend="eager")(torch.ones(1, 2))
+    model.generate(**_picture(), **OPTIONS)
+    torch._dynamo.reset()
+    telemetry.check()
+    assert calls == [1]
+    assert _stages(telemetry) == FOUND[1:]
+    assert telemetry.only()[semconv.UNOBSERVED] == "stages: hooked"
 
 
 def test_stages_have_the_time_of_the_device(telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch) -> None:

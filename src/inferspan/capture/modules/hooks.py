@@ -75,6 +75,8 @@ class Observed:
         self.users = 0
         self.selection: list[tuple[weakref.ref[nn.Module], ModuleInfo, weakref.ref[nn.Module], bool]] = []
         self._placed: dict[ModuleInfo, ModuleInfo] = {}
+        self.refused = False
+        """Whether some of the modules could not be given hooks when this was attached last."""
         self._handles: list[Any] = []
         self._observed: list[ObservedCall] = []
 
@@ -119,6 +121,7 @@ class Observed:
     def attach(self) -> None:
         """Attach to all of the modules."""
         self.detach()
+        self.refused = False
         observe = compiling.watch(self._engine)
         for reference, info, _, observable in self.selection:
             module = reference()
@@ -138,6 +141,8 @@ class Observed:
             if may_hook(module):
                 self._handles.append(module.register_forward_pre_hook(EnterHook(info, self._engine), with_kwargs=True))
                 self._handles.append(module.register_forward_hook(ExitHook(info, self._engine)))
+            else:
+                self.refused = True
 
     def detach(self) -> None:
         """Detach whatever is attached."""
@@ -183,7 +188,9 @@ class ModuleObservers:
     @property
     def stages_unobserved(self) -> str | None:
         """Why some stages cannot be observed."""
-        return STAGES_COMPILED if self._stages_compiled else None
+        if self._stages_compiled:
+            return STAGES_COMPILED
+        return "stages: hooked" if self._of_stages.refused else None
 
     @property
     def expected(self) -> int:

@@ -1,0 +1,116 @@
+"""Records of modules and their calls; ``records`` has the others, and offers these as well.
+
+A forward pass has hundreds of calls, so they lie in one list and not in objects of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+__all__ = ["ModuleCall", "ModuleCalls", "ModuleColumns", "ModuleInfo", "ModuleStage"]
+
+
+class ModuleStage(NamedTuple):
+    """What makes a module a stage of its model, such as its vision encoder."""
+
+    name: str
+    modality: str | None = None
+    """Of its input, ``image`` or ``audio``; ``None`` if that is not known."""
+    device: str | None = None
+    """Where its weights are."""
+
+
+class ModuleInfo(NamedTuple):
+    """Static facts of one hooked module, shared by all of its calls."""
+
+    name: str
+    type: str
+    layer_index: int | None
+    span_name: str
+    stage: ModuleStage | None = None
+    """The stage that the module is, if it is one."""
+
+
+class ModuleCall(NamedTuple):
+    """The fields of one call of one module, as ``ModuleCalls`` stores them.
+
+    ``parent`` is the ``number`` of the enclosing module call of the same batch, -1 directly under the step. ``start`` and
+    ``end`` are readings of the monotonic clock, made epoch times by the batch's ``offset``. ``inputs`` and ``outputs`` hold
+    (shape, dtype) pairs, the dtype being anything whose ``str`` names it.
+    """
+
+    number: int
+    parent: int
+    module: ModuleInfo
+    start: int
+    end: int
+    inputs: Sequence[tuple[Sequence[int], object]]
+    outputs: Sequence[tuple[Sequence[int], object]]
+    failure: str | None
+    statistics: int | None
+
+
+ModuleRow = tuple[int, int, ModuleInfo, int, int, Any, Any, "str | None", "int | None"]
+"""A plain tuple of the fields of ``ModuleCall``."""
+_FIELDS = len(ModuleCall._fields)
+_START = ModuleCall._fields.index("start")
+
+
+class ModuleColumns(NamedTuple):
+    """Module calls as one list for each field of ``ModuleCall``."""
+
+    numbers: list[int]
+    parents: list[int]
+    modules: list[ModuleInfo]
+    starts: list[int]
+    ends: list[int]
+    inputs: list[Any]
+    outputs: list[Any]
+    failures: list[str | None]
+    slots: list[int | None]
+
+    def cut(self, first: int, stop: int) -> ModuleColumns:
+        """The calls from index ``first`` to before ``stop``."""
+        if first == 0 and stop >= len(self.numbers):
+            return self
+        columns: list[Any] = [column[first:stop] for column in self]
+        return ModuleColumns(*columns)
+
+
+class ModuleCalls:
+    """The module calls of one forward pass, in the order in which they ended; ``Calls`` of the C extension has the same methods.
+
+    All fields lie in one flat list. One object for each call would be cheap to create and expensive to keep: every few thousand of them
+    the garbage collector walks the whole heap, which in a process with torch takes a tenth of a second and more. It does not track
+    numbers, and the objects in the list are shared.
+
+    Args:
+        rows: the fields of each call, in the order of ``ModuleCall``.
+
+    Attributes:
+        add: appends the fields of one call, a tuple in the order of ``ModuleCall``. It is a method of the list, because the model's thread
+            calls it once for each module call.
+    """
+
+    __slots__ = ("_flat", "add")
+
+    def __init__(self, rows: Iterable[Sequence[Any]] = ()) -> None:
+        self._flat: list[Any] = [value for row in rows for value in row]
+        self.add: Callable[[ModuleRow], None] = self._flat.extend
+
+    def __len__(self) -> int:
+        return len(self._flat) // _FIELDS
+
+    def columns(self) -> ModuleColumns:
+        """Copy the calls into one list for each field."""
+        columns: list[Any] = [self._flat[field::_FIELDS] for field in range(_FIELDS)]
+        return ModuleColumns(*columns)
+
+    def rows(self) -> Iterator[ModuleRow]:
+        """Iterate over the calls, one tuple for each."""
+        return zip(*[iter(self._flat)] * _FIELDS, strict=True)
+
+    def begun_before(self, moment: int) -> bool:
+        """Whether some call began earlier."""
+        return min(self._flat[_START::_FIELDS], default=moment) < moment

@@ -229,13 +229,22 @@ of them too, from their first call on.
 """
 
 
+PIPELINES_NOTE = """\
+Three inputs. One call is one request, whatever batches and chunks it runs; its passes are spans of the model. Several `generate()` of a
+call are requests inside it, marked as nested. Given a generator or a data set, a pipeline returns an iterator, and each item for which the
+model has to run is a request: with `batch_size` the first item of each batch.
+"""
+
+
 def _coverage() -> str:
-    count = sum(len(row) for table in (pairs.GENERATE, pairs.ZERO_CODE, pairs.PLAIN, pairs.STAGES) for row in table.values())
+    tables = (pairs.GENERATE, pairs.ZERO_CODE, pairs.PLAIN, pairs.STAGES, pairs.CALLED)
+    count = sum(len(row) for table in tables for row in table.values())
     lines = [NOTICE.format(source="tests/matrix/pairs.py"), "", "# Coverage", "", f"{count} pairs of a kind of model and a way to run it."]
     lines += [COVERAGE_INTRODUCTION, "## `generate()`", "", GENERATE_NOTE, *_pairs(pairs.GENERATE)]
     lines += ["## `generate()` under zero code", "", ZERO_CODE_NOTE, *_pairs(pairs.ZERO_CODE)]
     lines += ["## Plain forward passes", "", *_pairs(pairs.PLAIN)]
     lines += ["## Stages of multimodal models", "", STAGES_NOTE, *_pairs(pairs.STAGES)]
+    lines += ["## Pipelines of transformers", "", PIPELINES_NOTE, *_pairs(pairs.CALLED)]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -287,7 +287,9 @@ def unwrap(model: Any, tokenizer: Any, what: str = "instrument") -> tuple[Any, A
 
     if isinstance(model, nn.Module):
         return model, tokenizer
-    inner = parts_of(model) or getattr(model, "model", None)
+    inner: Any = None
+    with suppress(Exception):  # a property may raise anything
+        inner = parts_of(model) or getattr(model, "model", None)
     if isinstance(inner, nn.Module):
         return inner, tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
     named = ", or the name of another engine's model as text" if what == "generation" else ""

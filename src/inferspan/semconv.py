@@ -142,6 +142,9 @@ TOKEN_INTERVALS = "inferspan.tokens.intervals"
 TOKENS_TRUNCATED = "inferspan.tokens.truncated"
 TOKEN_IDS = "inferspan.tokens.ids"
 METHOD = "inferspan.method"
+PIPELINE_TASK = "inferspan.pipeline.task"
+FORWARD_PASSES = "inferspan.forward.passes"
+INPUT_TRUNCATED = "inferspan.input.truncated"
 UNOBSERVED = "inferspan.unobserved"
 WARMUP = "inferspan.warmup"
 NONFINITE = "inferspan.nonfinite"
@@ -733,7 +736,11 @@ ATTRIBUTES = (
         _R,
         "input tokens that were in the cache that was passed in, over the batch; if any; included in the input tokens",
     ),
-    Attribute(EMBEDDINGS_DIMENSION, "int", _R, "hidden size, embedding calls"),
+    Attribute(EMBEDDINGS_DIMENSION, "int", _R, "entries of an embedding, embedding calls"),
+    Attribute(INPUT_TRUNCATED, "int", _R, "inputs that the tokenizer has cut to the longest one of the model; calls of pipelines and of sentence-transformers with a fast tokenizer"),
+    Attribute(METHOD, "string", _R, "method of the model that was called instead of `forward`, e.g. `get_text_features`, `encode` of an autoencoder, `predict`"),
+    Attribute(PIPELINE_TASK, "string", _R, "task of the transformers pipeline that made the call, e.g. `text-classification`"),
+    Attribute(FORWARD_PASSES, "int", _R, "passes of the model in a call of a pipeline, `encode()` or `predict()`; shapes and logit statistics stand on the request only if it is one"),
     Attribute(INPUT_MESSAGES, "string", _R, f"JSON; lists and maps with `content_format` = structured; {_CONTENT}"),
     Attribute(OUTPUT_MESSAGES, "string", _R, f"JSON; lists and maps with `content_format` = structured; {_CONTENT}"),
     Attribute(ERROR_TYPE, "string", f"{_R}, {_PSM}", "class of the exception"),

@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .kinds import GENERATING
+from .pipelines import CALLS, PIPELINES
 from .plain import MODULES, PASSES
 from .staged import STAGE_WAYS, STAGED
 from .ways import WAYS
 
-__all__ = ["GENERATE", "PLAIN", "STAGES", "ZERO_CODE", "Outcome", "exact", "fault", "not_recorded", "said"]
+__all__ = ["CALLED", "GENERATE", "PLAIN", "STAGES", "ZERO_CODE", "Outcome", "exact", "fault", "not_recorded", "said"]
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,11 @@ STAGES: dict[str, dict[str, Outcome]] = {
     "`model(...)`, words only": _row(PROMPTED),
 }
 """Stages of each kind of multimodal model by the way to run it."""
+# A data set of chats is one that transformers cannot run.
+CALLED: dict[str, dict[str, Outcome]] = {
+    way: _row(_but(PIPELINES, "text-generation (chat)") if way == "a data set" else PIPELINES) for way in CALLS
+}
+"""Outcome of each pipeline by the way to call it."""
 
 
 def _check(table: dict[str, dict[str, Outcome]], ways: Iterable[str], kinds: Iterable[str]) -> None:
@@ -176,3 +182,4 @@ def _check(table: dict[str, dict[str, Outcome]], ways: Iterable[str], kinds: Ite
 _check(GENERATE, WAYS, GENERATING)
 _check(PLAIN, PASSES, MODULES)
 _check(STAGES, STAGE_WAYS, STAGED)
+_check(CALLED, CALLS, PIPELINES)

@@ -19,6 +19,7 @@ from inferspan.guard import contain
 from inferspan.records import Attributes, AttributeValue, ModuleBatch, ModuleCalls, Profiled, Record, RequestEnd, RequestScope, Stage
 
 from .budget import Budget
+from .outcome import Outcome
 
 if TYPE_CHECKING:
     from inferspan.capture.device.clock import Measured
@@ -101,6 +102,8 @@ class Call(CallLog):
         """Translates a loop into this request; its wrappers find it here. ``None`` for a plain forward pass."""
         self.counts: str | None = None
         """The kind of tokens that its usage counts, ``generated`` or ``embedded``; requests inside it that count the same are nested."""
+        self.inside: list[Outcome] | None = None
+        """How the requests inside this one have ended, if it has the sums over them."""
         self.nonfinite_seen = False
         """Whether an output of a module, or a request inside this one, had NaN or Inf."""
 
@@ -257,6 +260,14 @@ class Call(CallLog):
             statistics.get(key) for statistics in found for key in (semconv.OUTPUT_STAT_NAN_COUNT, semconv.OUTPUT_STAT_INF_COUNT)
         )
         return dict(enumerate(found))
+
+    def note_inside(self, outcome: Outcome) -> None:
+        """A request inside this one has ended."""
+        if self.inside is not None:
+            self.inside.append(outcome)
+
+    def note_encoded(self, encoded: Any, options: Mapping[str, Any]) -> None:
+        """A tokenizer has been called with these options on the thread of this request, the innermost one."""
 
     def note_nonfinite(self) -> None:
         """This request has seen NaN or Inf, so the one around it has as well."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from inferspan.guard import contain
 
+from .call import current
 from .patching import ClassMethods
 
 __all__ = ["chat_of", "embeds", "watch_templates"]
@@ -76,6 +77,10 @@ def _around_template(original: Any, tokenizer: Any, args: tuple[Any, ...], kwarg
 
 def _around_tokenizing(original: Any, tokenizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     encoded = original(*args, **kwargs)
+    call = current.call
+    if call is not None:
+        with contain("tokens of a request"):
+            call.note_encoded(encoded, kwargs)
     if _texts:
         with contain("chat template"):
             text = args[0] if args else kwargs.get("text")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import perf_counter_ns
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
@@ -24,24 +24,24 @@ from inferspan.capture.compile.state import compiled_graphs
 from inferspan.capture.compile.transforms import is_transforming
 from inferspan.capture.compile.watch import compiling
 from inferspan.capture.logits.heads import Masks, masks_of
-from inferspan.capture.logits.statistics import whole_logits
 from inferspan.capture.modules.shapes import Described, describe
 from inferspan.guard import contain
-from inferspan.records import AttributeValue, Failure, ModuleInfo, RequestEnd
+from inferspan.records import AttributeValue, Failure, ModuleInfo, RequestEnd, RequestScope
 
 from .adapters import call_adapters
 from .budget import Budget
 from .call import Call, current
 from .chat import embeds
-from .forward_facts import Given, attended_tokens, embedding_of, given_of, statistics_of, unobserved_of
+from .forward_facts import Given, given_of, unobserved_of
 from .model_info import is_training
 from .owner import OpenPass, Owner
+from .passes.facts import attended, embedding, logit_facts, nonfinite_of
 from .recording import open_call
 
 if TYPE_CHECKING:
     from inferspan.capture.device.clock import CallClock
 
-__all__ = ["INTERRUPTED", "ForwardCall", "close_stale", "invocations", "start_forward"]
+__all__ = ["INTERRUPTED", "ForwardCall", "close_stale", "invocations", "open_forward", "start_forward"]
 
 _PACKED = frozenset({"cu_seq_lens_q", "read_index"})
 """Arguments by which transformers' continuous batching packs the requests of several callers into one row, so the pass is not a request."""
@@ -225,7 +225,6 @@ class ForwardCall(Call):
     def _describe_end(self, output: Any, failure: Failure | None, now: int) -> RequestEnd:
         attributes: dict[str, AttributeValue] = {}
         outputs = describe(output)
-        nonfinite: dict[tuple[str, str], int] = {}
         lazy = isinstance(output, _LAZY)
         if self.recording:
             attributes |= shape_attributes(self.inputs, semconv.INPUT_SHAPES, semconv.INPUT_DTYPES)
@@ -241,25 +240,20 @@ class ForwardCall(Call):
                 unobserved.append("forward: generator")
             if self.opened_pass.hooked:
                 unobserved.append("context: hooks")
-            logits = dict.get(output, "logits") if self.owner.settings.logits and failure is None and isinstance(output, dict) else None
-            if logits is not None:
-                with contain("logit statistics"):
-                    whole = whole_logits(logits, vocabulary=self.owner.sharded_vocabulary())
-                    attributes |= statistics_of(whole, self.owner.model, self.masks)
-                    if whole is None:
-                        unobserved.append("logits: sharded")
+            if failure is None:
+                statistics, sharded = logit_facts(output, self.owner, self.masks)
+                attributes |= statistics
+                if sharded:
+                    unobserved.append("logits: sharded")
             if unobserved:
                 attributes[semconv.UNOBSERVED] = "; ".join(unobserved)
-        for kind, key in (("nan", semconv.LOGITS_NAN_COUNT), ("inf", semconv.LOGITS_INF_COUNT)):
-            count = attributes.get(key)
-            if isinstance(count, int) and count:
-                nonfinite["logits", kind] = count
+        nonfinite = nonfinite_of(attributes)
         if nonfinite or self.nonfinite_seen:
             attributes[semconv.NONFINITE] = True
             self.note_nonfinite()
         if self.rows is not None:
             attributes[semconv.BATCH_SIZE] = self.rows
-        embedded = embedding_of(output, outputs) if self.counts == "embedded" else ()
+        embedded = embedding(output, outputs) if self.counts == "embedded" else ()
         if self.given.modalities:
             attributes[semconv.INPUT_MODALITIES] = self.given.modalities
         if embedded and embedded[0][0]:
@@ -328,11 +322,66 @@ def start_forward(
     compiling.listen()
     if is_transforming() or _PACKED <= kwargs.keys() or (not owner.settings.training and is_training(owner.model)):
         return None
+
+    def made(scope: RequestScope, **options: Any) -> ForwardCall:
+        inputs = describe((*args[:8], *kwargs.values())) if kwargs else describe(args)
+        rows: int | None = None
+        tokens: int | None = None
+        masks: Masks = (None, None)
+        given = Given()
+        if scope.recording and (owner.engine.has_stages or not owner.text_only):
+            with contain("modalities of the input"):
+                given = given_of(owner.model, args if method is None else (), kwargs)
+        if method is None:
+            # Arguments of other methods are not those of ``forward``.
+            rows = owner.batch_rows(args, kwargs)
+            if scope.recording and owner.settings.logits:
+                with contain("logit statistics"):
+                    masks = masks_of(owner.model, args, kwargs)
+            if wants_embedding:
+                with contain("counting input tokens"):
+                    tokens = attended(args, kwargs)
+        budget = Budget(owner.settings.span_budget, steps=False)
+        call = ForwardCall(owner, inputs, opened, compiled=compiled, scope=scope, budget=budget, **options)
+        call.rows, call.masks, call.input_tokens, call.given = rows, masks, tokens, given
+        return call
+
+    wanted = owner.settings.operation
+    wants_embedding = method is None and (wanted == semconv.OPERATION_EMBEDDINGS or (wanted is None and embeds(owner.model)))
+    operation = semconv.OPERATION_EMBEDDINGS if wants_embedding else None
+    facts = {} if method is None else {semconv.METHOD: method}
+    return open_forward(owner, opened, made, adapters=call_adapters(kwargs), operation=operation, facts=facts)
+
+
+def open_forward(
+    owner: Owner,
+    opened: OpenPass,
+    make: Callable[..., ForwardCall],
+    *,
+    adapters: tuple[str, ...] | None = None,
+    operation: str | None = None,
+    facts: Mapping[str, AttributeValue] | None = None,
+) -> ForwardCall | None:
+    """Open a request and make it the innermost one of the thread.
+
+    Args:
+        owner: the instrumentation of the model.
+        opened: its entry for the owner's registry.
+        make: makes the call, as for ``recording.open_call``.
+        adapters: that its caller names.
+        operation: in the conventions; without one it is no operation of theirs.
+        facts: attributes of the request span from its start on.
+
+    Returns:
+        The call, ``None`` where telemetry stays out.
+    """
     # First of all: from now on uninstrument() leaves the hook that ends the pass.
     if not owner.open_pass(opened):
         return None
     try:
-        opened.call = call = _start(owner, args, kwargs, opened, compiled=compiled, method=method)
+        opened.call = call = open_call("forward", owner, make, operation=operation, info=owner.info_with(adapters), facts=facts)
+        if call is not None:
+            _begin(call, embeds=operation is not None)
     except BaseException:
         opened.close()
         raise
@@ -341,35 +390,10 @@ def start_forward(
     return call
 
 
-def _start(
-    owner: Owner, args: tuple[Any, ...], kwargs: Mapping[str, Any], opened: OpenPass, *, compiled: bool, method: str | None
-) -> ForwardCall | None:
-    wanted = owner.settings.operation
-    embedding = wanted == semconv.OPERATION_EMBEDDINGS or (wanted is None and embeds(owner.model))
-    operation = semconv.OPERATION_EMBEDDINGS if embedding and method is None else None
-    facts = {} if method is None else {semconv.METHOD: method}
-
-    def made(**options: Any) -> ForwardCall:
-        inputs = describe((*args[:8], *kwargs.values())) if kwargs else describe(args)
-        return ForwardCall(owner, inputs, opened, compiled=compiled, budget=Budget(owner.settings.span_budget, steps=False), **options)
-
-    call = open_call("forward", owner, made, operation=operation, info=owner.info_with(call_adapters(kwargs)), facts=facts)
-    if call is None:
-        return None
+def _begin(call: ForwardCall, *, embeds: bool) -> None:
     try:
-        if method is None:
-            # Arguments of other methods are not those of ``forward``.
-            call.rows = owner.batch_rows(args, kwargs)
-        if call.recording and owner.settings.logits and method is None:
-            with contain("logit statistics"):
-                call.masks = masks_of(owner.model, args, kwargs)
-        if call.recording and (owner.engine.has_stages or not owner.text_only):
-            with contain("modalities of the input"):
-                call.given = given_of(owner.model, args if method is None else (), kwargs)
-        if operation is not None:
+        if embeds:
             call.counts = "embedded"
-            with contain("counting input tokens"):
-                call.input_tokens = attended_tokens(args, kwargs)
         call.push()
         if call.part is not None:
             with contain("profiler window"):
@@ -380,4 +404,3 @@ def _start(
     except BaseException:
         call.finish(None, INTERRUPTED, perf_counter_ns())
         raise
-    return call

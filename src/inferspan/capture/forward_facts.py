@@ -1,6 +1,6 @@
-"""Facts of a plain forward pass that follow from its arguments and its output: input tokens, modalities, embeddings, logits.
+"""Facts of a plain forward pass that follow from its arguments and its model: modalities, and what is not observed.
 
-In: arguments and output. Out: plain values; what is not known is empty or ``None``. Nothing is read from a device.
+In: arguments. Out: plain values; what is not known is empty or ``None``. Nothing is read from a device.
 """
 
 from __future__ import annotations
@@ -13,17 +13,12 @@ from torch import Tensor
 
 from inferspan.capture.generate.arguments import feature_modalities
 from inferspan.capture.generate.modalities import given_modalities, placeholders
-from inferspan.capture.logits.heads import Masks, choices, reads
-from inferspan.capture.logits.ring import LogitRing
-from inferspan.capture.logits.statistics import attributes as logit_attributes
 from inferspan.capture.modules.hooks import STAGES_COMPILED
-from inferspan.capture.modules.shapes import Described, describe
-from inferspan.records import AttributeValue
 
 from .owner import Owner
 from .signatures import positional_names
 
-__all__ = ["Given", "attended_tokens", "embedding_of", "given_of", "statistics_of", "unobserved_of"]
+__all__ = ["Given", "given_of", "unobserved_of"]
 
 _NO_TOKENS: Mapping[str, int] = MappingProxyType({})
 
@@ -61,31 +56,3 @@ def unobserved_of(owner: Owner, *, compiled: bool) -> list[str]:
     if compiled and engine.has_stages:
         reasons = [*(["modules: compiled"] if engine.expected else []), STAGES_COMPILED]
     return reasons
-
-
-def embedding_of(output: Any, outputs: Described) -> Described:
-    """Shape and dtype of the embeddings; sentence encoders return them beside their inputs."""
-    found = dict.get(output, "sentence_embedding") if isinstance(output, dict) else None
-    return describe(found) if isinstance(found, Tensor) else outputs
-
-
-def attended_tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
-    """Input tokens of an embedding model without padding; ``None`` where counting would read from the device."""
-    # Sentence encoders take one mapping instead of keyword arguments.
-    given: Mapping[str, Any] = args[0] if args and isinstance(args[0], Mapping) else kwargs
-    ids = given.get("input_ids", args[0] if args else None)
-    mask = given.get("attention_mask")
-    if isinstance(mask, Tensor) and mask.dim() == 2:
-        return int(mask.sum()) if mask.device.type == "cpu" else None
-    return int(ids.numel()) if mask is None and isinstance(ids, Tensor) and ids.dim() == 2 and not ids.is_floating_point() else None
-
-
-def statistics_of(logits: object, model: object, masks: Masks) -> dict[str, AttributeValue]:
-    """Statistics of the logits that choose the next token or a class, on CPU only."""
-    rows = choices(logits, model, masks) if reads(logits) and isinstance(logits, Tensor) else None
-    if rows is None:
-        return {}
-    ring = LogitRing(top_k=0, capacity=1)
-    ring.append(rows, None)
-    steps = ring.read()
-    return logit_attributes(steps[0], content=False, decode=None) if steps else {}

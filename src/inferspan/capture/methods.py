@@ -109,6 +109,8 @@ class MethodCall(RequestCall):
     ) -> ForwardCall | None:
         return start_forward(owner, args, kwargs, compiled=evaluated, opened=opened, method=self._name)
 
-    def _enter_again(self, call: ForwardCall, opened: OpenPass, args: tuple[Any, ...]) -> ForwardCall | None:
+    def _enter_again(
+        self, call: ForwardCall, opened: OpenPass, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ForwardCall | None:
         # Inside a request of the model it is a part of that.
         return None

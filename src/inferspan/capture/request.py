@@ -259,6 +259,8 @@ class Request(Call):
         # An interrupt that arrives in here must not leave the span open or its context attached.
         try:
             self.close(outcome.failure)
+            if self.outer is not None:
+                self.outer.note_inside(outcome)
             with contain(self._ending):
                 end = describe_end(outcome, self._measure(outcome))
             self.settle_stages(outcome.input_split, outcome.cached_split)

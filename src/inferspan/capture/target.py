@@ -22,7 +22,7 @@ from inferspan.capture.device.clock import CallClock, DeviceClock
 from inferspan.capture.device.energy import RequestEnergy
 from inferspan.capture.diffusion.parts import Parts
 from inferspan.capture.diffusion.wrappers import attach_pipeline
-from inferspan.capture.generate.wrappers import METHODS, around_generate
+from inferspan.capture.generate.wrappers import METHODS, around_generate, generating_modules
 from inferspan.capture.modules.hooks import ModuleObservers
 from inferspan.capture.modules.output_stats import OutputStats
 from inferspan.capture.modules.recorder import IN_C
@@ -41,6 +41,8 @@ from .forward import close_stale
 from .methods import attach_methods, chosen_methods
 from .model_info import ModelFacts, has_plain_generate, is_text_only, model_device, sharded_vocabulary
 from .owner import OpenPass
+from .passes.encoders import watch_encoders
+from .passes.pipelines import PipelineWatch
 from .patching import InstanceMethod, Undo
 from .patching import class_methods as _methods
 from .root.compiled import around_compile, around_optimized
@@ -63,11 +65,6 @@ def target_of(module: object) -> Target | None:
     own = next((target for target in entries if target.model is module), None)
     chosen = own or entries[-1]
     return chosen if chosen.is_open and chosen.knows(module) else None
-
-
-def _generating_modules(model: nn.Module) -> list[nn.Module]:
-    """The model itself and the modules inside it that can run a decoding loop."""
-    return [module for module in model.modules() if callable(getattr(type(module), "generate", None))]
 
 
 class Target:
@@ -108,6 +105,7 @@ class Target:
         self.has_plain_generate = has_plain_generate(model)
         self.members: dict[int, weakref.ref[nn.Module]] = {}
         self._called = False
+        self._pipelines = PipelineWatch(target_of, _methods, self._undo)
         self.machine: Any = None
         self.cuda_devices: Callable[[], Any] = dict
         self.follow: Callable[[nn.Module], None] | None = None
@@ -148,6 +146,7 @@ class Target:
     def info_with(self, adapters: tuple[str, ...] | None) -> ModelInfo:
         """The same for a call that names its adapters itself; ``None`` stands for the active ones."""
         model = self._model()
+        self._pipelines.look()
         if model is not None:
             self._last_info = self._facts.read(model, adapters)
         return self._last_info
@@ -191,12 +190,14 @@ class Target:
             warn_once("calls of this scripted %s are not seen: torch does not look for an observer of it", type(model).__name__)
         self._undo.extend(watch_templates(_methods, content=self.content))
         self._undo.extend(watch_unloading(model, _methods, _around_unloading))
+        self._undo.extend(watch_encoders(target_of, model, _methods))
+        self._pipelines.look()
         if callable(getattr(type(model), "compile", None)):
             self._undo.push(_methods.acquire(type(model), "compile", _around_compile))
 
     def _attach_generate(self, model: nn.Module) -> None:
         around = around_generate(target_of)
-        for module in _generating_modules(model):
+        for module in generating_modules(model):
             kind = type(module)
             if module is not model:
                 self.members[id(module)] = weakref.ref(module)

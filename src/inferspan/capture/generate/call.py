@@ -21,6 +21,7 @@ from inferspan.capture.compile.watch import compiling
 from inferspan.capture.failures import error_type
 from inferspan.capture.forward import close_stale
 from inferspan.capture.owner import Owner
+from inferspan.capture.passes.pipelines import pipeline_task
 from inferspan.guard import contain
 from inferspan.records import Failure
 
@@ -329,6 +330,8 @@ def start_generate(owner: Owner, model: Any, arguments: Arguments) -> GenerateCa
     chat = chat_of(model, arguments.input_ids, arguments.inputs)
     operation = owner.settings.operation or _operation(arguments, chat)
     run = Run(arguments, chat=chat if owner.content else None, reused=reused_tokens(arguments.caches), drafted=arguments.assisted)
+    task = pipeline_task()
+    facts: dict[str, Any] = {} if task is None else {semconv.PIPELINE_TASK: task}
     request = recording.start(
         "generate",
         owner,
@@ -337,6 +340,7 @@ def start_generate(owner: Owner, model: Any, arguments: Arguments) -> GenerateCa
         cached=run.reused or 0,
         streamer=arguments.streamer,
         info=owner.info_with(arguments.adapters),
+        **facts,
     )
     if not isinstance(request, recording.Request):
         return None

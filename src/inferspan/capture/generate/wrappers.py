@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import nn
+
 from inferspan.capture.call import current
 from inferspan.capture.compile.state import is_compiling
 from inferspan.capture.owner import Owner
@@ -19,7 +21,12 @@ from inferspan.guard import contain, report
 from .arguments import generate_arguments, loop_config, main_input, pass_end
 from .call import GenerateCall, start_generate
 
-__all__ = ["METHODS", "around_generate"]
+__all__ = ["METHODS", "around_generate", "generating_modules"]
+
+def generating_modules(model: nn.Module) -> list[nn.Module]:
+    """The model itself and the modules inside it that can run a decoding loop."""
+    return [module for module in model.modules() if callable(getattr(type(module), "generate", None))]
+
 
 _get: Callable[[Any, str], Any] = dict.get
 """The base class's own: a subclass may have put side effects into its overrides."""

@@ -28,7 +28,7 @@ from inferspan.capture.forward import INTERRUPTED, ForwardCall, close_stale, sta
 from inferspan.capture.owner import OpenPass, Owner
 from inferspan.guard import contain, report
 
-__all__ = ["CompiledCall", "ObservedRoot", "OptimizedCall", "RootSlot", "caller_of"]
+__all__ = ["CompiledCall", "ObservedRoot", "OptimizedCall", "RequestCall", "RootSlot", "caller_of", "end_call", "settle"]
 
 _torch_calls = vars(torch_calls)
 
@@ -86,15 +86,15 @@ class RequestCall:
                 set_eval_frame(evaluator)
             output = function(*args, **kwargs)
             if call is not None:
-                _end(call, opened, output, None)
+                end_call(call, opened, output, None)
             return output
         except BaseException as error:
             if call is not None:
-                _end(call, opened, None, error)
+                end_call(call, opened, None, error)
             raise
         finally:
             if opened.registered is not None:
-                _settle(opened)
+                settle(opened)
 
     def _begin(
         self, caller: Any, opened: OpenPass, args: tuple[Any, ...], kwargs: dict[str, Any], *, evaluated: bool
@@ -116,7 +116,7 @@ class RequestCall:
                 if call is not None and call.follows(module):
                     return None
                 if isinstance(call, ForwardCall) and call.owner is owner:
-                    return self._enter_again(call, opened, args)
+                    return self._enter_again(call, opened, args, kwargs)
             call = self._start(owner, opened, args, kwargs, evaluated)
             if call is not None:
                 with contain("context"):
@@ -131,12 +131,14 @@ class RequestCall:
     ) -> ForwardCall | None:
         return start_forward(owner, args, kwargs, compiled=evaluated, opened=opened)
 
-    def _enter_again(self, call: ForwardCall, opened: OpenPass, args: tuple[Any, ...]) -> ForwardCall | None:
+    def _enter_again(
+        self, call: ForwardCall, opened: OpenPass, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ForwardCall | None:
         if call.awaits_root:
             # Begun around this very call.
             call.awaits_root = False
             return None
-        call.enter_again(call.owner.root_info, (args,))
+        call.enter_again(call.owner.root_info, (args, kwargs))
         opened.again = True
         return call
 
@@ -173,7 +175,7 @@ def _pass_elsewhere(step: Any, function: Callable[..., Any], args: tuple[Any, ..
 
 
 @leave_frame
-def _end(call: ForwardCall, opened: OpenPass, output: Any, error: BaseException | None) -> None:
+def end_call(call: ForwardCall, opened: OpenPass, output: Any, error: BaseException | None) -> None:
     """End the request, or the inner call of a model that calls itself."""
     evaluator = set_eval_frame(None)
     try:
@@ -194,7 +196,7 @@ def _end(call: ForwardCall, opened: OpenPass, output: Any, error: BaseException 
 
 
 @leave_frame
-def _settle(opened: OpenPass) -> None:
+def settle(opened: OpenPass) -> None:
     """End a request that an interrupt in code of ours has left open, perhaps before its caller had it."""
     evaluator = set_eval_frame(None)
     try:

@@ -237,5 +237,6 @@ NOT_SHOWN: dict[str, str] = {
     semconv.M_INFERENCE_DURATION: _SAME,
     semconv.M_LEGACY_DURATION: _SAME,
     semconv.M_FIRST_REQUEST: "one value a process: a question about a start, for a query of its own",
+    semconv.M_EXPERTS_IMBALANCE: "only with the setting routing, on models with experts",
 }
 """Metrics of ours that no dashboard shows, and why."""

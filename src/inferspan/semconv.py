@@ -246,6 +246,10 @@ OUTPUT_STAT_ABS_MAX = "inferspan.output.stat.abs_max"
 OUTPUT_STAT_NAN_COUNT = "inferspan.output.stat.nan_count"
 OUTPUT_STAT_INF_COUNT = "inferspan.output.stat.inf_count"
 OUTPUT_STAT_ELEMENT_COUNT = "inferspan.output.stat.element_count"
+EXPERTS_LOAD = "inferspan.experts.load"
+EXPERTS_IMBALANCE = "inferspan.experts.imbalance"
+EXPERTS_ENTROPY = "inferspan.experts.entropy"
+EXPERTS_DROPPED = "inferspan.experts.dropped_tokens"
 LOGITS_ENTROPY = "inferspan.logits.entropy"
 LOGITS_MAX = "inferspan.logits.max"
 LOGITS_MIN = "inferspan.logits.min"
@@ -407,6 +411,7 @@ B_TPOT = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.
 B_STEP = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 B_BATCH = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 B_ENTROPY = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+B_IMBALANCE = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0)
 B_PROBABILITY = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
 
 HISTOGRAM = "Histogram"
@@ -459,6 +464,7 @@ M_SPECULATIVE_ACCEPTED = SPECULATIVE_ACCEPTED
 M_KV_CACHE = "inferspan.kv_cache.usage"
 M_ENTROPY = "inferspan.logits.entropy"
 M_TOP1 = "inferspan.logits.top1_probability"
+M_EXPERTS_IMBALANCE = "inferspan.experts.imbalance"
 M_NONFINITE = "inferspan.numerics.nonfinite"
 M_MODULE_DURATION = "inferspan.module.duration"
 M_SPANS_DROPPED = "inferspan.telemetry.spans.dropped"
@@ -576,6 +582,10 @@ _REQUEST_METRICS = (
     Metric(M_TOP1, HISTOGRAM, "1", "probability of the most likely next token", _MODEL, B_PROBABILITY, "entropy_metric"),
     Metric(
         M_NONFINITE, COUNTER, "{element}", "NaN and Inf values: logits, and module outputs with `output_stats`", (*_MODULE, NONFINITE_KIND)
+    ),
+    Metric(
+        M_EXPERTS_IMBALANCE, HISTOGRAM, "1", "tokens of the busiest expert / mean of all, one value for each recorded call of a router",
+        (MODEL_NAME, MODULE_LAYER_INDEX), B_IMBALANCE, "routing",
     ),
     Metric(M_MODULE_DURATION, HISTOGRAM, "s", "one module call, host clock", (*_MODULE, PHASE), B_STEP, "module_metric"),
     Metric(M_SPANS_DROPPED, COUNTER, "{span}", "spans of ours that were left out", (DROP_REASON,)),
@@ -896,6 +906,10 @@ ATTRIBUTES = (
             (LOGITS_CHOSEN_LOGPROB, "log-probability of the chosen token"),
         )
     ),
+    Attribute(EXPERTS_LOAD, "int[]", f"{_M} (router)", "tokens of each expert in this call, with `routing`; padding counts; absent above 256 experts"),
+    Attribute(EXPERTS_IMBALANCE, "double", f"{_M} (router)", "tokens of the busiest expert / mean of all experts, with `routing`"),
+    Attribute(EXPERTS_ENTROPY, "double", f"{_M} (router)", "nats, entropy of the softmax of the router's logits, mean over the tokens, with `routing`"),
+    Attribute(EXPERTS_DROPPED, "int", f"{_M} (router)", "tokens that no expert had room for, with `routing`; only where experts have a capacity"),
     Attribute(LOGITS_CHOSEN_RANK, "int", _S, "1 + number of larger logits, first row as long as it runs"),
     Attribute(LOGITS_NAN_COUNT, "int", f"{_S}, {_R} (forward)", "NaN values, whole batch"),
     Attribute(LOGITS_INF_COUNT, "int", f"{_S}, {_R} (forward)", "+Inf values, whole batch; -Inf is a mask and not counted"),

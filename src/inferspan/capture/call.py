@@ -104,6 +104,8 @@ class Call(CallLog):
         """The kind of tokens that its usage counts, ``generated`` or ``embedded``; requests inside it that count the same are nested."""
         self.inside: list[Outcome] | None = None
         """How the requests inside this one have ended, if it has the sums over them."""
+        self._statistics: dict[int, Attributes] = {}
+        """Of the passes since they were read last, by slot."""
         self.nonfinite_seen = False
         """Whether an output of a module, or a request inside this one, had NaN or Inf."""
 
@@ -174,7 +176,8 @@ class Call(CallLog):
         calls = self.cut()
         profiled = self._profiled(calls, recorded, step, phase)
         if recorded or profiled:
-            statistics = self.read_output_stats()
+            # One mapping for all passes until the next reading: nothing waits for the device here.
+            statistics = self._statistics if self.output_stats is not None else {}
             batch = ModuleBatch(step, phase, self.offset, calls, statistics, profiled=profiled, stages=stages)
             self._add_batch(batch._replace(device=self.measured.modules) if self.measured is not None else batch)
         self.stages_ran = stages > 0
@@ -251,15 +254,16 @@ class Call(CallLog):
             )
         return ()
 
-    def read_output_stats(self) -> dict[int, Attributes]:
-        """Statistics of module outputs by slot, where they are asked for."""
+    def read_output_stats(self) -> None:
+        """Read the statistics of module outputs, where they are asked for, into the batches of the passes; may wait for the device."""
         if self.output_stats is None:
-            return {}
+            return
         found = self.output_stats.read()
         self.nonfinite_seen = self.nonfinite_seen or any(
             statistics.get(key) for statistics in found for key in (semconv.OUTPUT_STAT_NAN_COUNT, semconv.OUTPUT_STAT_INF_COUNT)
         )
-        return dict(enumerate(found))
+        self._statistics.update(enumerate(found))
+        self._statistics = {}
 
     def note_inside(self, outcome: Outcome) -> None:
         """A request inside this one has ended."""
@@ -277,6 +281,8 @@ class Call(CallLog):
     def hand_over(self) -> None:
         """Give the collected detail to the recorder."""
         if self.pending:
+            with contain("statistics of modules"):
+                self.read_output_stats()
             records, self.pending = self.pending, []
             self.scope.detail(records)
 

@@ -162,6 +162,8 @@ class ForwardCall(Call):
             self.pop(now)
             with contain("end of a forward pass"):
                 self.close_modules(None, semconv.PHASE_FORWARD, now, failure.type if failure else None)
+            with contain("statistics of modules"):
+                self.read_output_stats()
             with contain("end of a forward pass"):
                 end = self._describe_end(output, failure, now)
             if self.clock is not None:

@@ -244,6 +244,8 @@ class Request(Call):
         with contain(self._ending):
             if self.recorded and self.recording:
                 self.close_modules(None, last or steps.phase, now, kind)
+        with contain(self._ending):
+            self.read_output_stats()
         steps.rows.hand_over(len(steps.rows.kept), wait=True, last=True)
         with contain(self._ending):
             if self.clock is not None:

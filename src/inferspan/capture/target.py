@@ -26,6 +26,7 @@ from inferspan.capture.generate.wrappers import METHODS, around_generate, genera
 from inferspan.capture.modules.hooks import ModuleObservers
 from inferspan.capture.modules.output_stats import OutputStats
 from inferspan.capture.modules.recorder import IN_C
+from inferspan.capture.modules.routing import new_collector
 from inferspan.capture.profiler.switch import install_switches
 from inferspan.capture.profiler.window import Window, Windows
 from inferspan.guard import contain
@@ -98,8 +99,7 @@ class Target:
         self._layout: Layout | None = None
         self.root_info = ModuleInfo("", type(model).__name__, None, type(model).__name__)
         self.text_only = is_text_only(model)
-        modules = "none" if settings.steps == "none" else settings.modules
-        self.engine = ModuleObservers(model, modules, settings.module_span_name, () if isinstance(model, Parts) else settings.stages)
+        self.engine = ModuleObservers(model, settings, () if isinstance(model, Parts) else settings.stages)
         self.methods = chosen_methods(model, settings.methods)
         self.scripted = isinstance(model, torch.jit.ScriptModule)
         self.has_plain_generate = has_plain_generate(model)
@@ -302,7 +302,7 @@ class Target:
 
     def new_output_stats(self) -> OutputStats | None:
         """A collector of module output statistics, where the settings want them."""
-        return OutputStats() if self.settings.output_stats else None
+        return new_collector(self.engine.experts, outputs=self.settings.output_stats)
 
     def profile(self, steps: int, *, cpu_ops: bool | None) -> Window:
         """A profiler window on this model, opened by ``with``."""

@@ -331,6 +331,10 @@ class RequestMetrics:
             if self._settings.module_metric:
                 self._record(semconv.M_MODULE_DURATION, (ended - begun) / 1e9, {**labels, semconv.PHASE: name_of_phase(batch.phase)}, span)
             statistics = batch.statistics.get(slot, {}) if slot is not None else {}
+            imbalance = statistics.get(semconv.EXPERTS_IMBALANCE)
+            if isinstance(imbalance, float):
+                layer = {key: labels[key] for key in (semconv.MODEL_NAME, semconv.MODULE_LAYER_INDEX) if key in labels}
+                self._record(semconv.M_EXPERTS_IMBALANCE, imbalance, layer, span)
             for kind, key in (("nan", semconv.OUTPUT_STAT_NAN_COUNT), ("inf", semconv.OUTPUT_STAT_INF_COUNT)):
                 count = statistics.get(key)
                 if isinstance(count, int) and count:

@@ -13,7 +13,7 @@ from torch import nn
 from inferspan.capture.modules.hook_pair import no_hook
 from inferspan.capture.modules.hooks import ModuleObservers
 from inferspan.capture.modules.selection import select
-from inferspan.settings import SettingsError
+from inferspan.settings import Settings, SettingsError
 from tests.attached import attached
 from tests.cases import models
 
@@ -88,7 +88,7 @@ def _attached(model: nn.Module) -> int:
 def test_attached_while_needed() -> None:
     """Hooks are there from the first user to the last, and a closed engine attaches no more."""
     model = Tower()
-    engine = ModuleObservers(model, "layers", "layer")
+    engine = ModuleObservers(model, Settings())
     engine.acquire()
     engine.acquire()
     before = _attached(model)
@@ -108,7 +108,7 @@ def test_copies_carry_nothing() -> None:
     model = Tower()
     hooked: Any = model.layers[1]  # type: ignore[index]
     hooked.register_forward_hook(_unchanged)
-    engine = ModuleObservers(model, "all", "layer")
+    engine = ModuleObservers(model, Settings(modules="all"))
     engine.acquire()
     assert sum(attached(model).values()) == 4 and attached(model)["hooks"]
     twin: Any
@@ -131,7 +131,7 @@ def _unchanged(*_: Any) -> None:
 def test_structure_is_followed() -> None:
     """Replaced, added and removed layers, and a replaced list, are found before the next request."""
     model = Tower()
-    engine = ModuleObservers(model, "layers", "layer")
+    engine = ModuleObservers(model, Settings())
     layers: Any = model.layers
     layers.append(nn.Sequential(nn.Linear(2, 2)))
     engine.prepare()
@@ -148,7 +148,7 @@ def test_structure_is_followed() -> None:
 def test_refresh_waits_for_running_calls() -> None:
     """While hooks are attached the selection stays, and what is attached comes off even if the structure has changed."""
     model = Tower()
-    engine = ModuleObservers(model, "layers", "layer")
+    engine = ModuleObservers(model, Settings())
     engine.acquire()
     layers: Any = model.layers
     old = layers[0]

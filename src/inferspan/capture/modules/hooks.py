@@ -21,9 +21,11 @@ from inferspan.capture.compile.state import holds_compiled, is_compiled, is_opti
 from inferspan.capture.compile.watch import compiling
 from inferspan.guard import contain
 from inferspan.records import ModuleInfo
+from inferspan.settings import Settings
 
 from .hook_pair import EnterHook, ExitHook
 from .observer import ObservedCall, can_observe
+from .routing import experts_of, is_router
 from .selection import select, select_stages
 from .stages import Wanted, with_device
 
@@ -164,10 +166,12 @@ class ModuleObservers:
     Modules and stages are attached apart: stages are observed in every pass that may run them, modules in sampled passes only.
     """
 
-    def __init__(self, root: nn.Module, modules: str | tuple[str, ...], style: str, stages: Wanted = ()) -> None:
+    def __init__(self, root: nn.Module, settings: Settings, stages: Wanted = ()) -> None:
         self._root = weakref.ref(root)
-        self._modules = modules
-        self._style = style
+        steps = settings.steps != "none"
+        self._modules = settings.modules if steps else "none"
+        self._style = settings.module_span_name
+        self._routing = settings.routing and steps
         self._stages = stages
         self._lock = threading.Lock()
         self._closed = False
@@ -191,6 +195,16 @@ class ModuleObservers:
         if self._stages_compiled:
             return STAGES_COMPILED
         return "stages: hooked" if self._of_stages.refused else None
+
+    @property
+    def experts(self) -> set[int]:
+        """Numbers of experts of the routers, if those are observed."""
+        found: set[int] = set()
+        for reference, info, above, _ in self._of_modules.selection if self._routing else ():
+            module, parent = reference(), above()
+            if module is not None and parent is not None and is_router(info.name.rpartition(".")[2], module, parent):
+                found.add(experts_of(module) or 0)
+        return found
 
     @property
     def expected(self) -> int:
@@ -218,7 +232,8 @@ class ModuleObservers:
             return
         stages, hidden = select_stages(root, self._stages)
         self._of_stages.select(stages)
-        self._of_modules.select(select(root, self._modules, self._style, {id(module) for module, _, _ in stages}))
+        entries = select(root, self._modules, self._style, {id(module) for module, _, _ in stages}, routers=self._routing)
+        self._of_modules.select(entries)
         self._above = [
             (weakref.ref(module), is_compiled(module), [*map(id, module._modules.values())]) for module in root.modules() if module._modules
         ]

@@ -17,6 +17,7 @@ from inferspan.capture.compile.state import is_compiled, is_optimized
 from inferspan.records import ModuleInfo
 from inferspan.settings import SettingsError
 
+from .routing import is_router
 from .stages import Wanted, find_stages
 
 __all__ = ["select", "select_stages"]
@@ -119,7 +120,9 @@ def select_stages(root: nn.Module, wanted: Wanted) -> tuple[list[Entry], bool]:
     return chosen, len(chosen) < len(stages)
 
 
-def select(root: nn.Module, modules: str | tuple[str, ...], style: str, stages: Container[int] = ()) -> list[Entry]:
+def select(
+    root: nn.Module, modules: str | tuple[str, ...], style: str, stages: Container[int] = (), *, routers: bool = False
+) -> list[Entry]:
     """Modules that get spans, as (module, static facts, parent).
 
     Args:
@@ -127,15 +130,19 @@ def select(root: nn.Module, modules: str | tuple[str, ...], style: str, stages: 
         modules: ``"layers"``, ``"all"``, ``"none"`` or name patterns (``fnmatch``).
         style: ``Settings.module_span_name``.
         stages: identities of modules that are stages, which are observed as those.
+        routers: whether the routers of experts are among them in any case.
 
     Raises:
         SettingsError: a pattern matches no module.
     """
-    if modules == "none":
+    if modules == "none" and not routers:
         return []
     root = _inner(root)
     found = [entry for entry in _walk(root) if not isinstance(entry[1], nn.ModuleList | nn.ModuleDict)]
-    if isinstance(modules, tuple):
+    everything = found
+    if modules == "none":
+        found = []
+    elif isinstance(modules, tuple):
         chosen = []
         for pattern in modules:
             matched = [entry for entry in found if fnmatch.fnmatchcase(entry[0], pattern)]
@@ -150,6 +157,9 @@ def select(root: nn.Module, modules: str | tuple[str, ...], style: str, stages: 
             found = _layers_and_blocks(found)
         elif len(found) > _SMALL:
             found = [entry for entry in found if "." not in entry[0]]
+    if routers:
+        kept_ids = {id(module) for _, module, _ in found}
+        found = [entry for entry in everything if id(entry[1]) in kept_ids or is_router(entry[0].rpartition(".")[2], *entry[1:])]
     stacks = _stacks([path for path, _, _ in found])
     found = [entry for entry in found if id(entry[1]) not in stages]
     return [(module, _info(path, module, style, stacks), parent) for path, module, parent in found]

@@ -767,7 +767,7 @@ ATTRIBUTES = (
     Attribute(PREFILL_TOKENS_PER_SECOND, "double", _R, "prompt tokens that were computed / TTFT"),
     Attribute(SEQUENCE_INPUT_TOKENS, "int[]", _R, "prompt tokens of each row, at most 1,024 rows"),
     Attribute(SEQUENCE_OUTPUT_TOKENS, "int[]", _R, "generated tokens of each returned sequence, at most 1,024"),
-    Attribute(KV_CACHE_BYTES, "int", _R, "bytes of the key/value cache at the end"),
+    Attribute(KV_CACHE_BYTES, "int", _R, "bytes of the cache at the end: keys and values, states of convolutions and recurrences"),
     Attribute(KV_CACHE_REUSED_TOKENS, "int", _R, "positions of a row already in the cache that was passed in"),
     Attribute(SPANS_DROPPED, "int", _R, "spans left out over the budget, only if any"),
     Attribute(MEMORY_START, "int", _R, "By at the start: CUDA allocator, else resident memory"),

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from inferspan import messages, semconv
@@ -24,6 +25,10 @@ from .modalities import Modalities, given_modalities, modalities
 from .tokens import Generated, Loop, count_input, count_output, sequences_of
 
 __all__ = ["Run", "describe_outcome", "input_modalities", "input_tokens", "kv_cache_bytes", "reused_tokens"]
+
+DEEPEST = 6
+"""Objects and lists inside each other, from a cache to its tensors."""
+_COUNTERS = (torch.int64, torch.int32, torch.bool)
 
 
 @dataclass
@@ -79,10 +84,30 @@ def _layers(cache: Any) -> Sequence[Any]:
 
 
 def kv_cache_bytes(cache: Any) -> int | None:
-    """Bytes that the keys and values of a cache take, or ``None`` if they cannot be seen."""
-    tensors = [value for layer in _layers(cache) for value in (layer.__dict__.get("keys"), layer.__dict__.get("values"))]
-    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors if isinstance(tensor, Tensor)]
+    """Bytes that a cache takes: keys and values, and the states of convolutions and recurrences; ``None`` if they cannot be seen."""
+    tensors: dict[int, Tensor] = {}
+    _collect(cache, tensors, type(cache).__module__)
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors.values()]
     return sum(sizes) if sizes else None
+
+
+def _collect(value: Any, found: dict[int, Tensor], module: str, depth: int = 0) -> None:
+    """The tensors of a cache of transformers, each once, by identity; positions and counters are none of its content."""
+    if isinstance(value, Tensor):
+        if value.dtype not in _COUNTERS:
+            found[id(value)] = value
+        return
+    if depth > DEEPEST:
+        return
+    parts: Iterable[Any] = ()
+    if isinstance(value, dict):
+        parts = value.values()
+    elif isinstance(value, list | tuple):
+        parts = value
+    elif type(value).__module__ in (module, "transformers.cache_utils") and module.startswith("transformers."):
+        parts = value.__dict__.values()
+    for part in parts:
+        _collect(part, found, module, depth + 1)
 
 
 def reused_tokens(caches: Iterable[Any]) -> int | None:

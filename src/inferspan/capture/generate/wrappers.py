@@ -32,6 +32,17 @@ _get: Callable[[Any, str], Any] = dict.get
 """The base class's own: a subclass may have put side effects into its overrides."""
 
 
+def _other_cache(outputs: dict[str, Any], inputs: Any) -> Any:
+    """The cache of a model that returns it under another name, or only takes one and writes to it."""
+    for given in (outputs, inputs):
+        if isinstance(given, dict):
+            for name in ("cache", "past_key_values", "cache_params", "state"):
+                cache = _get(given, name)
+                if cache is not None:
+                    return cache
+    return None
+
+
 def _running(module: Any) -> GenerateCall | None:
     """The innermost ``generate()`` of this thread whose loop ``module`` runs."""
     call = current.call
@@ -118,8 +129,10 @@ def update_model_kwargs(original: Any, model: Any, args: tuple[Any, ...], kwargs
         logits = None
         if isinstance(outputs, dict):
             logits = _get(outputs, "logits")
-            cache = _get(outputs, "past_key_values")
-            call.cache = _get(outputs, "cache") if cache is None else cache
+            cache = _get(outputs, "cache")
+            if cache is None:  # before transformers 5.24
+                cache = _get(outputs, "past_key_values")
+            call.cache = _other_cache(outputs, call.inputs) if cache is None else cache
         inputs, call.inputs = call.inputs, None
         main = inputs.get(call.main_key) if type(inputs) is dict else None
         if main is None:

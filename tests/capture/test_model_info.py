@@ -13,6 +13,7 @@ from inferspan import semconv
 from inferspan.capture.model_info import model_device, model_info
 from inferspan.settings import Settings
 from tests.cases import models
+from tests.matrix.wrappers import distributed, sharded
 
 
 class Named(nn.Module):
@@ -99,3 +100,31 @@ def test_lazy_and_meta() -> None:
     assert semconv.MODEL_PARAMETERS not in _info(nn.Sequential(nn.LazyLinear(2))).attributes
     meta = _info(nn.Linear(3, 2, device="meta", dtype=torch.bfloat16)).attributes
     assert (meta[semconv.MODEL_PARAMETERS], meta[semconv.MODEL_DTYPE], meta[semconv.DEVICE]) == (8, "bfloat16", "meta")
+
+
+def test_wrappers_have_the_name_of_what_is_inside() -> None:
+    """Wrappers for parallel work, compilation and adapters name the model in them."""
+    model = models.llama()
+    model.config._name_or_path = "org/tiny"
+    want = model_info(model, Settings())
+    for wrapped in (nn.DataParallel(model), torch.compile(nn.DataParallel(model))):
+        info = model_info(wrapped, Settings())  # type: ignore[arg-type]
+        assert (info.name, info.architecture, info.provider) == (want.name, want.architecture, want.provider)
+
+
+def test_adapters_keep_the_architecture() -> None:
+    """A PEFT model without a name is named after its base, and has the name of its adapter."""
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(models.llama(), peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    info = model_info(model, Settings())
+    assert info.architecture == "LlamaForCausalLM"
+    assert info.name == "LlamaForCausalLM"
+    assert info.attributes[semconv.ADAPTER] == "default"
+
+
+def test_sharded_model_keeps_its_class() -> None:
+    """FSDP2 makes a class of its own, which is no architecture."""
+    with distributed():
+        model = sharded(models.llama())
+        assert type(model).__name__ != "LlamaForCausalLM"
+        assert model_info(model, Settings()).architecture == "LlamaForCausalLM"

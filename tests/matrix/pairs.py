@@ -103,6 +103,13 @@ GENERATE: dict[str, dict[str, Outcome]] = {
     "a deep copy": _row(ALL),
     "`forward` compiled": _row(["Llama", "GPT-2"], COMPILED),
     "`model.compile()`": _row(["Llama", "T5"], COMPILED),
+    "LoRA (PEFT)": _row(_but(ALL, "GPT-2", MAMBA)),
+    "LoRA, merged": _row(_but(ALL, "GPT-2", MAMBA)),
+    "dynamic int8": _row(_but(ALL, MAMBA)),
+    "int8 weights (torchao)": _row(_but(ALL, MAMBA)),
+    "offloaded to memory (accelerate)": _row(_but(ALL, AUDIO, "Whisper")),
+    "offloaded to disk (accelerate)": _row(_but(ALL, AUDIO, "Whisper")),
+    "FSDP2, one rank": _row([*TEXT, MAMBA, AUDIO]),
 }
 """Outcome of each kind of model by the way to run ``generate()``."""
 
@@ -125,6 +132,9 @@ SCRIPTED, HOOKED = said("modules: scripted"), said("context: hooks")
 WITHOUT_CACHE = _but(MODULES_ALL, "Llama", "T5")
 """A program of ``torch.export`` cannot return a cache."""
 
+NO_LORA = ["nn.Linear", "nn.Embedding", "nn.LSTM", "nn.GRU", "convolutions", "autoencoder", "ResNet", "DETR"]
+NOT_OFFLOADED = ["nn.MultiheadAttention", "nn.TransformerEncoder", "nn.Transformer", "DETR"]
+
 PLAIN: dict[str, dict[str, Outcome]] = {
     "`model(...)`": _row(MODULES),
     "training": _row(MODULES_ALL),
@@ -146,6 +156,18 @@ PLAIN: dict[str, dict[str, Outcome]] = {
     "scripted, then instrumented": _row([*_but(TORCH, "nn.LSTM", "nn.GRU"), "convolutions"], SCRIPTED),
     "exported, then instrumented": _row(_but(WITHOUT_CACHE, "DETR", "CLIP"), HOOKED),
     "instrumented, then exported": _row(_but(WITHOUT_CACHE, "DETR", "CLIP"), not_recorded("the program is another module")),
+    "LoRA (PEFT)": _row(_but(MODULES_ALL, *NO_LORA)),
+    "LoRA, merged": _row(_but(MODULES_ALL, *NO_LORA)),
+    "dynamic int8": _row(_but(MODULES_ALL, "nn.TransformerEncoder", "nn.Transformer")),
+    "int8 weights (torchao)": _row(MODULES_ALL),
+    "offloaded to memory (accelerate)": _row(_but(MODULES_ALL, *NOT_OFFLOADED)),
+    "offloaded to disk (accelerate)": _row(_but(MODULES_ALL, *NOT_OFFLOADED)),
+    "DataParallel": _row(MODULES_ALL),
+    "instrumented, then DataParallel": _row(MODULES_ALL),
+    "DDP, one rank": _row(MODULES_ALL),
+    "instrumented, then DDP": _row(MODULES_ALL),
+    "FSDP2, one rank": _row(_but(MODULES_ALL, "CLIP")),
+    "instrumented, then FSDP2": _row(_but(MODULES_ALL, "CLIP")),
 }
 """Outcome of each kind of module by the way to run a forward pass."""
 

@@ -6,11 +6,13 @@ import copy
 import pickle
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.cases import models
 
+from . import wrappers
 from .kinds import SIZES, noise
 
 __all__ = ["MODULES", "PASSES", "Module", "Pass", "PassWay", "ready", "tensors"]
@@ -69,12 +71,16 @@ class PassWay:
         before: changes the pass before the model is instrumented.
         after: changes it afterwards.
         call: makes the call.
+        needs: packages without which the test is skipped.
+        around: what has to be there meanwhile.
     """
 
     name: str
     before: Callable[[Pass], None] = lambda one: None
     after: Callable[[Pass], None] = lambda one: None
     call: Callable[[Pass], Any] = Pass.run
+    needs: tuple[str, ...] = ()
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 def ready(kind: Module, way: PassWay) -> Pass:
@@ -351,6 +357,26 @@ def _twice_inside(one: Pass) -> None:
     one.model = Outer().eval()
 
 
+def _wrapped(wrap: Callable[[Any], Any]) -> Callable[[Pass], None]:
+    def before(one: Pass) -> None:
+        one.model = wrap(one.model)
+
+    return before
+
+
+def _wrapped_after(wrap: Callable[[Any], Any]) -> Callable[[Pass], None]:
+    def after(one: Pass) -> None:
+        one.callee = wrap(one.model)
+
+    return after
+
+
+def _data_parallel(model: Any) -> Any:
+    import torch
+
+    return torch.nn.DataParallel(model)
+
+
 PASSES = {
     way.name: way
     for way in (
@@ -373,6 +399,18 @@ PASSES = {
         PassWay("scripted, then instrumented", before=_scripted_before),
         PassWay("exported, then instrumented", before=_exported_before),
         PassWay("instrumented, then exported", after=_exported_after),
+        PassWay("LoRA (PEFT)", before=_wrapped(wrappers.lora), needs=("peft",)),
+        PassWay("LoRA, merged", before=_wrapped(wrappers.merged), needs=("peft",)),
+        PassWay("dynamic int8", before=_wrapped(wrappers.int8)),
+        PassWay("int8 weights (torchao)", before=_wrapped(wrappers.torchao_int8), needs=("torchao",)),
+        PassWay("offloaded to memory (accelerate)", before=_wrapped(wrappers.offloaded), needs=("accelerate",)),
+        PassWay("offloaded to disk (accelerate)", before=_wrapped(wrappers.on_disk), needs=("accelerate",)),
+        PassWay("DataParallel", before=_wrapped(_data_parallel)),
+        PassWay("instrumented, then DataParallel", after=_wrapped_after(_data_parallel)),
+        PassWay("DDP, one rank", before=_wrapped(wrappers.parallel), around=wrappers.distributed),
+        PassWay("instrumented, then DDP", after=_wrapped_after(wrappers.parallel), around=wrappers.distributed),
+        PassWay("FSDP2, one rank", before=_wrapped(wrappers.sharded), around=wrappers.distributed),
+        PassWay("instrumented, then FSDP2", after=_wrapped_after(wrappers.sharded), around=wrappers.distributed),
     )
 }
 """By name."""

@@ -34,13 +34,22 @@ def _prompt(run: Run) -> int | None:
 def _without_us(kind: str, way: str) -> tuple[Any, int]:
     """What is returned without inferspan, and the number of forward passes."""
     run, passes = prepared(GENERATING[kind], WAYS[way]), []
-    run.model.register_forward_pre_hook(lambda *_: passes.append(1))
+    # A wrapper for adapters has its base model generate.
+    runs = getattr(run.model, "get_base_model", lambda: run.model)()
+    runs.register_forward_pre_hook(lambda *_: passes.append(1))
     return _rows(WAYS[way].call(run)), len(passes)
 
 
 @pytest.mark.parametrize(("way", "kind", "outcome"), marked(GENERATE))
 def test_generate(telemetry: Telemetry, way: str, kind: str, outcome: Outcome) -> None:
     """Tokens, requests, phases and steps are those of the same call without inferspan; what is not seen is said."""
+    for package in WAYS[way].needs:
+        pytest.importorskip(package)
+    with WAYS[way].around():
+        _run(telemetry, way, kind, outcome)
+
+
+def _run(telemetry: Telemetry, way: str, kind: str, outcome: Outcome) -> None:
     want, passes = _without_us(kind, way)
     run = prepared(GENERATING[kind], WAYS[way])
     telemetry.instrument(run.model)

@@ -25,6 +25,13 @@ def _without_us(kind: str, way: str) -> list[Any]:
 @pytest.mark.parametrize(("way", "kind", "outcome"), marked(PLAIN))
 def test_forward_pass(telemetry: Telemetry, caplog: pytest.LogCaptureFixture, way: str, kind: str, outcome: Outcome) -> None:
     """There is one request with the shapes of what came out, or none where the page says so; what is not seen is said."""
+    for package in PASSES[way].needs:
+        pytest.importorskip(package)
+    with PASSES[way].around():
+        _check(telemetry, caplog, way, kind, outcome)
+
+
+def _check(telemetry: Telemetry, caplog: pytest.LogCaptureFixture, way: str, kind: str, outcome: Outcome) -> None:
     want = _without_us(kind, way)
     one = ready(MODULES[kind], PASSES[way])
     telemetry.instrument(one.model)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from . import wrappers
 from .kinds import EOS, Kind
 
 __all__ = ["WAYS", "Run", "Way", "prepared"]
@@ -53,12 +55,16 @@ class Way:
         prepare: changes a run before the model is instrumented; a new one each time.
         call: makes the call.
         rows: rows of the prompt, if not two.
+        needs: packages without which the test is skipped.
+        around: what has to be there meanwhile.
     """
 
     name: str
     prepare: Callable[[Run], None]
     call: Callable[[Run], Any] = Run.generate
     rows: int = 2
+    needs: tuple[str, ...] = ()
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 def prepared(kind: Kind, way: Way) -> Run:
@@ -245,6 +251,13 @@ def _by_hand(run: Run) -> Any:
     return rows[:, 1 - run.start :] if encoder else rows
 
 
+def _wrapped(wrap: Callable[[Any], Any]) -> Callable[[Run], None]:
+    def prepare(run: Run) -> None:
+        run.model = wrap(run.model)
+
+    return prepare
+
+
 WAYS = {
     way.name: way
     for way in (
@@ -273,6 +286,13 @@ WAYS = {
         Way("a deep copy", _copied),
         Way("`forward` compiled", _compiled_forward),
         Way("`model.compile()`", _compiled_model),
+        Way("LoRA (PEFT)", _wrapped(wrappers.lora), needs=("peft",)),
+        Way("LoRA, merged", _wrapped(wrappers.merged), needs=("peft",)),
+        Way("dynamic int8", _wrapped(wrappers.int8)),
+        Way("int8 weights (torchao)", _wrapped(wrappers.torchao_int8), needs=("torchao",)),
+        Way("offloaded to memory (accelerate)", _wrapped(wrappers.offloaded), needs=("accelerate",)),
+        Way("offloaded to disk (accelerate)", _wrapped(wrappers.on_disk), needs=("accelerate",)),
+        Way("FSDP2, one rank", _wrapped(wrappers.sharded), around=wrappers.distributed),
     )
 }
 """By name."""

@@ -24,8 +24,20 @@ from inferspan.settings import Settings
 
 from .adapters import ActiveAdapters
 
-__all__ = ["ModelFacts", "has_plain_generate", "is_text_only", "is_training", "model_device", "model_info", "name_of", "sharded_vocabulary"]
+__all__ = [
+    "ModelFacts",
+    "has_plain_generate",
+    "is_text_only",
+    "is_training",
+    "model_device",
+    "model_info",
+    "name_of",
+    "sharded_vocabulary",
+    "unwrapped",
+]
 
+DEEPEST = 8
+"""Wrappers around wrappers."""
 MOST_WITHOUT_DTYPE = 64
 """Parameters that are looked at in search of one of floating point."""
 _PACKED_BUFFERS = frozenset({"qweight", "W_q", "weight_packed"})
@@ -88,6 +100,31 @@ def _is_packed(module: nn.Module) -> bool:
     if any(not parameter.is_floating_point() and not parameter.is_complex() for parameter in module.parameters(recurse=False)):
         return True
     return any(name in _PACKED_BUFFERS for name, _ in module.named_buffers(recurse=False))
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model in wrappers for parallel work and for adapters, which have no name of their own."""
+    peft = getattr(sys.modules.get("peft"), "PeftModel", ())
+    for _ in range(DEEPEST):
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif peft and isinstance(model, peft):
+            inner = model.get_base_model()
+            if not isinstance(inner, nn.Module):
+                break
+            model = inner
+        elif is_optimized(model) and (compiled := model._modules.get("_orig_mod")) is not None:
+            model = compiled
+        else:
+            break
+    return model
+
+
+def _class_of(model: nn.Module) -> type:
+    """The class of a model; FSDP2 makes one of its own for each, before that of the model in the order of bases."""
+    sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    kinds = type(model).__mro__
+    return kinds[kinds.index(sharded) + 1] if sharded in kinds else kinds[0]
 
 
 def _parameter_count(model: nn.Module, quantized: bool) -> int | None:
@@ -225,7 +262,7 @@ class ModelFacts:
         state: _State | None = None
         with contain("model facts"):
             inner = getattr(model, "_orig_mod", model)
-            config = getattr(inner, "config", None)
+            config = getattr(unwrapped(inner), "config", None)
             if adapters is None:
                 adapters = self._adapters.read(inner)
             state = _State(
@@ -256,7 +293,8 @@ def _collect(model: nn.Module, settings: Settings, state: _State | None) -> Mode
     config = None
     with contain("model facts"):
         inner = getattr(model, "_orig_mod", model)
-        architecture = type(inner).__name__
+        inner = unwrapped(inner)
+        architecture = _class_of(inner).__name__
         config = getattr(inner, "config", None)
         name, revision = _name_and_revision(config)
     with contain("model facts"):
@@ -276,8 +314,9 @@ def _collect(model: nn.Module, settings: Settings, state: _State | None) -> Mode
             attributes[semconv.MODEL_PARAMETERS] = count
     if state is not None:
         attributes |= _of_state(state)
-    libraries = {base.__module__.partition(".")[0] for base in type(model).__mro__}
-    huggingface = bool(libraries & _HUGGINGFACE) or hasattr(type(model), "generate")
+    kind = type(unwrapped(model))
+    libraries = {base.__module__.partition(".")[0] for base in kind.__mro__}
+    huggingface = bool(libraries & _HUGGINGFACE) or hasattr(kind, "generate")
     provider = settings.provider_name or (semconv.PROVIDER_HUGGINGFACE if huggingface else semconv.PROVIDER_PYTORCH)
     return ModelInfo(settings.model_name or name or (architecture if config is None else None), provider, architecture, attributes)
 

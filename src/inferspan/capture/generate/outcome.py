@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from inferspan import messages, semconv
+from inferspan.capture.model_info import has_plain_generate, unwrapped
 from inferspan.capture.outcome import Outcome
 from inferspan.capture.owner import Owner
 from inferspan.guard import contain
@@ -151,6 +152,9 @@ def input_tokens(run: Run, model: Any) -> list[int] | None:
     sources = [*run.inner_arguments, run.arguments] if len(run.inner_arguments) == 1 else [run.arguments]
     for arguments in sources:
         inner = arguments is not run.arguments
+        if inner and main_input != "input_ids" and arguments.input_ids is None and arguments.inputs_embeds is None:
+            # The model itself, inside a wrapper for adapters: its input is sound or a picture.
+            continue
         encoded = _encoded(arguments.encoder_outputs)
         counted = count_input(
             input_ids=_prompt(arguments, "input_ids" if inner else main_input),
@@ -189,10 +193,16 @@ def _given(run: Run, model: Any, split: Modalities) -> dict[str, AttributeValue]
     return {semconv.INPUT_MODALITIES: found} if found else {}
 
 
-def _generated(run: Run, result: Any, *, has_plain_generate: bool) -> Generated | None:
+def _delegates(model: Any) -> bool:
+    """Whether the model is a wrapper around one whose ``generate()`` is its own, so that its result is not that of a decoding loop."""
+    base = None if model is None else unwrapped(model)
+    return base is not None and base is not model and not has_plain_generate(base)
+
+
+def _generated(run: Run, result: Any, *, has_plain_generate: bool, delegates: bool) -> Generated | None:
     sequences = sequences_of(result)
     prompt = _prompt(run.arguments, "input_ids")
-    inner = run.inner_results
+    inner = [] if delegates else run.inner_results
     if len(inner) == 1 and len(run.loops) == 1 and (sequences is None or inner[0].shape[0] == sequences.shape[0]):
         return count_output(inner[0], run.loops, exact=True, prompt=None)
     if sequences is None:
@@ -331,7 +341,7 @@ def describe_outcome(
         inputs = input_tokens(run, owner.model)
     if failure is None:
         with contain("counting output tokens"):
-            generated = _generated(run, result, has_plain_generate=owner.has_plain_generate)
+            generated = _generated(run, result, has_plain_generate=owner.has_plain_generate, delegates=_delegates(owner.model))
     split = Modalities({}, {}, "text" if owner.text_only else "unknown")
     with contain("counting tokens by modality"):
         split = input_modalities(run, owner.model, inputs, text_only=owner.text_only)

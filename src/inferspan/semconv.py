@@ -1030,6 +1030,9 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("memory reading", "energy reading"), "memory or energy of the request"),
     ErrorPlaces(("model facts", "model device"), "facts of the model, or its device"),
     ErrorPlaces(("start of a forward pass", "end of a forward pass", "caller of a forward pass"), "a plain forward pass or a part of it"),
+    ErrorPlaces(("start of a request", "start of a pass", "end of a pass"), "a call of a pipeline, of `encode()` or `predict()`, or one of its passes"),
+    ErrorPlaces(("result of a call", "tokens of a request"), "the dimension of embeddings, or inputs that were cut"),
+    ErrorPlaces(("statistics of modules",), "statistics of module outputs, and of experts"),
     ErrorPlaces(
         (
             "hand-over of steps",

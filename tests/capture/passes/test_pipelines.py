@@ -168,7 +168,7 @@ def test_pipelines_that_are_loaded_later() -> None:
     assert done.stdout.split() == ["3"]
 
 
-@pytest.mark.parametrize("wrong", ["a name", 3, None, dict, object(), ("model", "tokenizer")], ids=repr)
+@pytest.mark.parametrize("wrong", ["a name", 3, None, dict, object(), ("model", "tokenizer")], ids=lambda wrong: type(wrong).__name__)
 def test_what_is_no_model(wrong: Any) -> None:
     """An object that neither is nor holds a model is refused in one sentence that names its type."""
     with pytest.raises(TypeError, match=type(wrong).__name__):

@@ -145,6 +145,7 @@ METHOD = "inferspan.method"
 PIPELINE_TASK = "inferspan.pipeline.task"
 FORWARD_PASSES = "inferspan.forward.passes"
 INPUT_TRUNCATED = "inferspan.input.truncated"
+OFFLOAD_TIME = "inferspan.offload.time"
 UNOBSERVED = "inferspan.unobserved"
 WARMUP = "inferspan.warmup"
 NONFINITE = "inferspan.nonfinite"
@@ -749,6 +750,7 @@ ATTRIBUTES = (
     Attribute(EMBEDDINGS_DIMENSION, "int", _R, "entries of an embedding, embedding calls"),
     Attribute(INPUT_TRUNCATED, "int", _R, "inputs that the tokenizer has cut to the longest one of the model; calls of pipelines and of sentence-transformers with a fast tokenizer"),
     Attribute(METHOD, "string", _R, "method of the model that was called instead of `forward`, e.g. `get_text_features`, `encode` of an autoencoder, `predict`"),
+    Attribute(OFFLOAD_TIME, "double", _R, "s, host time in which accelerate moved offloaded weights in and out; only if any are offloaded"),
     Attribute(PIPELINE_TASK, "string", _R, "task of the transformers pipeline that made the call, e.g. `text-classification`"),
     Attribute(FORWARD_PASSES, "int", _R, "passes of the model in a call of a pipeline, `encode()` or `predict()`; shapes and logit statistics stand on the request only if it is one"),
     Attribute(INPUT_MESSAGES, "string", _R, f"JSON; lists and maps with `content_format` = structured; {_CONTENT}"),

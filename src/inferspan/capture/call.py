@@ -104,6 +104,8 @@ class Call(CallLog):
         """The kind of tokens that its usage counts, ``generated`` or ``embedded``; requests inside it that count the same are nested."""
         self.inside: list[Outcome] | None = None
         """How the requests inside this one have ended, if it has the sums over them."""
+        self.moving_ns = 0
+        """Time in which offloaded weights were moved."""
         self._statistics: dict[int, Attributes] = {}
         """Of the passes since they were read last, by slot."""
         self.nonfinite_seen = False

@@ -253,6 +253,8 @@ class ForwardCall(Call):
         if nonfinite or self.nonfinite_seen:
             attributes[semconv.NONFINITE] = True
             self.note_nonfinite()
+        if self.moving_ns:
+            attributes[semconv.OFFLOAD_TIME] = self.moving_ns / 1e9
         if self.rows is not None:
             attributes[semconv.BATCH_SIZE] = self.rows
         embedded = embedding(output, outputs) if self.counts == "embedded" else ()

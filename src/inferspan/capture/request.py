@@ -311,6 +311,8 @@ class Request(Call):
         if self.nonfinite_seen or (statistics is not None and statistics.nonfinite):
             attributes[semconv.NONFINITE] = True
             self.note_nonfinite()
+        if self.moving_ns:
+            attributes[semconv.OFFLOAD_TIME] = self.moving_ns / 1e9
         if self._warmup or compiled_graphs() > self._graphs:
             attributes[semconv.WARMUP] = True
         if self.part is not None and self.part.steps:

@@ -43,7 +43,7 @@ from .methods import attach_methods, chosen_methods
 from .model_info import ModelFacts, has_plain_generate, is_text_only, model_device, sharded_vocabulary
 from .owner import OpenPass
 from .passes.encoders import watch_encoders
-from .passes.pipelines import PipelineWatch
+from .passes.watch import LibraryWatch
 from .patching import InstanceMethod, Undo
 from .patching import class_methods as _methods
 from .root.compiled import around_compile, around_optimized
@@ -105,7 +105,7 @@ class Target:
         self.has_plain_generate = has_plain_generate(model)
         self.members: dict[int, weakref.ref[nn.Module]] = {}
         self._called = False
-        self._pipelines = PipelineWatch(target_of, _methods, self._undo)
+        self._libraries = LibraryWatch(target_of, _methods, self._undo)
         self.machine: Any = None
         self.cuda_devices: Callable[[], Any] = dict
         self.follow: Callable[[nn.Module], None] | None = None
@@ -146,7 +146,7 @@ class Target:
     def info_with(self, adapters: tuple[str, ...] | None) -> ModelInfo:
         """The same for a call that names its adapters itself; ``None`` stands for the active ones."""
         model = self._model()
-        self._pipelines.look()
+        self._libraries.look()
         if model is not None:
             self._last_info = self._facts.read(model, adapters)
         return self._last_info
@@ -191,7 +191,7 @@ class Target:
         self._undo.extend(watch_templates(_methods, content=self.content))
         self._undo.extend(watch_unloading(model, _methods, _around_unloading))
         self._undo.extend(watch_encoders(target_of, model, _methods))
-        self._pipelines.look()
+        self._libraries.look()
         if callable(getattr(type(model), "compile", None)):
             self._undo.push(_methods.acquire(type(model), "compile", _around_compile))
 

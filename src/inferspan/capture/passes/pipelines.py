@@ -15,14 +15,13 @@ from typing import Any
 from inferspan import semconv
 from inferspan.capture.compile.state import is_compiling
 from inferspan.capture.owner import Owner
-from inferspan.capture.patching import ClassMethods, Undo
 from inferspan.guard import contain
 from inferspan.records import AttributeValue
 
 from .generations import Generations
 from .several import Span, is_inside
 
-__all__ = ["PipelineWatch", "pipeline_task"]
+__all__ = ["BASE", "ITERATORS", "Pipelines", "pipeline_task"]
 
 BASE, ITERATORS = "transformers.pipelines.base", "transformers.pipelines.pt_utils"
 _EMBED = ("feature-extraction", "image-feature-extraction")
@@ -96,7 +95,7 @@ def _request(owner: Owner, pipeline: Any, inputs: Any, kwargs: Mapping[str, Any]
     return Span(owner, semconv.OPERATION_EMBEDDINGS if embeds else None, _facts(pipeline))
 
 
-class _Pipelines:
+class Pipelines:
     """The wrappers; ``owner_of`` finds the instrumentation of a model, if it has one."""
 
     def __init__(self, owner_of: Callable[[object], Owner | None]) -> None:
@@ -166,35 +165,3 @@ def _is_lazy(inputs: Any) -> bool:
 
     kind = getattr(sys.modules.get("torch.utils.data"), "Dataset", None)
     return isinstance(inputs, GeneratorType) or (kind is not None and isinstance(inputs, kind))
-
-
-class PipelineWatch:
-    """Wraps pipelines of transformers, once the program has loaded them.
-
-    Args:
-        owner_of: finds the instrumentation of a model, if it has one.
-        methods: the wrapped methods that all models share.
-        undo: where the way back is put.
-    """
-
-    __slots__ = ("_done", "_methods", "_undo", "_wrappers")
-
-    def __init__(self, owner_of: Callable[[object], Owner | None], methods: ClassMethods, undo: Undo) -> None:
-        self._done = False
-        self._wrappers, self._methods, self._undo = _Pipelines(owner_of), methods, undo
-
-    def look(self) -> None:
-        """Wrap them now, unless that has been done or they are not loaded; called at each request."""
-        if self._done or BASE not in sys.modules:
-            return
-        base, iterator = getattr(sys.modules[BASE], "Pipeline", None), getattr(sys.modules.get(ITERATORS), "PipelineIterator", None)
-        if base is None or iterator is None:
-            return  # they are being loaded
-        self._done = True
-        wrappers = self._wrappers
-        for owner, name, around in (
-            (base, "__call__", wrappers.call),
-            (base, "forward", wrappers.forward),
-            (iterator, "__next__", wrappers.next),
-        ):
-            self._undo.push(self._methods.acquire(owner, name, around))

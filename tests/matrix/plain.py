@@ -285,6 +285,30 @@ def _compiled_after(one: Pass) -> None:
     one.callee = torch.compile(one.model, backend="eager")
 
 
+def _compiled_parts(one: Pass) -> None:
+    """The parts of the model one by one, as in regional compilation."""
+    import torch
+
+    torch._dynamo.reset()
+    for part in one.model.children():
+        part.compile(backend="eager")
+
+
+def _compiled_forward(one: Pass) -> None:
+    import torch
+
+    torch._dynamo.reset()
+    one.model.forward = torch.compile(one.model.forward, backend="eager")
+
+
+def _in_a_compiled_function(one: Pass) -> None:
+    import torch
+
+    torch._dynamo.reset()
+    model = one.model
+    one.callee = torch.compile(lambda *args, **kwargs: model(*args, **kwargs), backend="eager")
+
+
 def _traced_before(one: Pass) -> None:
     import torch
 
@@ -399,6 +423,9 @@ PASSES = {
         PassWay("scripted, then instrumented", before=_scripted_before),
         PassWay("exported, then instrumented", before=_exported_before),
         PassWay("instrumented, then exported", after=_exported_after),
+        PassWay("parts compiled", before=_compiled_parts),
+        PassWay("`torch.compile` of `forward`", before=_compiled_forward),
+        PassWay("called in a compiled function", after=_in_a_compiled_function),
         PassWay("LoRA (PEFT)", before=_wrapped(wrappers.lora), needs=("peft",)),
         PassWay("LoRA, merged", before=_wrapped(wrappers.merged), needs=("peft",)),
         PassWay("dynamic int8", before=_wrapped(wrappers.int8)),

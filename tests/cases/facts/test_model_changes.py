@@ -166,9 +166,10 @@ def test_adapters_of_peft(telemetry: Telemetry) -> None:
     model.base_model.enable_adapter_layers()
     _generate(model, adapter_names=["law"])
     _generate(model, adapter_names=["__base__"])
+    model.generate(models.prompt(2), max_new_tokens=2, adapter_names=["medicine", "law"])
     model.merge_adapter(["law"])
     _generate(model)
-    assert _said(telemetry, semconv.ADAPTER) == ["law", "medicine", None, None, "law", None, "law"]
+    assert _said(telemetry, semconv.ADAPTER) == ["law", "medicine", None, None, "law", None, "medicine+law", "law"]
 
 
 def test_adapters_that_are_added_to_an_instrumented_model(telemetry: Telemetry) -> None:

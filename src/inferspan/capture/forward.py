@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import perf_counter_ns
-from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -32,16 +32,17 @@ from .adapters import call_adapters
 from .budget import Budget
 from .call import Call, current
 from .chat import embeds
-from .forward_facts import Given, given_of, unobserved_of
 from .model_info import is_training
 from .owner import OpenPass, Owner
 from .passes.facts import attended, embedding, logit_facts, nonfinite_of
+from .passes.given import Given, given_of, unobserved_of
 from .recording import open_call
+from .running import invocations
 
 if TYPE_CHECKING:
     from inferspan.capture.device.clock import CallClock
 
-__all__ = ["INTERRUPTED", "ForwardCall", "close_stale", "invocations", "open_forward", "start_forward"]
+__all__ = ["INTERRUPTED", "ForwardCall", "close_stale", "open_forward", "start_forward"]
 
 _PACKED = frozenset({"cu_seq_lens_q", "read_index"})
 """Arguments by which transformers' continuous batching packs the requests of several callers into one row, so the pass is not a request."""
@@ -273,17 +274,6 @@ class ForwardCall(Call):
             timed=not lazy,
             overhead_ns=self.overhead + self.owner.hook_cost * self.count + (self.part.closing_ns if self.part is not None else 0),
         )
-
-
-def invocations(root: nn.Module, frame: FrameType | None) -> int:
-    """How many calls of ``root`` are running on the Python stack below ``frame``."""
-    implementation = nn.Module._call_impl.__code__
-    found = 0
-    while frame is not None:
-        if frame.f_code is implementation and frame.f_locals.get("self") is root:
-            found += 1
-        frame = frame.f_back
-    return found
 
 
 def close_stale(root: nn.Module | None) -> None:

@@ -204,9 +204,8 @@ class Target:
             if "generate" in module.__dict__:
                 self._undo.push(InstanceMethod.put(module, "generate", around))
             self._undo.push(_methods.acquire(kind, "generate", around))
-            for name, method in METHODS.items():
-                if callable(getattr(kind, name, None)):
-                    self._undo.push(_methods.acquire(kind, name, method))
+            for name in [name for name in METHODS if callable(getattr(kind, name, None))]:
+                self._undo.push(_methods.acquire(kind, name, METHODS[name]))
         # A wrapper without a generate() of its own exposes that of a module inside it.
         if "generate" in model.__dict__ and not callable(getattr(type(model), "generate", None)):
             self._undo.push(InstanceMethod.put(model, "generate", around))

@@ -22,10 +22,11 @@ from torch import jit, nn
 from inferspan.capture.call import Call, current
 from inferspan.capture.compile.inlined import compiles_calls_of
 from inferspan.capture.compile.state import SLOT, SlotObserver, has_compiled, ignores_slots
-from inferspan.capture.forward import INTERRUPTED, ForwardCall, invocations
+from inferspan.capture.forward import INTERRUPTED, ForwardCall
 from inferspan.capture.modules.hooks import in_hooks_of_a_failure, iterates_hooks
 from inferspan.capture.modules.observer import can_hold
 from inferspan.capture.owner import OpenPass, Owner
+from inferspan.capture.running import invocations
 from inferspan.guard import contain
 
 from .call import CompiledCall, ObservedRoot

@@ -14,9 +14,8 @@ from torch import Tensor
 from inferspan.capture.generate.arguments import feature_modalities
 from inferspan.capture.generate.modalities import given_modalities, placeholders
 from inferspan.capture.modules.hooks import STAGES_COMPILED
-
-from .owner import Owner
-from .signatures import positional_names
+from inferspan.capture.owner import Owner
+from inferspan.capture.signatures import positional_names
 
 __all__ = ["Given", "given_of", "unobserved_of"]
 

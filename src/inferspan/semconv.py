@@ -883,7 +883,7 @@ ATTRIBUTES = (
     Attribute(KERNEL_QUEUE_TIME, "double", "kernel", "s, from the launch on the host to the start on the device"),
     Attribute(KERNEL_CORRELATION, "int", "kernel", "number that the launch and the kernel share in the profiler"),
     *(
-        Attribute(key, "double" if "count" not in key else "int", _M, f"{what} of the output, with `output_stats`")
+        Attribute(key, "double" if "count" not in key else "int", _M, f"{what} of the output's first floating point tensor, with `output_stats`")
         for key, what in (
             (OUTPUT_STAT_MEAN, "mean"),
             (OUTPUT_STAT_STD, "standard deviation"),

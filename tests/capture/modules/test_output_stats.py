@@ -131,7 +131,7 @@ def test_what_has_no_statistics_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     odd: list[object] = [
         None,
         3.5,
-        [plain],
+        [plain.long()],
         plain.long(),
         plain.bool(),
         plain.to(torch.float8_e5m2),

@@ -1,8 +1,8 @@
 """Statistics of module outputs, opt-in: computed on the device now, read at the end of the request.
 
-In: output tensors. Out: the ``inferspan.output.stat.*`` attributes of each, plain numbers, over its finite values. Nothing before
-``OutputStats.read`` waits for the device, writes to the tensor, keeps it alive, or copies more than ``PIECE`` of its values at once.
-Tensors without statistics (integers, 8-bit floats, fake or wrapped tensors, ...) are refused without an error.
+In: outputs. Out: the ``inferspan.output.stat.*`` attributes of each, plain numbers, over the finite values of its first floating point
+tensor. Nothing before ``OutputStats.read`` waits for the device, writes to the tensor, keeps it alive, or copies more than ``PIECE`` of its
+values at once. Tensors without statistics (integers, 8-bit floats, fake or wrapped tensors, ...) are refused without an error.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from inferspan import semconv
 from inferspan.records import AttributeValue
 
 from .device_rows import DeviceRows, Place, is_plain
+from .shapes import first_tensor
 
 __all__ = ["OutputStats"]
 
@@ -81,13 +82,16 @@ class OutputStats:
         """Whether nothing more is taken until ``read``."""
         return len(self._places) >= self._capacity
 
-    def append(self, tensor: object) -> int | None:
-        """Launch the statistics of one output.
+    def append(self, output: object) -> int | None:
+        """Launch the statistics of one output: of its first ordinary floating point tensor, if it is a tuple, list, mapping or dataclass.
 
         Returns:
-            Index in the result of ``read``; None if the output is refused: full, no ordinary floating point tensor, or too large.
+            Index in the result of ``read``; None if the output is refused: full, without such a tensor, or too large.
         """
-        if self.full or not is_plain(tensor) or tensor.numel() > LARGEST:
+        if self.full:
+            return None
+        tensor = output if is_plain(output) else first_tensor(output, is_plain)
+        if tensor is None or tensor.numel() > LARGEST:
             return None
         if tensor.numel():
             with torch.no_grad():

@@ -10,7 +10,7 @@ being compiled may call an observed module, so Dynamo skips every frame of this 
 from __future__ import annotations
 
 from collections import ChainMap, UserDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from inferspan.capture.compile.state import leave_frame
 
-__all__ = ["Described", "describe", "describe_like"]
+__all__ = ["Described", "describe", "describe_like", "first_tensor"]
 
 Described = tuple[tuple[Any, Any], ...]
 _known: dict[Described, Described] = {}
@@ -67,6 +67,19 @@ def _held(value: Any, kind: Any) -> Any:
 
 
 @leave_frame
+def _parts(value: Any, kind: Any) -> Any:
+    """The entries of a container that is looked into; empty for anything else."""
+    # The base classes' own iterators: a subclass may have put side effects into its overrides.
+    if isinstance(value, dict):
+        return islice(dict.values(value), MAX_ENTRIES)
+    if isinstance(value, tuple):
+        return islice(tuple.__iter__(value), MAX_ENTRIES)
+    if isinstance(value, list):
+        return islice(list.__iter__(value), MAX_ENTRIES)
+    return islice(value.values(), MAX_ENTRIES) if kind is MappingProxyType else _held(value, kind)
+
+
+@leave_frame
 def _walk(value: Any, depth: int, found: list[tuple[Any, Any]]) -> None:
     kind = type(value)
     if kind in _PLAIN or isinstance(value, Tensor):
@@ -76,18 +89,7 @@ def _walk(value: Any, depth: int, found: list[tuple[Any, Any]]) -> None:
         return
     if depth >= MAX_DEPTH:
         return
-    # The base classes' own iterators: a subclass may have put side effects into its overrides.
-    if isinstance(value, dict):
-        parts = islice(dict.values(value), MAX_ENTRIES)
-    elif isinstance(value, tuple):
-        parts = islice(tuple.__iter__(value), MAX_ENTRIES)
-    elif isinstance(value, list):
-        parts = islice(list.__iter__(value), MAX_ENTRIES)
-    elif kind is MappingProxyType:
-        parts = islice(value.values(), MAX_ENTRIES)
-    else:
-        parts = _held(value, kind)
-    for part in parts:
+    for part in _parts(value, kind):
         if part is None or type(part) in _SCALARS:
             continue
         if len(found) >= MAX_TENSORS:
@@ -120,6 +122,22 @@ def describe(value: Any) -> Described:
     found: list[tuple[Any, Any]] = []
     _walk(value, 0, found)
     return _shared(tuple(found))
+
+
+@leave_frame
+def first_tensor(value: Any, wanted: Callable[[Any], bool], depth: int = 0) -> Tensor | None:
+    """The first tensor in ``value`` that is wanted, in the order of ``describe``; ``None`` if there is none."""
+    if isinstance(value, Tensor):
+        return value if wanted(value) else None
+    if depth >= MAX_DEPTH:
+        return None
+    for part in _parts(value, type(value)):
+        if part is None or type(part) in _SCALARS:
+            continue
+        found = first_tensor(part, wanted, depth + 1)
+        if found is not None:
+            return found
+    return None
 
 
 @leave_frame

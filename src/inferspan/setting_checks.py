@@ -37,6 +37,7 @@ __all__ = [
     "text",
     "warn_once",
     "warned",
+    "without_secrets",
 ]
 
 _log = logging.getLogger("inferspan")
@@ -53,6 +54,9 @@ PIPELINE_STAGES = ("text_encode", "vae_encode", "vae_decode", "vocode")
 """Further stages of pipelines, beside the denoising, which always has a span."""
 _SPANS = frozenset({"prefill", "decode", "prefill_step", "decode_step", "forward"})
 """Names of other spans."""
+_SECRETS = re.compile(r"""(?:(?<=//)[^\s'"<>]*|[^\s'"<>/]+:(?!//)[^\s'"<>]*)@|(?<=\?)[^\s'"<>)]+""")
+"""User and password of an address, and its query: services take keys in both."""
+
 MODULE_WORDS = ("layers", "all", "none")
 KEEP_WORDS = ("slow", "errors", "nonfinite", "marked")
 """Requests whose detail becomes spans, where it is not that of all of them."""
@@ -67,10 +71,15 @@ def fail(name: str, value: object, allowed: str) -> SettingsError:
     return SettingsError(f"inferspan setting {name!r} cannot be {brief(value)}: {allowed}")
 
 
+def without_secrets(text: str) -> str:
+    """A text in which no address has a user, a password or a query."""
+    return _SECRETS.sub("", text)
+
+
 def brief(value: object) -> str:
-    """The ``repr`` of any value, with at most some hundred characters of each text; never raises."""
+    """The ``repr`` of any value, with at most some hundred characters of each text and no secrets of addresses; never raises."""
     try:
-        return _SHORT.repr(value)
+        return without_secrets(_SHORT.repr(value))
     except Exception:  # an integer of more than 4,300 digits, a __repr__ of the program's
         return f"<{type(value).__name__}>"
 
@@ -84,7 +93,8 @@ def check_window(steps: object, cpu_ops: object) -> None:
 
 
 def shown(raw: str) -> str:
-    """The value of an environment variable as it may stand in a log line: cut, and without characters that no stream can write."""
+    """The value of an environment variable as it may stand in a log line: cut, without secrets of addresses and unwritable characters."""
+    raw = without_secrets(raw)
     cut = raw if len(raw) <= 80 else f"{raw[:60]}... ({len(raw)} characters)"
     return cut.encode("utf-8", "backslashreplace").decode("utf-8")
 

@@ -65,6 +65,40 @@ def test_wrong_variables_of_the_sdk_are_warnings(program: Program) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1:HUNTER2"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://me:HUN@TER2@127.0.0.1:port"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://me:'HUNTER2 <\"@127.0.0.1:9"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9/?key=HUNTER2'HUNTER2"),
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "HUNTER2@127.0.0.1:9"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "HUNTER2=HUNTER2\nHUNTER2"),
+        ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "-----BEGIN PRIVATE KEY-----\nHUNTER2"),
+        ("OTEL_TRACES_EXPORTER", "http://me:HUNTER2@127.0.0.1:9"),
+        ("INFERSPAN_STEPS", "http://me:HUNTER2@127.0.0.1:9"),
+    ],
+)
+def test_secret_of_the_environment_is_in_no_line(program: Program, name: str, value: str) -> None:
+    """Neither a warning nor a failed request says anything of a user, a password, a key or a header."""
+    body = "otlp.automatic_setup(Settings.resolve())\nrecord()\notlp.force_flush(1)\nprint(1)\nos._exit(0)"
+    assert program(body, **{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_TIMEOUT": "1", name: value}) == [1]
+    assert "HUN" not in program.errors
+    assert "TER2" not in program.errors
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [("{authorization: HUNTER2}", "does not match the schema at tracer_provider"), ('"HUNTER2', "in line"), ("*HUNTER2", "in line")],
+)
+def test_secret_of_a_configuration_file_is_in_no_line(program: Program, headers: str, said: str) -> None:
+    """What is wrong with the file is said without a value of it, by us and by the packages that read it."""
+    (program.path / "otel.yaml").write_text(CONFIG.replace("/v1/traces", f"/v1/traces, headers: {headers}"))
+    assert program("otlp.configure()\nprint(1)\nos._exit(0)", OTEL_CONFIG_FILE="otel.yaml", OTEL_TRACES_EXPORTER="none") == [1]
+    assert said in program.errors
+    assert "HUNTER2" not in program.errors
+
+
+@pytest.mark.parametrize(
     ("name", "value", "kinds"),
     [
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", OURS),

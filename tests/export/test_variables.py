@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from inferspan.export import variables
+from inferspan.setting_checks import without_secrets
 
 
 @pytest.mark.parametrize(
@@ -123,18 +124,18 @@ def test_first_variable_that_is_set_counts() -> None:
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "unix:///run/c.sock", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, [], {}),
         (
             {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://[::1"},
-            ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://[::1 cannot be reached: it is no address"],
+            ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT cannot be reached: it is no address"],
             {"traces": ["otlp_proto_http"]},
         ),
         (
             {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://me:secret@:1?key=secret", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
-            ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://:1? cannot be reached: it names no host and port"],
+            ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT cannot be reached: it names no host and port"],
             {"traces": ["otlp_proto_grpc"]},
         ),
         (
             {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318/v1/traces"},
             [
-                "OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318/v1/traces: /v1/traces is added to this variable, so leave the path"
+                "OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318: /v1/traces is added to this variable, so leave the path"
                 " away or set OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
             ],
             {},
@@ -162,4 +163,28 @@ def test_endpoints_that_cannot_work(
 )
 def test_secrets_of_an_address_are_cut(text: str, expected: str) -> None:
     """Neither user, password nor query is left of an address in a text."""
-    assert variables.without_secrets(text) == expected
+    assert without_secrets(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("http://host:4318/v1/traces?key=abc#def", "http://host:4318"),
+        ("host.local:4317", "host.local:4317"),
+        ("http://[::1]:4318", "http://[::1]:4318"),
+        ("http://user:p@ss@host:4318", "http://host:4318"),
+        ("http://user:p'ss \"<@host:4318", "http://host:4318"),
+        ("SECRET@host:4317", "host:4317"),
+        ("http://[::1:SECRET", None),
+        ("http://host:SECRET", None),
+        ("http://user:SECRET/x@host:4318", None),
+        ("http://host/v1?key=SECRET@more", None),
+        ("http://user:SECRET", None),
+        ("SECRET://x://host", None),
+        ("Bearer SECRET", None),
+        ("unix:///run/SECRET", None),
+    ],
+)
+def test_address_of_an_endpoint(text: str, expected: str | None) -> None:
+    """Scheme, host and port; nothing where it cannot be told which part of the endpoint is a secret."""
+    assert variables.plain_address(text) == expected

@@ -15,11 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from inferspan import guard
 from inferspan.export.reasons import likely_reason
-from inferspan.export.variables import per_signal, read
+from inferspan.export.variables import per_signal, plain_address, read
 
 __all__ = ["Delivery", "Destination", "destination_of", "own_lines_only", "tell_attempt"]
 
@@ -196,13 +195,7 @@ def _address(exporter: str, signal: str, environ: Mapping[str, str]) -> str:
         return exporter
     default = "http://localhost:4317" if exporter.endswith("grpc") else "http://localhost:4318"
     found = read(environ, *per_signal(signal, "ENDPOINT"))
-    text = found[1] if found else default
-    with contextlib.suppress(ValueError):
-        parts = urlsplit(text if "://" in text else f"//{text}")
-        if parts.hostname:
-            host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-            return f"{parts.scheme + '://' if parts.scheme else ''}{host}{f':{parts.port}' if parts.port else ''}"
-    return f"the address of {found[0]}" if found else default
+    return plain_address(found[1]) or f"the address of {found[0]}" if found else default
 
 
 # -------------------------------------------------------------------------------------------------------- one signal to it

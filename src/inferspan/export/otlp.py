@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from inferspan.export import variables
 from inferspan.export.deferred import Refused, threads_can_start
+from inferspan.export.delivery import own_lines_only
 from inferspan.export.providers import INSTALL, SETUP, Built, current_provider, extend, file_exporter, host_has_none, take_over
 from inferspan.export.sdk import SpanParts, queue_room, span_parts
 from inferspan.export.sdk_variables import hidden
@@ -252,7 +254,7 @@ def _make_exporters(names: Sequence[str], signal: str, environ: Mapping[str, str
             warn_once("inferspan sends no %s to %s: %s", signal, name, error)
         except Exception as error:  # of the exporter, about what it read from the environment itself
             read = [each for each in sorted(environ) if each.startswith(("OTEL_EXPORTER_", "OTEL_PYTHON_EXPORTER_"))]
-            message = shown(variables.without_secrets(str(error)))
+            message = shown(variables.without_values(str(error), environ))
             warn_once("inferspan sends no %s to %s: %s; it has read %s", signal, name, message, ", ".join(read) or "no variable")
     return built
 
@@ -277,7 +279,8 @@ def _from_config_file(path: str) -> bool:
     try:
         if not os.path.isfile(path):
             raise FileNotFoundError("there is no such file")
-        config = load_config_file(path)
+        with own_lines_only():  # they quote the file, in which tokens stand
+            config = load_config_file(path)
         for signal in variables.SIGNALS:
             if signal not in ours:
                 _log.info("The program has set up a provider for %s: that part of %s is not used", signal, path)
@@ -286,11 +289,22 @@ def _from_config_file(path: str) -> bool:
         configure_sdk(config)
     except Exception as error:
         SETUP.done = False
-        reason = shown(variables.without_secrets(" ".join(str(error).split()))) or type(error).__name__
+        reason = _wrong_with_config(error)
     take_over([signal for signal in ours if not host_has_none(signal)])
     if reason is not None:
         warn_once("OTEL_CONFIG_FILE=%s is ignored: %s", shown(path), reason)
     return reason is None
+
+
+def _wrong_with_config(error: Exception) -> str:
+    """The reason in words of ours: messages of the parser and of the schema quote values of the file."""
+    text = str(error)
+    if isinstance(error, FileNotFoundError):
+        return text
+    if place := re.search(r"\(at ([\w/. >-]+)\)$", text):
+        return f"it does not match the schema at {shown(place[1])}"
+    line = re.search(r"\bline ([0-9]+)", text)
+    return f"{type(error).__name__} in line {line[1]}" if line else type(error).__name__
 
 
 # --------------------------------------------------------------------------------------------------------------- the end

@@ -72,7 +72,9 @@ def hidden(*, logged: bool = True) -> Iterator[None]:
         found = unusable(os.environ)
         for item in found:
             if logged and os.environ[item.name].strip():
-                warn_once("%s=%s is ignored: %s", item.name, shown(os.environ[item.name]), item.reason)
+                # The key itself instead of the path of its file is a secret.
+                value = "" if item.name.endswith("CLIENT_KEY") else f"={shown(os.environ[item.name])}"
+                warn_once("%s%s is ignored: %s", item.name, value, item.reason)
         before = {item.name: os.environ[item.name] for item in found}
         try:
             for item in found:

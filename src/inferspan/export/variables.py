@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from inferspan.setting_checks import shown, warn_once
+from inferspan.setting_checks import shown, warn_once, without_secrets
 
 __all__ = [
     "LONGEST_WAIT",
@@ -24,12 +24,13 @@ __all__ = [
     "is_provided",
     "names_destination",
     "per_signal",
+    "plain_address",
     "positive_number",
     "read",
     "stays_here",
     "switched_off",
     "unreachable",
-    "without_secrets",
+    "without_values",
 ]
 
 SIGNALS = ("traces", "metrics", "logs")
@@ -38,8 +39,8 @@ LONGEST_WAIT = threading.TIMEOUT_MAX * 1000 / 2
 _PROTOCOLS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 _NEAREST = {"http/json": "http/protobuf", "http": "http/protobuf", "protobuf": "http/protobuf", "grpc/protobuf": "grpc"}
 """Protocols of OpenTelemetry that no Python exporter speaks, and other names, with the protocol that comes nearest."""
-_SECRETS = re.compile(r"""(?:(?<=//)[^\s'"<>]*|[^\s'"<>/]+:(?!//)[^\s'"<>]*)@|(?<=\?)[^\s'"<>)]+""")
-"""User and password of an address, and its query: services take keys in both."""
+_NO_SECRETS = ("http", "https", "grpc", "localhost", "traces", "metrics", "logs")
+_HOST = re.compile(r"[\w.-]+|\[[0-9A-Fa-f:.]+\]")
 
 
 def read(environ: Mapping[str, str], *names: str) -> tuple[str, str] | None:
@@ -102,9 +103,32 @@ def names_destination(environ: Mapping[str, str]) -> bool:
     return read(environ, "OTEL_CONFIG_FILE") is not None or any(destination(environ, signal) for signal in SIGNALS)
 
 
-def without_secrets(text: str) -> str:
-    """A text in which no address has a user, a password or a query."""
-    return _SECRETS.sub("", text)
+def plain_address(endpoint: str) -> str | None:
+    """Scheme, host and port of an endpoint; ``None`` if it has none, or if it cannot be told which part of it is a secret."""
+    scheme, mark, rest = endpoint.rpartition("://") if "://" in endpoint else ("", "", endpoint)
+    # A password may have any character, so what follows the last @ of the whole text counts, unless a path or query comes before that.
+    before, _, place = rest.rpartition("@")
+    place = re.split(r"[/?#]", place, maxsplit=1)[0]
+    if re.search(r"[/?#]", before) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*|", scheme):
+        return None
+    try:
+        parts = urlsplit(f"//{place}")
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        return None
+    host = f"[{host}]" if ":" in host else host
+    return f"{scheme}{mark}{host}{f':{port}' if port is not None else ''}" if _HOST.fullmatch(host) else None
+
+
+def without_values(text: str, environ: Mapping[str, str]) -> str:
+    """A text of an exporter without any word of the endpoints and headers in the environment: they may be secrets."""
+    text = without_secrets(text)
+    for name, value in environ.items():
+        if name.startswith("OTEL_") and name.endswith(("ENDPOINT", "HEADERS")):
+            for word in re.split(r"[^\w.+-]+", value):
+                if len(word) > 2 and word.lower() not in _NO_SECRETS:
+                    text = text.replace(word, "...")
+    return text
 
 
 def unreachable(environ: Mapping[str, str], signals: Iterable[str]) -> dict[str, list[str]]:
@@ -121,14 +145,15 @@ def unreachable(environ: Mapping[str, str], signals: Iterable[str]) -> dict[str,
             if found is None or exporter not in _PROTOCOLS.values():
                 continue
             name, text = found
-            label = shown(without_secrets(text))
+            address = plain_address(text)
+            label = name if address is None else f"{name}={shown(address)}"
             reason = _malformed(text, http=exporter == "otlp_proto_http")
             if reason is not None:
-                warn_once("%s=%s cannot be reached: %s", name, label, reason)
+                warn_once("%s cannot be reached: %s", label, reason)
                 never.setdefault(signal, []).append(exporter)
             elif exporter == "otlp_proto_http" and name == base and text not in told_of_path and _has_path_of_a_signal(text):
                 told_of_path.add(text)
-                warn_once("%s=%s: /v1/%s is added to this variable, so leave the path away or set %s", name, label, signal, own)
+                warn_once("%s: /v1/%s is added to this variable, so leave the path away or set %s", label, signal, own)
     return never
 
 

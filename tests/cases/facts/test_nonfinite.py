@@ -16,7 +16,6 @@ from inferspan import semconv
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
 
-
 STATS = (semconv.OUTPUT_STAT_MEAN, semconv.OUTPUT_STAT_NAN_COUNT, semconv.OUTPUT_STAT_ELEMENT_COUNT)
 
 

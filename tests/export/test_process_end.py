@@ -79,6 +79,39 @@ def test_sigterm_delivers_what_has_ended(program: Program) -> None:
         assert len([span for span in received.spans() if span.name == "forward Sequential"]) == 4
 
 
+@pytest.mark.parametrize(
+    "reset",
+    [
+        "signal.signal(signal.SIGTERM, lambda *a: None)\nsignal.signal(signal.SIGTERM, signal.SIG_DFL)",
+        "signal.signal(signal.SIGTERM, signal.SIG_DFL)\ncall()\nsignal.signal(signal.SIGTERM, signal.SIG_DFL)",
+    ],
+)
+@pytest.mark.parametrize("before", ["", "signal.signal(signal.SIGTERM, lambda *a: sys.exit(3))"])
+def test_default_disposition_set_later_is_seen_at_the_next_request(program: Program, before: str, reset: str) -> None:
+    """A program that sets the default disposition after instrument() has its requests delivered."""
+    assert program(f"{before}\ninstrument()\ncall()\n{reset}\nfor _ in range(3):\n    call()" + TERM) == -signal.SIGTERM
+    assert program.requests() >= 4
+
+
+def test_handler_of_c_set_later_is_left_in_charge(program: Program) -> None:
+    """The default disposition of Python, behind which a library in C has a handler, is not taken for one."""
+    body = """
+    import ctypes
+    libc = ctypes.CDLL(None)
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: os.write(1, b"C"))
+    instrument()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    libc.signal(signal.SIGTERM, handler)
+    call()
+    call()
+    libc["raise"](signal.SIGTERM)
+    """
+    if not Path("/proc/self/status").exists():
+        pytest.skip("only Linux tells")
+    assert program(body) == 0
+    assert program.out == "C"
+
+
 def test_sigterm_is_held_up_no_longer_than_promised(program: Program) -> None:
     """A collector that never answers delays the end by the promised time, and a second signal ends it at once."""
     body = """

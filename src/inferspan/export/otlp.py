@@ -43,6 +43,7 @@ __all__ = [
     "force_flush",
     "hand_over_at_end",
     "ids",
+    "look_at_sigterm",
     "queue_room",
     "raw_sink",
     "shutdown",
@@ -330,6 +331,11 @@ def shutdown(timeout: float) -> bool:
         Whether everything was closed in that time.
     """
     return SETUP.pipelines.shutdown(timeout)
+
+
+def look_at_sigterm() -> None:
+    """Flush on SIGTERM also if the program has set the default disposition since ``hand_over_at_end``; cheap."""
+    SETUP.pipelines.look_at_sigterm()
 
 
 def flush_first(source: Callable[[], None]) -> Callable[[], None]:

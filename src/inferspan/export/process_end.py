@@ -6,7 +6,8 @@ end                                                  mechanism
 the program returns, raises or calls ``sys.exit()``  ``atexit``
 a process of ``multiprocessing``                     its finalisers, since it ends without ``atexit``
 a worker of a pool of billiard (Celery)              its method ``_do_exit``, since it ends by ``os._exit()``
-SIGTERM, default disposition                         a handler that flushes and has the signal end the process
+SIGTERM, default disposition                         a handler that flushes and has the signal end the process; set again before a
+                                                     request on the main thread, if the program has set the default disposition since
 SIGTERM, a handler of the program's                  nothing of ours is put over it, unless ``flush_on_sigterm=True`` asks for that
 SIGTERM under uvicorn                                ``Server.shutdown``: uvicorn raises the signal again when it is done
 ===================================================  ===============================================================================
@@ -48,7 +49,8 @@ class ProcessEnd:
         self._flush, self._close = flush, close
         self._timeout: float | None = None
         self._signal_timeout = 0.0
-        self._handles_sigterm = False
+        self._follows_sigterm = False
+        self._handler: Callable[[int, FrameType | None], None] | None = None
         self._ending = False
 
     def close_at_exit(self, timeout: float) -> None:
@@ -104,22 +106,34 @@ class ProcessEnd:
         Returns:
             Whether SIGTERM flushes.
         """
-        self._signal_timeout = timeout
-        if self._handles_sigterm:
-            return True
+        self._signal_timeout, self._follows_sigterm = timeout, True
         with contain("exit of uvicorn"):
             _wrap(sys.modules.get("uvicorn.server"), "Server", "shutdown", self._around_shutdown)
         if threading.current_thread() is not threading.main_thread():
-            return False
+            return self._handler is not None
         previous = signal.getsignal(signal.SIGTERM)
-        if previous is None or _handled_outside_of_python(previous):
-            return False
-        if previous != signal.SIG_DFL and not over_handlers:
+        if previous != signal.SIG_DFL and (self._handler is not None or not over_handlers):
+            return self._handler is not None
+        return previous is not None and self._set_handler(previous)
+
+    def look_at_sigterm(self) -> None:
+        """Flush on SIGTERM also if the program has set the default disposition since; called before each request."""
+        if not self._follows_sigterm or threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            self._set_handler(signal.SIG_DFL)
+
+    def _set_handler(self, previous: Any) -> bool:
+        # Not tried again before every request, if it could not be done.
+        self._follows_sigterm = False
+        if _handled_outside_of_python(previous):
             return False
         with contain("SIGTERM handler"):
-            signal.signal(signal.SIGTERM, functools.partial(self._on_sigterm, previous))
-            self._handles_sigterm = True
-        return self._handles_sigterm
+            handler = functools.partial(self._on_sigterm, previous)
+            signal.signal(signal.SIGTERM, handler)
+            self._handler = handler
+            self._follows_sigterm = True
+        return self._follows_sigterm
 
     def _on_sigterm(self, previous: Any, number: int, frame: FrameType | None) -> None:
         # A second signal is not held up.

@@ -150,6 +150,10 @@ class Pipelines:
         """Flush on SIGTERM: see ``ProcessEnd.flush_at_sigterm``."""
         return self._end.flush_at_sigterm(timeout, over_handlers=over_handlers)
 
+    def look_at_sigterm(self) -> None:
+        """Flush on SIGTERM also if the program has set the default disposition since: see ``ProcessEnd.look_at_sigterm``."""
+        self._end.look_at_sigterm()
+
     def _worker(self, name: str) -> _Worker:
         if not self._follows_fork and hasattr(os, "register_at_fork"):
             # A child of fork() has none of our threads, and cannot start any once it is exiting.

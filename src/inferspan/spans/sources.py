@@ -25,6 +25,7 @@ def tracer_source(provider: Any, before: Callable[[], None]) -> Callable[[], Any
 
     def tracer() -> Any:
         before()
+        otlp.look_at_sigterm()
         if kept:
             return kept[0]
         found = (provider or otlp.current_provider("traces")).get_tracer(semconv.SCOPE, version())

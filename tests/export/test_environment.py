@@ -65,6 +65,24 @@ def test_wrong_variables_of_the_sdk_are_warnings(program: Program) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "rest"),
+    [
+        ("OTEL_RESOURCE_ATTRIBUTES", "a", []),
+        ("OTEL_RESOURCE_ATTRIBUTES", "team=x,a,=b", ["team"]),
+        ("OTEL_RESOURCE_ATTRIBUTES", "team=x,", ["team"]),
+        ("OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED", "maybe", []),
+        ("OTEL_PYTHON_CONTEXT", "nobody", []),
+    ],
+)
+def test_line_of_the_sdk_that_names_no_variable_is_one_of_ours(program: Program, name: str, value: str, rest: list[str]) -> None:
+    """One warning names the variable, the SDK is not asked about it, and the usable part of its value counts."""
+    body = "otlp.configure()\nfound = trace.get_tracer_provider().resource.attributes\nprint(json.dumps([k for k in found if k in 'team a']))"
+    assert program(f"{body}\nos._exit(0)", **{name: value}) == [rest]
+    (line,) = program.errors.splitlines()
+    assert line.startswith(f"inferspan WARNING {name}={value} is ")
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1:HUNTER2"),

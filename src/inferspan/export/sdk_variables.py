@@ -35,7 +35,10 @@ _LIMITS = (
 _SAMPLERS = ("always_on", "always_off", "traceidratio", "parentbased_always_on", "parentbased_always_off", "parentbased_traceidratio")
 _EXEMPLARS = ("trace_based", "always_on", "always_off")
 _DETECTORS = "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS"
-_READ_AT_IMPORT = ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", _DETECTORS)
+_RESOURCE = "OTEL_RESOURCE_ATTRIBUTES"
+_INTERNAL = "OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED"
+_CONTEXT = "OTEL_PYTHON_CONTEXT"
+_READ_AT_IMPORT = ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", _DETECTORS, _RESOURCE, _CONTEXT)
 """Default arguments of the SDK's log records are resources."""
 _RETRYABLE = "OTEL_PYTHON_EXPORTER_OTLP_GRPC_RETRYABLE_ERROR_CODES"
 PROVIDERS = {
@@ -57,7 +60,7 @@ class Unusable(NamedTuple):
 
 def unusable(environ: Mapping[str, str]) -> list[Unusable]:
     """Variables of the SDK and of the OTLP exporters that would make them fail."""
-    checks = (_limits, _choices, _detectors, _providers, _files, _credentials, _codes)
+    checks = (_limits, _choices, _detectors, _resource, _context, _providers, _files, _credentials, _codes)
     return [item for check in checks for item in check(environ)]
 
 
@@ -74,7 +77,7 @@ def hidden(*, logged: bool = True) -> Iterator[None]:
             if logged and os.environ[item.name].strip():
                 # The key itself instead of the path of its file is a secret.
                 value = "" if item.name.endswith("CLIENT_KEY") else f"={shown(os.environ[item.name])}"
-                warn_once("%s%s is ignored: %s", item.name, value, item.reason)
+                warn_once("%s%s is %s: %s", item.name, value, "used in part" if item.rest else "ignored", item.reason)
         before = {item.name: os.environ[item.name] for item in found}
         try:
             for item in found:
@@ -92,7 +95,7 @@ def import_sdk() -> None:
     """Import the SDK where one of the variables that it reads while it is imported cannot be used; otherwise that can wait."""
     if not any(name in os.environ for name in _READ_AT_IMPORT) or "opentelemetry.sdk.trace" in sys.modules:
         return
-    if any(item.name in _READ_AT_IMPORT for item in (*_limits(os.environ), *_detectors(os.environ))):
+    if any(item.name in _READ_AT_IMPORT for check in _IMPORT_CHECKS for item in check(os.environ)):
         with hidden(logged=False):  # the program has usually not set its logging up yet
             import opentelemetry.sdk._logs
             import opentelemetry.sdk.trace  # noqa: F401 - imported for their side effects
@@ -121,6 +124,8 @@ def _choices(environ: Mapping[str, str]) -> Iterator[Unusable]:
         yield Unusable("OTEL_TRACES_SAMPLER_ARG", "it must be a number from 0 to 1; everything is sampled")
     if environ.get("OTEL_METRICS_EXEMPLAR_FILTER", "trace_based") not in _EXEMPLARS:
         yield Unusable("OTEL_METRICS_EXEMPLAR_FILTER", f"it must be one of {', '.join(_EXEMPLARS)}")
+    if environ.get(_INTERNAL, "false").strip().lower() not in ("true", "false"):
+        yield Unusable(_INTERNAL, "it must be true or false")
 
 
 def _is_ratio(text: str) -> bool:
@@ -136,6 +141,21 @@ def _detectors(environ: Mapping[str, str]) -> Iterator[Unusable]:
     if good != names:
         missing = ", ".join(shown(name) for name in names if name not in good)
         yield Unusable(_DETECTORS, f"no package provides {missing}", ",".join(good) or None)
+
+
+def _resource(environ: Mapping[str, str]) -> Iterator[Unusable]:
+    pairs = environ.get(_RESOURCE, "").split(",")
+    good = [pair for pair in pairs if pair.partition("=")[0].strip() and "=" in pair]
+    if good != pairs and environ.get(_RESOURCE):
+        yield Unusable(_RESOURCE, "entries that are not name=value, separated by commas, are left out", ",".join(good) or None)
+
+
+def _context(environ: Mapping[str, str]) -> Iterator[Unusable]:
+    if environ.get(_CONTEXT) and not is_provided("opentelemetry_context", environ[_CONTEXT]):
+        yield Unusable(_CONTEXT, "no package provides it")
+
+
+_IMPORT_CHECKS = (_limits, _detectors, _resource, _context)
 
 
 def _providers(environ: Mapping[str, str]) -> Iterator[Unusable]:

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import perf_counter_ns
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -36,6 +35,7 @@ from .model_info import is_training
 from .owner import OpenPass, Owner
 from .passes.facts import attended, embedding, logit_facts, nonfinite_of
 from .passes.given import Given, given_of, unobserved_of
+from .passes.later import runs_later
 from .recording import open_call
 from .running import invocations
 
@@ -46,8 +46,6 @@ __all__ = ["INTERRUPTED", "ForwardCall", "close_stale", "open_forward", "start_f
 
 _PACKED = frozenset({"cu_seq_lens_q", "read_index"})
 """Arguments by which transformers' continuous batching packs the requests of several callers into one row, so the pass is not a request."""
-_LAZY = (GeneratorType, AsyncGeneratorType, CoroutineType)
-"""Results that have not run anything yet. They are the program's own objects and not wrapped, so their end is not seen."""
 INTERRUPTED = Failure("_OTHER", "the forward pass was interrupted", "")
 
 
@@ -95,7 +93,6 @@ class ForwardCall(Call):
         """Attach module observers and begin the device clock and the profiler window."""
         self.output_stats = owner.new_output_stats()
         engine = owner.engine
-        engine.prepare()
         expected = 0 if self.compiled else engine.expected
         self.budget.reserved = 0 if self.compiled else engine.stages
         if expected and self.budget.module_room(expected, whole=False):
@@ -228,7 +225,7 @@ class ForwardCall(Call):
     def _describe_end(self, output: Any, failure: Failure | None, now: int) -> RequestEnd:
         attributes: dict[str, AttributeValue] = {}
         outputs = describe(output)
-        lazy = isinstance(output, _LAZY)
+        lazy = runs_later(output)
         if self.recording:
             attributes |= shape_attributes(self.inputs, semconv.INPUT_SHAPES, semconv.INPUT_DTYPES)
             attributes |= shape_attributes(outputs, semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES)
@@ -239,9 +236,10 @@ class ForwardCall(Call):
             if self.compiled:
                 attributes[semconv.MODEL_COMPILE_MODE] = "default"
             unobserved = unobserved_of(self.owner, compiled=self.compiled)
-            if lazy:
-                unobserved.append("forward: generator")
-            if self.opened_pass.hooked:
+            if lazy is not None:
+                # Its code runs later, where the request has ended and its span is not the current one.
+                unobserved += [f"{part}: {lazy}" for part in ("forward", "modules", "context") if part != "modules" or self.modules]
+            elif self.opened_pass.hooked:
                 unobserved.append("context: hooks")
             if failure is None:
                 statistics, sharded = logit_facts(output, self.owner, self.masks)
@@ -271,7 +269,7 @@ class ForwardCall(Call):
             batch_size=self.rows,
             spans_dropped=self.budget.dropped,
             nonfinite=nonfinite,
-            timed=not lazy,
+            timed=lazy is None,
             overhead_ns=self.overhead + self.owner.hook_cost * self.count + (self.part.closing_ns if self.part is not None else 0),
         )
 

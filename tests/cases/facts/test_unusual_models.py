@@ -40,13 +40,45 @@ class Soon(nn.Module):
         yield hidden
 
 
-@pytest.mark.parametrize("kind", [Stream, Later, Soon])
-def test_pass_that_has_not_run_when_it_returns(telemetry: Telemetry, kind: type[nn.Module]) -> None:
-    """The span says that the pass was not seen, and the metric of durations has no value."""
-    model = kind()
-    telemetry.instrument(model)
-    result: Any = model(torch.ones(1, 2))
-    assert telemetry.only(telemetry.forwards())[semconv.UNOBSERVED] == "forward: generator"
+class Mapped(nn.Module):
+    """Returns an iterator that is no generator."""
+
+    def forward(self, hidden: Tensor) -> Iterator[Tensor]:
+        return map(torch.neg, [hidden])
+
+
+class Answer:
+    """Is awaited, and no coroutine."""
+
+    def __await__(self) -> Iterator[None]:
+        yield None
+
+
+class Asked(nn.Module):
+    """Returns something of its own to wait for."""
+
+    def forward(self, hidden: Tensor) -> Answer:
+        return Answer()
+
+
+@pytest.mark.parametrize(
+    ("kind", "unobserved"),
+    [
+        (Stream, "forward: generator; modules: generator; context: generator"),
+        (Later, "forward: coroutine; context: coroutine"),
+        (Soon, "forward: async generator; context: async generator"),
+        (Mapped, "forward: iterator; context: iterator"),
+        (Asked, "forward: awaitable; context: awaitable"),
+    ],
+)
+@pytest.mark.parametrize("method", [None, "forward_later"])
+def test_pass_that_has_not_run_when_it_returns(telemetry: Telemetry, kind: type[nn.Module], unobserved: str, method: str | None) -> None:
+    """The span says that the pass, its modules and its context were not seen, and the metric of durations has no value."""
+    named = type(kind.__name__, (kind,), {} if method is None else {method: kind.forward})
+    model = named()
+    telemetry.instrument(model, modules="all", methods=None if method is None else [method])
+    result: Any = model(torch.ones(1, 2)) if method is None else getattr(model, method)(torch.ones(1, 2))
+    assert telemetry.only(telemetry.roots())[semconv.UNOBSERVED] == unobserved
     assert semconv.M_FORWARD_DURATION not in telemetry.metrics()
     if kind is Later:
         result.close()

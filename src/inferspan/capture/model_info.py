@@ -232,7 +232,7 @@ class _State(NamedTuple):
     config: int
     path: Any
     adapters: tuple[str, ...]
-    structure: int
+    structure: tuple[int, int]
 
 
 class ModelFacts:
@@ -252,12 +252,13 @@ class ModelFacts:
         """Read everything again at the next call: the structure of the model has changed."""
         self._structure += 1
 
-    def read(self, model: nn.Module, adapters: tuple[str, ...] | None = None) -> ModelInfo:
+    def read(self, model: nn.Module, adapters: tuple[str, ...] | None = None, structure: int = 0) -> ModelInfo:
         """The facts of ``model`` as they are now; nothing raises; unreadable ones are left out.
 
         Args:
             model: the model.
             adapters: those that the call names itself, instead of the active ones.
+            structure: another number if modules have been added, taken out or replaced.
         """
         state: _State | None = None
         with contain("model facts"):
@@ -271,7 +272,7 @@ class ModelFacts:
                 id(config),
                 getattr(config, "_name_or_path", None),
                 adapters,
-                self._structure,
+                (self._structure, structure),
             )
         known = self._known
         if known is not None and state is not None and known[0] == state:

@@ -79,8 +79,6 @@ class Request(Call):
         self._energy = owner.new_energy_meter()
         self._warmup = owner.first_call
         self._graphs = compiled_graphs()
-        if self.recording:
-            owner.engine.prepare()
         modules = StepModules(self, owner, self._memory, warmup=self._warmup)
         self.steps: StepLog = StepLog(self, owner, statistics, modules, now=now, cached=cached)
         if self.recording:

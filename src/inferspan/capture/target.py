@@ -148,7 +148,9 @@ class Target:
         model = self._model()
         self._libraries.look()
         if model is not None:
-            self._last_info = self._facts.read(model, adapters)
+            with contain("module selection"):
+                self.engine.prepare()
+            self._last_info = self._facts.read(model, adapters, self.engine.structure)
         return self._last_info
 
     @property

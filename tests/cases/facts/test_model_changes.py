@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -74,6 +74,59 @@ def test_size_after_the_vocabulary_has_grown(telemetry: Telemetry) -> None:
     after = sum(parameter.numel() for parameter in model.parameters())
     _generate(model)
     assert _said(telemetry, semconv.MODEL_PARAMETERS) == [before, after]
+
+
+def _append(model: Any) -> None:
+    model.append(nn.Linear(4, 4))
+
+
+def _replace(model: Any) -> None:
+    model[1] = nn.Linear(4, 4, bias=False)
+
+
+def _replace_deeper(model: Any) -> None:
+    model[2][0] = nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 4))
+
+
+def _remove(model: Any) -> None:
+    del model[1]
+
+
+def _extend_without_children(model: Any) -> None:
+    model[3].scale = nn.Linear(4, 4)
+
+
+class _Bare(nn.Module):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
+@pytest.mark.parametrize("modules", ["layers", "none"])
+@pytest.mark.parametrize("change", [_append, _replace, _replace_deeper, _remove, _extend_without_children])
+def test_size_after_modules_have_changed(telemetry: Telemetry, change: Callable[[Any], None], modules: str) -> None:
+    """A module that is added, replaced or taken out between two calls counts from the next call on."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4)), _Bare())
+    telemetry.instrument(model, modules=modules)
+    sizes = []
+    for _ in range(2):
+        model(torch.ones(1, 4))
+        sizes.append(sum(parameter.numel() for parameter in model.parameters()))
+        if len(sizes) == 1:
+            change(model)
+    model(torch.ones(1, 4))
+    assert sizes[0] != sizes[1]
+    found = [(span.attributes or {}).get(semconv.MODEL_PARAMETERS) for span in telemetry.forwards()]
+    assert found == [sizes[0], sizes[1], sizes[1]]
+
+
+def test_size_after_a_module_without_children_gets_one(telemetry: Telemetry) -> None:
+    """So does the first module inside the model."""
+    model = _Bare()
+    telemetry.instrument(model)
+    model(torch.ones(1, 4))
+    model.inner = nn.Linear(2, 2)
+    model(torch.ones(1, 4))
+    assert [(span.attributes or {}).get(semconv.MODEL_PARAMETERS) for span in telemetry.forwards()] == [None, 6]
 
 
 def test_offloaded_model_says_where_it_runs(telemetry: Telemetry) -> None:

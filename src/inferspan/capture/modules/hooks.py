@@ -181,6 +181,8 @@ class ModuleObservers:
         """Whether something was compiled while a request of this model ran: it may have run modules without observers."""
         self._unobserved: str | None = None
         self._stages_compiled = False
+        self.structure = 0
+        """Rises when modules have been added, taken out or replaced."""
         self.refresh()
 
     @property
@@ -227,6 +229,7 @@ class ModuleObservers:
         Raises:
             SettingsError: a name pattern matches no module.
         """
+        self.structure += 1
         root = self._root()
         if root is None:
             return
@@ -235,7 +238,9 @@ class ModuleObservers:
         entries = select(root, self._modules, self._style, {id(module) for module, _, _ in stages}, routers=self._routing)
         self._of_modules.select(entries)
         self._above = [
-            (weakref.ref(module), is_compiled(module), [*map(id, module._modules.values())]) for module in root.modules() if module._modules
+            (weakref.ref(module), is_compiled(module), [*map(id, module._modules.values())])
+            for module in root.modules()
+            if module._modules or module is root or not type(module).__module__.startswith("torch.")
         ]
         self._unobserved = self._what_is_compiled(root)
         above = is_compiled(root) or (not is_optimized(root) and holds_compiled(root))
@@ -255,9 +260,13 @@ class ModuleObservers:
     def prepare(self) -> None:
         """Select again if the structure has changed or a part was compiled since the last request."""
         with self._lock:
-            if not any(group.users for group in self._groups) and not self._is_current():
-                with contain("module selection"):
-                    self.refresh()
+            if self._is_current():
+                return
+            if any(group.users for group in self._groups):
+                self.structure += 1  # the selection waits for the requests that use it
+                return
+            with contain("module selection"):
+                self.refresh()
 
     def _is_current(self) -> bool:
         for reference, compiled, children in self._above:

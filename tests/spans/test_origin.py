@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import inspect
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
@@ -13,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -20,6 +24,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from transformers import TextIteratorStreamer, TextStreamer
+from transformers.generation.streamers import BaseStreamer
 
 import inferspan
 from tests.cases.models import llama, prompt
@@ -119,6 +124,72 @@ def test_streamer_brings_its_span(app: App) -> None:
     run(app.generate, streamer)
     assert app.parents() == ["a", None]
     assert app.links() == [[], ["a"]]
+
+
+class Own(TextStreamer):
+    """Does without the constructor of its base."""
+
+    def __init__(self, queue_: Any) -> None:
+        self.queue = queue_
+
+    def put(self, value: Any) -> None:
+        """Take a token."""
+        self.queue.put(value)
+
+    def end(self) -> None:
+        """Take no more."""
+
+
+class Base(BaseStreamer):
+    """Has no other base, and a hash that needs its attributes."""
+
+    def __init__(self, queue_: Any) -> None:
+        self.queue = queue_
+
+    def __hash__(self) -> int:
+        return hash(id(self.queue))
+
+    put, end = Own.put, Own.end
+
+
+class Duck:
+    """No streamer by its class."""
+
+    def __init__(self, queue_: Any) -> None:
+        self.queue = queue_
+
+    put, end = Own.put, Own.end
+
+
+class Hidden:
+    """A worker whose queue is deeper than anybody looks."""
+
+    def __init__(self, app: App) -> None:
+        self.app, self.state = app, type("State", (), {})()
+        self.state.inner = type("State", (), {})()
+        self.state.inner.jobs = queue.SimpleQueue()
+
+    def serve(self) -> None:
+        """Serve until there is None."""
+        while (streamer := self.state.inner.jobs.get()) is not None:
+            self.app.generate(streamer)
+
+
+def test_streamer_with_a_constructor_of_its_own(app: App) -> None:
+    """It brings the span in which it was made, to a worker of a queue too."""
+    jobs: queue.Queue[Any] = queue.Queue()
+
+    def serve() -> None:
+        while (streamer := jobs.get()) is not None:
+            app.generate(streamer)
+
+    worker = threading.Thread(target=serve)
+    worker.start()
+    with app.span("a"):
+        jobs.put(Own(queue.Queue()))
+    jobs.put(None)
+    worker.join()
+    assert app.parents() == ["a"]
 
 
 def test_generate_in_a_thread_with_a_streamer(app: App) -> None:
@@ -246,6 +317,57 @@ def test_worker_whose_span_has_ended_is_nobodys(app: App) -> None:
     assert app.links() == [["a"]]
 
 
+@pytest.mark.parametrize("kind", [Own, Base, Duck, None], ids=str)
+@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize("caller", ["b", None])
+def test_streamer_in_a_worker_never_joins_the_workers_span(app: App, kind: Any, pool: bool, caller: str | None) -> None:
+    """A worker whose queue cannot be found serves a streamer of another span, or of none: a root, with links to the candidates."""
+    worker = Hidden(app)
+    with ThreadPoolExecutor(1) as executor, app.span("starts the worker"):
+        # The caller is in a context of its own, as the handler of another request is.
+        made: list[Any] = []
+        token = otel_context.attach(otel_context.Context())
+        try:
+            with app.span(caller) if caller else contextlib.nullcontext():
+                made.append(kind(queue.Queue()) if kind is not None else TextStreamer(Letters()))  # type: ignore[arg-type]
+        finally:
+            otel_context.detach(token)
+        if pool:
+            served = executor.submit(worker.serve)
+        else:
+            thread = threading.Thread(target=worker.serve)
+            thread.start()
+        worker.state.inner.jobs.put(made[0])
+        worker.state.inner.jobs.put(None)
+        served.result() if pool else thread.join()
+    assert app.parents() == [None]
+    assert "starts the worker" in app.links()[0]
+
+
+def test_streamer_whose_class_is_defined_later(app: App) -> None:
+    """A class of after instrument() is followed, and goes when the program lets go of it."""
+
+    class Late(Own):
+        def __init__(self) -> None:
+            super().__init__(queue.Queue())
+
+    with app.span("a"):
+        streamer = Late()
+    run(app.generate, streamer)
+    assert app.parents() == ["a"]
+    reference = weakref.ref(Late)
+    del Late, streamer
+    gc.collect()
+    assert reference() is None
+
+
+def test_thread_that_makes_a_streamer_of_its_own(app: App) -> None:
+    """A streamer that is made where it is used belongs to whoever started the thread."""
+    with app.span("a"):
+        run(lambda: app.generate(Own(queue.Queue())))
+    assert app.parents() == ["a"]
+
+
 def test_job_that_serves_a_queue_is_nobodys(app: App) -> None:
     """The same in a pool."""
     jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -291,13 +413,15 @@ def test_nothing_is_attached_for_the_program(app: App) -> None:
 # -------------------------------------------------------------------------------------------------------------- being undone
 def test_everything_comes_off_with_the_last_model(app: App) -> None:
     """What is wrapped keeps its signature, and is the original again after the last uninstrument()."""
-    watched = [(threading.Thread, "start"), (ThreadPoolExecutor, "submit"), (TextStreamer, "__init__"), (ThreadPool, "apply_async")]
+    watched = [(threading.Thread, "start"), (ThreadPoolExecutor, "submit"), (TextStreamer, "__init__"), (Own, "__init__"), (ThreadPool, "apply_async")]
     wrapped = [getattr(owner, name) for owner, name in watched]
     assert all(hasattr(method, "__wrapped__") for method in wrapped)
     assert [inspect.signature(method) for method in wrapped] == [inspect.signature(method.__wrapped__) for method in wrapped]
     for handle in app.handles:
         handle.uninstrument()
     assert [getattr(owner, name) for owner, name in watched] == [method.__wrapped__ for method in wrapped]
+    assert "__init_subclass__" not in vars(BaseStreamer)
+    assert Own(queue.Queue()).queue.empty()
     assert "apply_async" not in vars(ThreadPool)
 
 

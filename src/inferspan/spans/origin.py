@@ -5,10 +5,10 @@ a pool of threads, and a streamer made; at the start of a request on a thread wh
 call becomes its parent. Nothing is attached on the other thread: spans of the program's own there stay as they are.
 
 A wrong parent is worse than none. A thread or job that can reach a queue may serve many callers, a thread whose span has ended may be a
-worker that was started with it, a streamer may be used twice, and two origins in different traces contradict each other: such a request
-is a root, with a link to each candidate.
+worker that was started with it, a streamer may be used twice or come from somewhere that is not seen, and two origins in different traces
+contradict each other: such a request is a root, with a link to each candidate.
 
-Only the constructor of streamers, ``Thread.start`` and the methods that give jobs to pools are wrapped, while a model is instrumented, with
+Only constructors of streamers, ``Thread.start`` and the methods that give jobs to pools are wrapped, while a model is instrumented, with
 their signatures; where no span is current they pass through.
 """
 
@@ -35,6 +35,7 @@ from inferspan.guard import contain
 __all__ = ["follow", "forked", "resolve"]
 
 _STREAMERS = "transformers.generation.streamers"
+_MARK = "_inferspan_origin"
 _POOL_JOBS = ("apply_async", "_map_async", "imap", "imap_unordered")
 _WAITING = (threading.Condition, deque)
 
@@ -46,6 +47,8 @@ class Origin(NamedTuple):
     certain: bool = True
     while_open: bool = False
     """Whether it is certain only until its span ends."""
+    direct: bool = False
+    """Whether the work is a call of the model itself, with the arguments that it was handed over with."""
 
     @property
     def span(self) -> trace.Span:
@@ -81,7 +84,11 @@ def resolve(current: Context, streamer: Any) -> tuple[Context, Sequence[trace.Li
     """
     if trace.get_current_span(current).get_span_context().is_valid:
         return current, ()
-    found = [origin for origin in (_handed_over(), _made_with(streamer)) if origin is not None]
+    handed_over, made = _handed_over(), _made_with(streamer)
+    if streamer is not None and made is None and handed_over is not None and not handed_over.direct:
+        # It may come from anybody: it was made by a constructor that is not seen, or where nothing was current.
+        handed_over = handed_over._replace(certain=False)
+    found = [origin for origin in (handed_over, made) if origin is not None]
     certain = [origin for origin in found if origin.counts]
     if certain and len({origin.span.get_span_context().trace_id for origin in certain}) == 1:
         # A span that the program has attached on this thread counts; baggage and the like come with it.
@@ -122,7 +129,8 @@ def _narrowed(origin: Origin, function: Any, *arguments: Any, thread: bool = Fal
     """An origin as it applies to a function that runs elsewhere: certain for a method of the model, which makes this one call."""
     owner = getattr(function, "__self__", function)
     if hasattr(type(owner), "named_modules") or hasattr(type(_attributes(owner).get("model")), "named_modules"):
-        return origin
+        return origin._replace(direct=True)
+    origin = origin._replace(direct=False)
     if any(_brings_work(item) for item in _within_reach(function, arguments)):
         return origin._replace(certain=False)
     return origin._replace(while_open=True) if thread else origin
@@ -224,6 +232,45 @@ def _around_streamer(original: Callable[..., Any]) -> Callable[..., Any]:
     return __init__
 
 
+def _follow_streamers(base: Any) -> None:
+    """Wrap the constructors of all streamers, of which those of subclasses need not call those of their bases, and of later subclasses.
+
+    ``__new__`` would be one method instead of many, but a class whose ``__new__`` was set and deleted refuses the arguments of its
+    constructor from then on.
+    """
+    classes: weakref.WeakSet[type] = weakref.WeakSet()  # a function may define one at each call
+
+    def follow_class(kind: type) -> None:
+        own = vars(kind).get("__init__")
+        if own is not None and kind not in classes:
+            classes.add(kind)
+            wrapper: Any = functools.wraps(own)(_around_streamer(own))
+            setattr(wrapper, _MARK, id(wrapper))  # others may copy the attribute to their own wrapper
+            kind.__init__ = wrapper  # type: ignore[misc]
+        inner: list[type] = type.__subclasses__(kind)
+        for one in inner:
+            follow_class(one)
+
+    def subclass(cls: Any, /, **options: Any) -> None:
+        super(base, cls).__init_subclass__(**options)
+        with contain("origin of a streamer"):
+            follow_class(cls)
+
+    def undo() -> None:
+        if vars(base).get("__init_subclass__") is ours:
+            del base.__init_subclass__
+        for kind in list(classes):
+            wrapper: Any = vars(kind).get("__init__")
+            if getattr(wrapper, _MARK, None) == id(wrapper):  # otherwise another one is around ours, which stays and passes through
+                kind.__init__ = wrapper.__wrapped__  # type: ignore[misc]
+
+    ours = classmethod(subclass)
+    if "__init_subclass__" not in vars(base):
+        base.__init_subclass__ = ours
+    follow_class(base)
+    _undo.append(undo)
+
+
 def _wrap(owner: type, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
     own = owner.__dict__.get(name)
     original = getattr(owner, name)
@@ -274,8 +321,12 @@ def _wrap_what_is_loaded() -> None:
 
         streamers = importlib.import_module(_STREAMERS)
     pools: Any = sys.modules.get("multiprocessing.pool")
+    base = getattr(streamers, "BaseStreamer", None)
+    if base is not None and (base, "") not in _wrapped:
+        _wrapped.add((base, ""))
+        _undo.append(functools.partial(_wrapped.discard, (base, "")))
+        _follow_streamers(base)
     for owner, name, around in (
-        (getattr(streamers, "TextStreamer", None), "__init__", _around_streamer),
         *((getattr(pools, "ThreadPool", None), name, _around_submit) for name in _POOL_JOBS),
     ):
         if owner is not None and hasattr(owner, name) and (owner, name) not in _wrapped:

@@ -134,8 +134,7 @@ class Target:
     def unobserved(self) -> str | None:
         """The part of this model that cannot be observed, and the reason; ``None`` if all of it can."""
         if self.scripted:
-            seen = self._root is not None and self._root.around
-            return "modules: scripted" if seen else "forward passes: scripted"
+            return "modules: scripted" if self._root is not None and self._root.around else "forward passes: scripted"
         return self.engine.unobserved
 
     @property
@@ -156,8 +155,7 @@ class Target:
     @property
     def device(self) -> torch.device | None:
         """Device that the model runs on now, ``None`` for a model without parameters."""
-        model = self._model()
-        return model_device(model) if model is not None else None
+        return None if (model := self._model()) is None else model_device(model)
 
     def batch_rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
         """Rows that a forward pass with these arguments has, where that is known."""

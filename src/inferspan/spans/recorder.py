@@ -31,6 +31,7 @@ from .content import content_event, exception_attributes, exception_event, set_c
 from .current import session_attributes, suppressed
 from .flight_recorder import FlightRecorder, HeldDetail, weight_of
 from .genai_interop import ThirdPartyCall, announce
+from .totals import usage_attributes, vllm_latency
 from .writer import Detail, RequestSpan, SpanWriter, inside_a_provider, our_call
 
 __all__ = ["SpanRecorder"]
@@ -300,7 +301,7 @@ class SpanRecorder:
         if end.spans_dropped:
             attributes[semconv.SPANS_DROPPED] = end.spans_dropped
         if self.settings.compat_vllm_latency and scope.request.kind == "generate":
-            attributes |= _vllm_latency(scope.request, end)
+            attributes |= vllm_latency(scope.request, end)
         if scope.third_party is not None:
             # Readers of traces would count a second span with gen_ai attributes as a second model call.
             attributes = {key: value for key, value in attributes.items() if not key.startswith("gen_ai.")}
@@ -335,32 +336,3 @@ class SpanRecorder:
         present = getattr(scope.span, "attributes", None)
         attributes = {**scope.given, **self._end_attributes(scope, end), **(present if isinstance(present, Mapping) else {})}
         content_event(self._logger(), attributes, end, trace.set_span_in_context(scope.span))
-
-
-def _vllm_latency(start: RequestStart, end: RequestEnd) -> dict[str, AttributeValue]:
-    seconds = {phase: sum(values) for phase, values in end.step_seconds.items()}
-    prefill, decode = seconds.get(semconv.SPAN_PREFILL, 0.0), seconds.get(semconv.SPAN_DECODE, 0.0)
-    found: dict[str, AttributeValue] = {
-        semconv.LATENCY_E2E: (end.end_ns - start.start_ns) / 1e9,
-        semconv.LATENCY_PREFILL: prefill,
-        semconv.LATENCY_DECODE: decode,
-        semconv.LATENCY_INFERENCE: prefill + decode,
-    }
-    if end.time_to_first_token is not None:
-        found[semconv.LATENCY_TTFT] = end.time_to_first_token
-    return found
-
-
-def usage_attributes(end: RequestEnd) -> dict[str, AttributeValue]:
-    """Tokens as a span has them: totals, and parts by modality, which agree with the usage counters."""
-    found: dict[str, AttributeValue] = {}
-    for total, key, parts, keys in (
-        (end.input_tokens, semconv.INPUT_TOKENS, end.input_by_modality, semconv.INPUT_BY_MODALITY),
-        (end.output_tokens, semconv.OUTPUT_TOKENS, end.output_by_modality, semconv.OUTPUT_BY_MODALITY),
-    ):
-        if total is not None:
-            found[key] = total
-            found |= {keys[modality]: tokens for modality, tokens in parts.items() if tokens and modality in keys}
-    if end.cached_split:
-        found[semconv.CACHE_READ_INPUT_TOKENS] = sum(end.cached_split.values())
-    return found

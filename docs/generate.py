@@ -222,6 +222,10 @@ GENERATE_NOTE = """\
 Two rows with padding on the left if the prompt is text, one row where the way needs it.
 """
 
+BATCHED_NOTE = """\
+Requests of [continuous batching](continuous-batching.md): one for each prompt, with a cache of 16 blocks.
+"""
+
 
 ZERO_CODE_NOTE = """\
 Models that are built and called without `instrument()`, see [no code change](zero-code.md). What the tables around this one list is true
@@ -237,11 +241,12 @@ model has to run is a request: with `batch_size` the first item of each batch.
 
 
 def _coverage() -> str:
-    tables = (pairs.GENERATE, pairs.ZERO_CODE, pairs.PLAIN, pairs.STAGES, pairs.CALLED)
+    tables = (pairs.GENERATE, pairs.ZERO_CODE, pairs.BATCHED, pairs.PLAIN, pairs.STAGES, pairs.CALLED)
     count = sum(len(row) for table in tables for row in table.values())
     lines = [NOTICE.format(source="tests/matrix/pairs.py"), "", "# Coverage", "", f"{count} pairs of a kind of model and a way to run it."]
     lines += [COVERAGE_INTRODUCTION, "## `generate()`", "", GENERATE_NOTE, *_pairs(pairs.GENERATE)]
     lines += ["## `generate()` under zero code", "", ZERO_CODE_NOTE, *_pairs(pairs.ZERO_CODE)]
+    lines += ["## Continuous batching", "", BATCHED_NOTE, *_pairs(pairs.BATCHED)]
     lines += ["## Plain forward passes", "", *_pairs(pairs.PLAIN)]
     lines += ["## Stages of multimodal models", "", STAGES_NOTE, *_pairs(pairs.STAGES)]
     lines += ["## Pipelines of transformers", "", PIPELINES_NOTE, *_pairs(pairs.CALLED)]

@@ -59,6 +59,11 @@ EXPECTED = {
         r"gen_ai\.request\.seed = 7",
     ),
     "12_no_code_change": (r"answers: 2\n", r"new tokens: 8\n"),
+    "10_continuous_batching": (
+        r"request 0: '.+'",
+        r"request 1 of user 1: 8 tokens, queue \d+\.\d{3} s, first token \d+\.\d{3} s",
+        r"requests in the steps: \[1, 2\]",
+    ),
 }
 UNDER = {"12_no_code_change": ("-m", "inferspan", "run", "--trace-output", "zero.otlp.jsonl")}
 """How an example is started that is not run by Python alone."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from inferspan import semconv as s
 
-from . import model_detail, model_modules
+from . import model_batching, model_detail, model_modules
 from .charts import heat
 from .frame import Row, frame
 from .links import GPU, MODEL, OVERVIEW, to_dashboard
@@ -215,6 +215,7 @@ def dashboard() -> dict[str, Any]:
         Row("At a glance", [*_at_a_glance(), _pace(), _numerics()]),
         model_modules.row(),
         Row("Steps", _steps(), closed=True),
+        model_batching.row(),
         *model_detail.rows(),
     ]
     return frame(MODEL, "Where the time of a forward pass goes, how certain the model is, what it holds in memory.", rows, NAMES)

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple, Protocol
 from .module_records import ModuleCall, ModuleCalls, ModuleColumns, ModuleInfo, ModuleStage
 
 __all__ = [
+    "KIND_BATCH",
     "AttributeValue",
+    "BatchFigures",
     "Failure",
     "LoadEnd",
     "LoadRecorder",
@@ -42,6 +44,8 @@ __all__ = [
 
 AttributeValue = bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str]
 Attributes = Mapping[str, AttributeValue]
+KIND_BATCH = "batch"
+"""Kind of a batch, whose steps several requests share; no request itself."""
 _NOT_MEASURED: Mapping[int, float] = MappingProxyType({})
 _NO_TOKENS: Mapping[int, int] = MappingProxyType({})
 
@@ -119,6 +123,8 @@ class Step(NamedTuple):
     failure: str | None
     attributes: Attributes | Callable[[], Attributes]
     size: int = 1500
+    links: Sequence[RequestScope] = ()
+    """Requests of a batch that ran in it; empty for a step of one request."""
 
 
 class Phase(NamedTuple):
@@ -169,7 +175,7 @@ class RequestStart:
     """A call of the user's that begins: one ``generate()``, one plain forward pass or method, or one call of a pipeline."""
 
     kind: str
-    """``generate``, ``forward`` or ``pipeline``."""
+    """``generate``, ``forward`` or ``pipeline``; or ``KIND_BATCH``, which is no call of the user's."""
     operation: str | None
     model: ModelInfo
     start_ns: int
@@ -177,6 +183,18 @@ class RequestStart:
     attributes: Attributes
     streamer: Callable[[], Any] | None = None
     """Gives the streamer of the call while it lives."""
+    attached: bool = True
+    """Whether the span of a ``generate()`` or pipeline is the current one until its end; false for a request that other threads work on."""
+
+
+class BatchFigures(NamedTuple):
+    """Steps of a batch that requests share: one entry for each step, and the latest state of the loop."""
+
+    requests: Sequence[int]
+    tokens: Sequence[int]
+    waiting: int
+    blocks_used: int | None
+    blocks_limit: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +224,12 @@ class RequestEnd:
     """Sequences that ran in a step, on average."""
     drafted_tokens: int | None = None
     accepted_tokens: int | None = None
+    time_in_queue: float | None = None
+    """Seconds from the arrival to the first step, for loops that queue their requests."""
+    preemptions: int = 0
+    """How often the loop has taken the request out of its batch and queued it again."""
+    batch: BatchFigures | None = None
+    """The steps, where it is not a request that ends but a batch."""
     spans_dropped: int = 0
     overhead_ns: int = 0
     timed: bool = True
@@ -268,6 +292,12 @@ class Recorder(Protocol):
         ``parent`` is the request of ours inside which this one runs. ``None`` comes back where the caller has switched
         telemetry off for the moment (``suppress_instrumentation``).
         """
+
+    def add_source(self, collect: Callable[[], None]) -> Callable[[], None]:
+        """Call ``collect`` whenever everything recorded is handed over; returns what ends that."""
+
+    def soon(self, collect: Callable[[], None]) -> bool:
+        """Call ``collect`` on the hand-over thread; false if too much waits there."""
 
 
 class LoadEnd(NamedTuple):

@@ -40,6 +40,7 @@ SPAN_PREFILL_STEP = "prefill_step"
 SPAN_DECODE_STEP = "decode_step"
 SPAN_DENOISE_STEP = "denoise_step"
 SPAN_FORWARD = "forward"
+SPAN_BATCH = "batch"
 SPAN_LOAD = "load"
 SPAN_RESOLVE, SPAN_READ, SPAN_DISPATCH = "resolve", "read", "dispatch"
 """Parts of a load."""
@@ -63,6 +64,8 @@ STAGE_KIND_MODEL, STAGE_KIND_USER = "model", "user"
 FINISH_STOP = "stop"
 FINISH_LENGTH = "length"
 FINISH_ERROR = "error"
+CANCELLED = "cancelled"
+"""Type of the error of a request that its caller has cancelled."""
 
 # ----------------------------------------------------------------------------------------------------------- attributes
 # gen_ai (GenAI conventions v0.1.0)
@@ -129,6 +132,12 @@ SEQUENCE_INPUT_TOKENS = "inferspan.sequences.input_tokens"
 SEQUENCE_OUTPUT_TOKENS = "inferspan.sequences.output_tokens"
 KV_CACHE_BYTES = "inferspan.kv_cache.bytes"
 KV_CACHE_REUSED_TOKENS = "inferspan.kv_cache.reused_tokens"
+KV_CACHE_BLOCKS_USED = "inferspan.kv_cache.blocks.used"
+TIME_IN_QUEUE = "inferspan.time_in_queue"
+PREFILL_CHUNKS = "inferspan.prefill.chunks"
+PREEMPTIONS = "inferspan.preemptions"
+BATCH_STEPS = "inferspan.batch.steps"
+BATCH_TOKENS = "inferspan.batch.tokens"
 SPANS_DROPPED = "inferspan.spans.dropped"
 MEMORY_START = "inferspan.memory.start"
 MEMORY_END = "inferspan.memory.end"
@@ -159,6 +168,7 @@ LATENCY_E2E = "gen_ai.latency.e2e"
 LATENCY_PREFILL = "gen_ai.latency.time_in_model_prefill"
 LATENCY_DECODE = "gen_ai.latency.time_in_model_decode"
 LATENCY_INFERENCE = "gen_ai.latency.time_in_model_inference"
+LATENCY_QUEUE = "gen_ai.latency.time_in_queue"
 
 # load
 LOAD_KIND = "inferspan.load.kind"
@@ -213,6 +223,7 @@ FRAMES_PER_SECOND = "inferspan.frames_per_second"
 STEP_INDEX = "inferspan.step.index"
 STEP_TOKENS = "inferspan.step.tokens"
 STEP_ROWS = "inferspan.step.rows"
+STEP_WAITING = "inferspan.step.waiting"
 SPECULATIVE_DRAFTED = "inferspan.speculative.drafted_tokens"
 SPECULATIVE_ACCEPTED = "inferspan.speculative.accepted_tokens"
 SPECULATIVE_ACCEPTANCE = "inferspan.speculative.acceptance"
@@ -386,12 +397,15 @@ SPANS = (
         "load",
         "finding or downloading the files of a checkpoint, reading their tensors to where they belong, placing modules on several devices",
     ),
-    SpanKindOf("phase", SPAN_PREFILL, "request", "from entry of generate() to the first token"),
+    SpanKindOf("request", "{gen_ai.operation.name} {gen_ai.request.model}", "the span that is current at add_request()", "every request of continuous batching, from its arrival"),
+    SpanKindOf("batch", f"{SPAN_BATCH} {{model}}", "none", "continuous batching: steps that requests share, until the loop is idle, at most 1,000 steps or 10 s"),
+    SpanKindOf("phase", SPAN_PREFILL, "request", "from entry of generate() to the first token; with continuous batching from the first step"),
     SpanKindOf("phase", SPAN_DECODE, "request", "from the first token to the end"),
     SpanKindOf("step", SPAN_PREFILL_STEP, "prefill", "one forward pass of the prompt (several with chunked prefill)"),
     SpanKindOf("step", SPAN_DECODE_STEP, "decode", "one forward pass of the decoding loop"),
     SpanKindOf("stage", "{inferspan.stage.name}", "request, or the phase, stage, step or module that runs it", "a call of an encoder or projector of a multimodal model: vision_encode, audio_encode, fusion; a part of a diffusion pipeline: text_encode, denoise, vae_decode ..."),
     SpanKindOf("step", SPAN_DENOISE_STEP, "denoise", "from a pass of the denoiser to the end of the scheduler's step"),
+    SpanKindOf("step", f"{SPAN_PREFILL_STEP}, {SPAN_DECODE_STEP}", SPAN_BATCH, "one forward pass of a batch, linked to the requests in it (at most 128); a prefill step if one of them prefills"),
     SpanKindOf("module", "layer {n} [{name}] or the module's path", "step or forward", "sampled steps: 0, 1, then with doubling gaps"),
     SpanKindOf("stage", "{name}", "the caller's current span", "every `with inferspan.stage(name):`, or `start()` and `end()`"),
     SpanKindOf("session", "session {name}", "the caller's current span", "every `with inferspan.session(name):`; one inside another is a stage"),
@@ -463,6 +477,13 @@ M_STEP_ROWS = "inferspan.generate.step.rows"
 M_SPECULATIVE_DRAFTED = SPECULATIVE_DRAFTED
 M_SPECULATIVE_ACCEPTED = SPECULATIVE_ACCEPTED
 M_KV_CACHE = "inferspan.kv_cache.usage"
+M_KV_BLOCKS_USED = KV_CACHE_BLOCKS_USED
+M_KV_BLOCKS_LIMIT = "inferspan.kv_cache.blocks.limit"
+M_TIME_IN_QUEUE = TIME_IN_QUEUE
+M_PREEMPTIONS = PREEMPTIONS
+M_BATCH_REQUESTS = "inferspan.batch.requests"
+M_BATCH_TOKENS = BATCH_TOKENS
+M_BATCH_WAITING = "inferspan.batch.waiting"
 M_ENTROPY = "inferspan.logits.entropy"
 M_TOP1 = "inferspan.logits.top1_probability"
 M_EXPERTS_IMBALANCE = "inferspan.experts.imbalance"
@@ -532,6 +553,7 @@ M_CGROUP_MEMORY_LIMIT = "inferspan.cgroup.memory.limit"
 M_CGROUP_MEMORY_USAGE = "inferspan.cgroup.memory.usage"
 
 _HOST = "local rank 0"
+_BATCHING = "continuous batching"
 _CGROUP = "a container or service with a memory limit"
 _REQUEST_METRICS = (
     Metric(M_INFERENCE_DURATION, HISTOGRAM, "s", "duration of a generate()", (*_GEN_AI, ERROR_TYPE), B_DURATION, _LATEST),
@@ -579,6 +601,13 @@ _REQUEST_METRICS = (
     Metric(M_SPECULATIVE_DRAFTED, COUNTER, "{token}", "drafted tokens that were verified", _MODEL, None, "assisted decoding"),
     Metric(M_SPECULATIVE_ACCEPTED, COUNTER, "{token}", "drafted tokens that were accepted", _MODEL, None, "assisted decoding"),
     Metric(M_KV_CACHE, GAUGE, "By", "key/value cache of the last request", _MODEL),
+    Metric(M_KV_BLOCKS_USED, GAUGE, "{block}", "blocks of the paged cache that hold keys and values, shared prefixes included", _MODEL, None, _BATCHING),
+    Metric(M_KV_BLOCKS_LIMIT, GAUGE, "{block}", "blocks of the paged cache", _MODEL, None, _BATCHING),
+    Metric(M_TIME_IN_QUEUE, HISTOGRAM, "s", "arrival of a request to its first step", _MODEL, B_TTFT, _BATCHING),
+    Metric(M_PREEMPTIONS, COUNTER, "{preemption}", "requests that were taken out of a batch and queued again, as the cache was full", _MODEL, None, _BATCHING),
+    Metric(M_BATCH_REQUESTS, HISTOGRAM, "{request}", "requests in one step of a batch", _MODEL, B_BATCH, _BATCHING),
+    Metric(M_BATCH_TOKENS, HISTOGRAM, "{token}", "positions of all requests in one step of a batch", _MODEL, B_TOKENS, _BATCHING),
+    Metric(M_BATCH_WAITING, GAUGE, "{request}", "requests that wait for a place in the batch", _MODEL, None, _BATCHING),
     Metric(M_ENTROPY, HISTOGRAM, "1", "entropy of the next-token distribution, nats", _MODEL, B_ENTROPY, "entropy_metric"),
     Metric(M_TOP1, HISTOGRAM, "1", "probability of the most likely next token", _MODEL, B_PROBABILITY, "entropy_metric"),
     Metric(
@@ -730,7 +759,7 @@ ATTRIBUTES = (
     Attribute(PROMPT_NAME, "string", _R, "from `inferspan.context(prompt_name=...)`"),
     Attribute(PROMPT_VERSION, "string", _R, "from `inferspan.context(prompt_version=...)`"),
     Attribute(REASONING_LEVEL, "string", _R, "from `inferspan.context(reasoning_level=...)`"),
-    Attribute(RESPONSE_ID, "string", _R, "from `inferspan.context(response_id=...)`; generate() has none, and none is invented"),
+    Attribute(RESPONSE_ID, "string", _R, "from `inferspan.context(response_id=...)`, else the id that continuous batching gives a request; generate() has none, and none is invented"),
     Attribute(USER_ID, "string", _R, "from `inferspan.context(user_id=...)`"),
     Attribute(FINISH_REASONS, "string[]", _R, "one per returned sequence: `stop`, `length` or `error`"),
     Attribute(TIME_TO_FIRST_CHUNK, "double", _R, "s, streaming only"),
@@ -755,7 +784,7 @@ ATTRIBUTES = (
     Attribute(FORWARD_PASSES, "int", _R, "passes of the model in a call of a pipeline, `encode()` or `predict()`; shapes and logit statistics stand on the request only if it is one"),
     Attribute(INPUT_MESSAGES, "string", _R, f"JSON; lists and maps with `content_format` = structured; {_CONTENT}"),
     Attribute(OUTPUT_MESSAGES, "string", _R, f"JSON; lists and maps with `content_format` = structured; {_CONTENT}"),
-    Attribute(ERROR_TYPE, "string", f"{_R}, {_PSM}", "class of the exception"),
+    Attribute(ERROR_TYPE, "string", f"{_R}, {_PSM}", f"class of the exception, `{CANCELLED}` for a request that its caller has cancelled"),
     Attribute(NESTED, "boolean", _R, "true on a generate() inside a generate(); left out of the usage metrics"),
     Attribute(INPUT_MODALITIES, "string[]", _R, "what a model that takes more than text was given, of `text`, `image`, `audio`, `video`; one that is not listed was not given; absent where embeddings hide it"),
     Attribute(BATCH_SIZE, "int", _R, "rows the caller passed; absent where neither a layer nor the name of an argument says which axis they are"),
@@ -771,6 +800,12 @@ ATTRIBUTES = (
     Attribute(SEQUENCE_OUTPUT_TOKENS, "int[]", _R, "generated tokens of each returned sequence, at most 1,024"),
     Attribute(KV_CACHE_BYTES, "int", _R, "bytes of the cache at the end: keys and values, states of convolutions and recurrences"),
     Attribute(KV_CACHE_REUSED_TOKENS, "int", _R, "positions of a row already in the cache that was passed in"),
+    Attribute(KV_CACHE_BLOCKS_USED, "int", _S, "blocks of the paged cache in use after this pass; continuous batching"),
+    Attribute(TIME_IN_QUEUE, "double", _R, "s, arrival to the first step; continuous batching"),
+    Attribute(PREFILL_CHUNKS, "int", _R, "steps that the prompt took; continuous batching"),
+    Attribute(PREEMPTIONS, "int", _R, "how often the request was taken out of the batch and queued again, only if it was"),
+    Attribute(BATCH_STEPS, "int", "batch", "steps of the batch, those without a span included"),
+    Attribute(BATCH_TOKENS, "int", _S, "positions of all requests in this pass; continuous batching"),
     Attribute(SPANS_DROPPED, "int", _R, "spans left out over the budget, only if any"),
     Attribute(MEMORY_START, "int", _R, "By at the start: CUDA allocator, else resident memory"),
     Attribute(MEMORY_END, "int", _R, "By at the end"),
@@ -845,6 +880,7 @@ ATTRIBUTES = (
     Attribute(FRAMES_PER_SECOND, "double", _R, "frames / duration of the call"),
     Attribute(STEP_INDEX, "int", "step, module, op, kernel", "0 is the prefill"),
     Attribute(STEP_TOKENS, "int", _S, "positions processed in this pass, per row"),
+    Attribute(STEP_WAITING, "int", _S, "requests that wait for a place in the batch; continuous batching"),
     Attribute(STEP_ROWS, "int", _S, "sequences still running in this pass; absent with beams, and without logit statistics where rows end one by one"),
     Attribute(SPECULATIVE_DRAFTED, "int", f"{_R}, {_S}", "drafted tokens that were verified; assisted and prompt-lookup decoding"),
     Attribute(SPECULATIVE_ACCEPTED, "int", f"{_R}, {_S}", "those of them that were accepted"),
@@ -932,7 +968,7 @@ ATTRIBUTES = (
     ),
     *(
         Attribute(key, "double", _R, "s, only with `compat_vllm_latency`")
-        for key in (LATENCY_TTFT, LATENCY_E2E, LATENCY_PREFILL, LATENCY_DECODE, LATENCY_INFERENCE)
+        for key in (LATENCY_TTFT, LATENCY_E2E, LATENCY_PREFILL, LATENCY_DECODE, LATENCY_INFERENCE, LATENCY_QUEUE)
     ),
     Attribute(RANK, "int", "resource, request", "rank under a launcher"),
     Attribute(LOCAL_RANK, "int", "resource, request", "rank on this host"),
@@ -1044,6 +1080,8 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
         ),
         "step or module spans",
     ),
+    ErrorPlaces(("start of a batched request", "end of a batched request"), "a request of continuous batching, or a part of it"),
+    ErrorPlaces(("continuous batching", "step of a batch", "preempted requests", "collecting"), "steps of a batch, counts of preemptions"),
     ErrorPlaces(("module call", "module calls", "module hook"), "a module span"),
     ErrorPlaces(("module selection",), "all module spans of the model"),
     ErrorPlaces(("search for stages", "stages of a pipeline", "start of a stage", "end of a stage"), "spans of stages"),

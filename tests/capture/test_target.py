@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -59,6 +60,15 @@ class Recorder:
             return None
         self.scopes.append(Scope(self, start, parent))
         return self.scopes[-1]
+
+    def add_source(self, collect: Callable[[], None]) -> Callable[[], None]:
+        """Never ask it."""
+        return lambda: None
+
+    def soon(self, collect: Callable[[], None]) -> bool:
+        """Ask it at once."""
+        collect()
+        return True
 
 
 def _target(model: nn.Module, recorder: Recorder | None = None, **settings: Any) -> Target:

@@ -15,7 +15,7 @@ from .plain import MODULES, PASSES
 from .staged import STAGE_WAYS, STAGED
 from .ways import WAYS
 
-__all__ = ["CALLED", "GENERATE", "PLAIN", "STAGES", "ZERO_CODE", "Outcome", "exact", "fault", "not_recorded", "said"]
+__all__ = ["BATCHED", "CALLED", "GENERATE", "PLAIN", "STAGES", "ZERO_CODE", "Outcome", "exact", "fault", "not_recorded", "said"]
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,18 @@ ZERO_CODE: dict[str, dict[str, Outcome]] = {
     "`model.compile()`": _row(["Llama", "T5"], COMPILED),
 }
 """The same of models that are built under zero code and called without ``instrument()``."""
+BATCHING = said("modules: continuous batching; logits: continuous batching")
+
+PAGED = _but(TEXT, "OPT", "GPT-NeoX")
+"""Models that can read a paged cache."""
+BATCHED: dict[str, dict[str, Outcome]] = {
+    "`generate_batch()`": _row(PAGED, BATCHING),
+    "requests that stream": _row(PAGED, BATCHING),
+    "several sequences": _row(PAGED, BATCHING),
+    "prefill in chunks": _row(PAGED, BATCHING),
+    "an end token": _row(PAGED, BATCHING),
+}
+"""Outcome of each kind of model by the way to run continuous batching."""
 
 SEQUENCE_FIRST = "nn.LSTM (sequence first)"
 MODULES_ALL = _but(MODULES, SEQUENCE_FIRST)

@@ -15,7 +15,18 @@ from inferspan import guard, semconv
 from inferspan.export.ids import ids
 from inferspan.metrics.first_request import FirstRequest
 from inferspan.metrics.requests import RequestMetrics
-from inferspan.records import Failure, ModelInfo, ModuleBatch, ModuleCalls, ModuleInfo, ModuleStage, RequestEnd, RequestStart
+from inferspan.records import (
+    KIND_BATCH,
+    BatchFigures,
+    Failure,
+    ModelInfo,
+    ModuleBatch,
+    ModuleCalls,
+    ModuleInfo,
+    ModuleStage,
+    RequestEnd,
+    RequestStart,
+)
 from inferspan.settings import Settings
 
 MODEL = ModelInfo("org/model", "huggingface", "Model")
@@ -111,6 +122,16 @@ def _request(sink: _Sink, settings: Settings, *, span: Any = None, third_party: 
     return metrics
 
 
+def _batch(sink: _Sink) -> None:
+    """Two steps of a batch."""
+    metrics = RequestMetrics(lambda: sink.meter, Settings())
+    steps, figures = {"prefill": [0.02], "decode": [0.01]}, BatchFigures([3, 2], [20, 2], 4, 5, 16)
+    start, end = _start(KIND_BATCH, operation=None), RequestEnd(9, None, {}, step_seconds=steps, batch=figures)
+    metrics.started(start)
+    metrics.ended(start, end, None, third_party=False)
+    metrics.steps(start, end, None)
+
+
 SERVER = {
     "gen_ai.server.request.duration": [(LABELS, 2.0)],
     "gen_ai.server.time_to_first_token": [(LABELS, 0.25)],
@@ -144,11 +165,27 @@ def test_generate(sink: _Sink, naming: str, client: dict[str, Any]) -> None:
     assert sink.points() == {**SERVER, **OWN, **client}
 
 
+def test_steps_that_requests_share(sink: _Sink) -> None:
+    """A batch gives its steps, once for each, and the state of its loop; it is no request."""
+    _batch(sink)
+    assert sink.points() == {
+        "inferspan.batch.requests": [(MODEL_LABEL, 5)],
+        "inferspan.batch.tokens": [(MODEL_LABEL, 22)],
+        "inferspan.batch.waiting": [(MODEL_LABEL, 4)],
+        "inferspan.kv_cache.blocks.used": [(MODEL_LABEL, 5)],
+        "inferspan.kv_cache.blocks.limit": [(MODEL_LABEL, 16)],
+        "inferspan.generate.step.duration": [
+            ({"inferspan.phase": "prefill", **MODEL_LABEL}, 0.02),
+            ({"inferspan.phase": "decode", **MODEL_LABEL}, 0.01),
+        ],
+    }
+
+
 def test_kinds_units_and_buckets(sink: _Sink) -> None:
     """Every instrument has the kind, unit and bucket boundaries of the table."""
     settings = Settings(entropy_metric=True, module_metric=True)
     kinds: dict[str, Any] = {"nonfinite": {("logits", "nan"): 2}, "cached_split": {"text": 3}}
-    kinds |= {"step_rows": 1.5, "drafted_tokens": 8, "accepted_tokens": 5}
+    kinds |= {"step_rows": 1.5, "drafted_tokens": 8, "accepted_tokens": 5, "time_in_queue": 0.02, "preemptions": 1}
     metrics = _request(sink, settings, streaming=True, chunk_intervals=[0.01], spans_dropped=1, **kinds)
     metrics.steps(_start(), _steps(), None)
     metrics.modules(_start(), BATCH, BATCH.calls.rows(), None)
@@ -157,6 +194,7 @@ def test_kinds_units_and_buckets(sink: _Sink) -> None:
         _request(sink, Settings(), start=_start(kind, operation=operation))
     _request(sink, Settings(), start=_start("pipeline"), stages=[("denoise", 0.5)])
     RequestMetrics(lambda: sink.meter, settings, FirstRequest(lambda: 0.0, lambda: 1)).started(_start())
+    _batch(sink)
     found = sink.collect()
     wanted = {name for name, metric in semconv.METRICS.items() if not metric.instrument.startswith("Observable")}
     # Those of routers have tests of their own.

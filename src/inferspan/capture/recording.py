@@ -149,6 +149,7 @@ def open_call(
     facts: Mapping[str, AttributeValue] | None = None,
     streamer: Callable[[], Any] | None = None,
     info: ModelInfo | None = None,
+    attached: bool = True,
     now: Callable[[], int] = perf_counter_ns,
     epoch: Callable[[], int] = time.time_ns,
 ) -> C | None:
@@ -163,6 +164,7 @@ def open_call(
         facts: attributes of the request span from its start on.
         streamer: as for ``start``.
         info: as for ``start``.
+        attached: whether its span is the current one on this thread until it ends; false for a request that other threads work on.
         now: monotonic clock, in nanoseconds.
         epoch: nanoseconds since the epoch.
 
@@ -174,8 +176,9 @@ def open_call(
     around = around_here() if outer is None else outer
     base, began = epoch(), now()
     offset = base - began if around is None else around.offset
+    nested = _is_nested(kind, operation, around)
     scope = owner.recorder.start(
-        RequestStart(kind, operation, info or owner.info, began + offset, _is_nested(kind, operation, around), facts or {}, streamer),
+        RequestStart(kind, operation, info or owner.info, began + offset, nested, facts or {}, streamer, attached),
         None if around is None else around.scope,
     )
     if scope is None:

@@ -35,6 +35,7 @@ from inferspan.setting_checks import warn_once
 from inferspan.settings import Settings
 
 from .batch_size import Layout, batch_rows, layout_of
+from .batching import wrappers as batching
 from .call import Call, current
 from .chat import watch_templates
 from .device import energy
@@ -182,6 +183,7 @@ class Target:
             self._undo.push(lambda: self._unregister(self._model_id))
         compiling.watch(self)
         self._attach_generate(model)
+        batching.attach_batching(target_of, self, model, _methods, self._undo)
         attach_methods(target_of, model, self.methods, _methods, self._undo)
         attach_pipeline(target_of, model, _methods, self._undo)
         self._root = RootHooks(self)
@@ -372,9 +374,8 @@ def forked() -> None:
     """Called in a forked child: renew the locks that all targets share."""
     global _lock
     _lock = threading.RLock()
-    _methods.forked()
-    compiling.forked()
-    energy.forked()
+    for part in (_methods, compiling, energy, batching):
+        part.forked()
 
 
 def _targets_of(module: object) -> Sequence[Target]:

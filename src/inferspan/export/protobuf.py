@@ -19,6 +19,7 @@ __all__ = [
     "cut",
     "dropped_attributes",
     "error_status",
+    "link",
     "request",
     "resource",
     "scope",
@@ -32,6 +33,7 @@ __all__ = [
 # start (7) and end (8) and the fixed32 flags (16, a two-byte tag).
 _CHILD = struct.Struct("<2s16s2s8s2s8sBQBQHI").pack
 _ROOT = struct.Struct("<2s16s2s8sBQBQHI").pack
+_LINK = struct.Struct("<4s16s2s8sBI").pack
 _DOUBLE = struct.Struct("<Bd").pack
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
@@ -127,6 +129,17 @@ def static_part(name: str, kind: int, found: Mapping[str, Any]) -> bytes:
 def dropped_attributes(count: int) -> bytes:
     """Pack how many attributes a span has lost to a limit."""
     return b"\x50" + varint(count)
+
+
+def link(trace_id: bytes, span_id: bytes, flags: int) -> bytes:
+    """Pack a link to another span, for the body of a span.
+
+    Args:
+        trace_id: 16 bytes.
+        span_id: 8 bytes.
+        flags: ``Link.flags``; 0x100 says that the span is known to be local.
+    """
+    return _LINK(b"\x6a\x21\x0a\x10", trace_id, b"\x12\x08", span_id, 0x35, flags)
 
 
 def error_status(description: str) -> bytes:

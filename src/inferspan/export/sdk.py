@@ -9,12 +9,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.context import Context, attach, detach
-from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, set_span_in_context
 
 from inferspan.attribute_values import AttributeLimits
 from inferspan.records import AttributeValue
@@ -72,6 +72,7 @@ class SpanParts:
         attributes: Mapping[str, AttributeValue],
         failure: str | None,
         dropped: int = 0,
+        links: Sequence[SpanContext] = (),
     ) -> None:
         """Make a finished span and pass it to the processors.
 
@@ -84,6 +85,7 @@ class SpanParts:
             attributes: of the span alone, since a processor may change them.
             failure: type of the exception that ended it.
             dropped: how many attributes it has lost to the limit of their number.
+            links: contexts of the spans that it is linked to.
         """
         from opentelemetry.sdk.trace import ReadableSpan
 
@@ -99,6 +101,7 @@ class SpanParts:
                 parent=parent,
                 resource=tracer.resource,
                 attributes=attributes,
+                links=[Link(linked) for linked in links],
                 kind=SpanKind.INTERNAL,
                 status=Status(StatusCode.ERROR, failure) if failure is not None else _UNSET,
                 start_time=start,
@@ -161,6 +164,7 @@ class SpanStarter:
         end: int,
         attributes: Mapping[str, AttributeValue],
         failure: str | None,
+        links: Sequence[SpanContext] = (),
     ) -> None:
         """Start a span and end it.
 
@@ -172,6 +176,7 @@ class SpanStarter:
             end: likewise.
             attributes: of the span; the SDK applies its limits.
             failure: type of the exception that ended it.
+            links: contexts of the spans that it is linked to.
         """
         above = self._request if parent.span_id == self._request.get_span_context().span_id else NonRecordingSpan(parent)
         around = set_span_in_context(above, self._context)
@@ -180,7 +185,8 @@ class SpanStarter:
         # Some processors read the current context instead of the one that they are given.
         token = attach(around)
         try:
-            span = self._tracer.start_span(name, context=around, attributes=attributes, start_time=start)
+            linked = [Link(link) for link in links]
+            span = self._tracer.start_span(name, context=around, attributes=attributes, links=linked, start_time=start)
         finally:
             detach(token)
         if failure is not None:

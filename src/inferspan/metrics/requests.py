@@ -17,7 +17,7 @@ from opentelemetry.context import Context
 
 from inferspan import semconv
 from inferspan.guard import contain, guarded
-from inferspan.records import AttributeValue, ModuleBatch, Record, RequestEnd, RequestStart, Stage, name_of_phase
+from inferspan.records import KIND_BATCH, AttributeValue, ModuleBatch, Record, RequestEnd, RequestStart, Stage, name_of_phase
 from inferspan.settings import Settings
 
 from .first_request import FirstRequest, first_request
@@ -117,6 +117,8 @@ class RequestMetrics:
     @guarded("metrics of a started request")
     def started(self, start: RequestStart) -> None:
         """Note a request in flight, and how long the process took to get to its first one."""
+        if start.kind == KIND_BATCH:
+            return
         waited = self._first.take(start.start_ns)
         if waited is not None:
             self._record(semconv.M_FIRST_REQUEST, waited, self._model(start))
@@ -133,6 +135,13 @@ class RequestMetrics:
             span: its span, for exemplars.
             third_party: whether another library has opened a gen_ai span around it and records the client metrics.
         """
+        if end.spans_dropped:
+            self._record(semconv.M_SPANS_DROPPED, end.spans_dropped, {semconv.DROP_REASON: "budget"})
+        if end.overhead_ns:
+            self._record(semconv.M_OVERHEAD, end.overhead_ns / 1e9, {})
+        if start.kind == KIND_BATCH:
+            self._batch(start, end)
+            return
         seconds = max(0.0, (end.end_ns - start.start_ns) / 1e9)
         self.summary.add(start, end, seconds)
         if start.kind != "forward" and not start.nested:
@@ -146,10 +155,17 @@ class RequestMetrics:
         for (place, kind), count in end.nonfinite.items():
             labels = {semconv.MODEL_NAME: self._name(start), semconv.MODULE_NAME: place, semconv.NONFINITE_KIND: kind}
             self._record(semconv.M_NONFINITE, count, labels)
-        if end.spans_dropped:
-            self._record(semconv.M_SPANS_DROPPED, end.spans_dropped, {semconv.DROP_REASON: "budget"})
-        if end.overhead_ns:
-            self._record(semconv.M_OVERHEAD, end.overhead_ns / 1e9, {})
+
+    def _batch(self, start: RequestStart, end: RequestEnd) -> None:
+        """Record the state in which the steps of a batch have left the loop."""
+        figures, model = end.batch, self._model(start)
+        for name, value in (
+            (semconv.M_BATCH_WAITING, None if figures is None else figures.waiting),
+            (semconv.M_KV_BLOCKS_USED, None if figures is None else figures.blocks_used),
+            (semconv.M_KV_BLOCKS_LIMIT, None if figures is None else figures.blocks_limit),
+        ):
+            if value is not None:
+                self._record(name, value, model)
 
     def _forward(self, start: RequestStart, end: RequestEnd, seconds: float, span: Any, *, third_party: bool) -> None:
         if end.timed:
@@ -195,6 +211,10 @@ class RequestMetrics:
                 self._record(counter, count, model)
         if end.kv_cache_bytes is not None:
             self._record(semconv.M_KV_CACHE, end.kv_cache_bytes, model)
+        if end.time_in_queue is not None:
+            self._record(semconv.M_TIME_IN_QUEUE, end.time_in_queue, model, span)
+        if end.preemptions:
+            self._record(semconv.M_PREEMPTIONS, end.preemptions, model)
 
     def _pipeline(self, start: RequestStart, end: RequestEnd, seconds: float, span: Any, *, third_party: bool) -> None:
         """A call that has no tokens."""
@@ -259,6 +279,9 @@ class RequestMetrics:
         model = self._model(start)
         for phase, seconds in end.step_seconds.items():
             self._record_many(semconv.M_STEP_DURATION, seconds, {semconv.PHASE: name_of_phase(phase), **model}, span, pause)
+        if end.batch is not None:
+            self._record_many(semconv.M_BATCH_REQUESTS, end.batch.requests, model, span, pause)
+            self._record_many(semconv.M_BATCH_TOKENS, end.batch.tokens, model, span, pause)
         if self._settings.entropy_metric and not start.nested:
             for name, values in ((semconv.M_ENTROPY, end.entropies), (semconv.M_TOP1, end.top1_probabilities)):
                 self._record_many(name, values, model, span, pause)

@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 from inferspan import semconv
 
-__all__ = ["MODULE", "PHASE", "PROFILED", "REQUEST", "STEP", "TOPS", "USER_STAGE", "level_of"]
+__all__ = ["BATCH", "MODULE", "PHASE", "PROFILED", "REQUEST", "STEP", "TOPS", "USER_STAGE", "level_of"]
 
-REQUEST, PHASE, STEP, MODULE, PROFILED = "request", "phase", "step", "module", "profiled"
+REQUEST, BATCH, PHASE, STEP, MODULE, PROFILED = "request", "batch", "phase", "step", "module", "profiled"
 USER_STAGE = "user stage"
-TOPS = (REQUEST, USER_STAGE)
+TOPS = (REQUEST, BATCH, USER_STAGE)
 """Spans that count for themselves, wherever they hang."""
 
 
@@ -23,10 +23,12 @@ class Spanlike(Protocol):
 
 
 def level_of(span: Spanlike) -> str:
-    """``request``, ``phase``, ``step``, ``module``, ``profiled``, or ``user stage`` for stages and sessions of the program."""
+    """``request``, ``batch``, ``phase``, ``step``, ``module``, ``profiled``, or ``user stage`` for stages and sessions of the program."""
     attributes = span.attributes
     if semconv.STAGE_SELF_TIME in attributes:
         return USER_STAGE
+    if semconv.BATCH_STEPS in attributes:
+        return BATCH
     if semconv.PROFILER_KIND in attributes:
         return PROFILED
     if semconv.MODULE_NAME in attributes or semconv.MODULE_TYPE in attributes:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from inferspan import semconv
-from inferspan.report.levels import MODULE, PHASE, REQUEST, STEP, TOPS, level_of
+from inferspan.report.levels import BATCH, MODULE, PHASE, REQUEST, STEP, TOPS, level_of
 from inferspan.report.metric_series import Series, SeriesTable
 from inferspan.report.otlp_lines import (
     LineCounts,
@@ -180,6 +180,7 @@ class Session:
 
     path: Path
     requests: list[Request]
+    batches: list[Span]
     series: list[Series]
     resources: list[Mapping[str, Value]]
     lines: LineCounts
@@ -259,12 +260,13 @@ def read_session(path: str | Path, *, room: int = ROOM) -> Session:
                     reading.series.add(metric, number, reading.known)
         for block in objects(line, "resourceLogs"):
             _read_logs(block, reading)
-    requests, orphans = _grow(reading)
+    requests, batches, orphans = _grow(reading)
     left_out, table = reading.left_out, reading.series
     left_out.points, left_out.points_over, left_out.metrics = table.unreadable, table.over, table.unknown
     return Session(
         path=path,
         requests=requests,
+        batches=batches,
         series=reading.series.sorted(),
         resources=reading.resources,
         lines=counts,
@@ -338,8 +340,8 @@ def _read_logs(block: Mapping[str, Any], reading: _Reading) -> None:
                 reading.left_out.other_logs += 1
 
 
-def _grow(reading: _Reading) -> tuple[list[Request], int]:
-    """Hang every span under its parent; requests come out by start time, with the number of spans that found no request."""
+def _grow(reading: _Reading) -> tuple[list[Request], list[Span], int]:
+    """Hang every span under its parent; requests come out by start time, then batches, and the number of spans that found neither."""
     requests, tops, reached = [], [], 0
     for span in reading.spans.values():
         parent = reading.spans.get((span.trace_id, span.parent_id))
@@ -357,7 +359,7 @@ def _grow(reading: _Reading) -> tuple[list[Request], int]:
     requests.sort(key=lambda request: request.span.start_ns)
     for span in tops:
         reached += 1 + _count_below(span.children)
-    return requests, len(reading.spans) - reached
+    return requests, [span for span in tops if level_of(span) == BATCH], len(reading.spans) - reached
 
 
 def _count_below(spans: Iterable[Span]) -> int:

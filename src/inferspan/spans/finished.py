@@ -6,11 +6,13 @@ which the device ran it, which may lie behind the end of its request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from opentelemetry.trace import SpanContext
+
 from inferspan.export.ids import ids
-from inferspan.records import AttributeValue, ModuleBatch, Phase, Record, Stage, Step, name_of_phase
+from inferspan.records import AttributeValue, ModuleBatch, Phase, Record, RequestScope, Stage, Step, name_of_phase
 from inferspan.spans import attributes
 from inferspan.spans.request import RequestSpan, step_name
 
@@ -32,6 +34,8 @@ class FinishedSpan(NamedTuple):
     failure: str | None
     dropped: int = 0
     """Attributes that the span has lost to a limit of their number."""
+    links: tuple[SpanContext, ...] = ()
+    """Spans that it is linked to."""
 
 
 def finished_spans(request: RequestSpan, record: Record) -> Iterator[FinishedSpan]:
@@ -50,7 +54,7 @@ def finished_spans(request: RequestSpan, record: Record) -> Iterator[FinishedSpa
         if limits is not None:
             found, dropped = limits.apply(found)
         times = start + offset, end + offset
-        yield _new(FinishedSpan, (info.span_name, own[number], own.get(parent, above), *times, found, failure, dropped))
+        yield _new(FinishedSpan, (info.span_name, own[number], own.get(parent, above), *times, found, failure, dropped, ()))
     for profiled in record.profiled:
         start, end = profiled.start + offset, profiled.end + offset
         found = attributes.of_profiled(record, profiled)
@@ -59,10 +63,17 @@ def finished_spans(request: RequestSpan, record: Record) -> Iterator[FinishedSpa
         yield FinishedSpan(profiled.name, own[profiled.number], own.get(profiled.parent, above), start, end, found, None, dropped)
 
 
+def linked_contexts(scopes: Sequence[RequestScope]) -> Iterator[SpanContext]:
+    """Contexts of the spans of requests, of those that have one."""
+    for scope in scopes:
+        if isinstance(scope, RequestSpan) and scope.context.is_valid:
+            yield scope.context
+
+
 def one_span(request: RequestSpan, record: Phase | Step | Stage) -> FinishedSpan:
     """The span of a phase, step or stage."""
     if isinstance(record, Step):
-        name, own, parent = step_name(record.phase), request.step_id(record.number), request.phase_id(record.phase)
+        name, own, parent = step_name(record.phase), request.step_id(record.number), request.above_steps(record.phase)
         found = attributes.of_step(record, request.device)
     elif isinstance(record, Stage):
         name, own = record.name, request.stage_id(record.number)
@@ -74,4 +85,5 @@ def one_span(request: RequestSpan, record: Phase | Step | Stage) -> FinishedSpan
     dropped = 0
     if request.limits is not None:
         found, dropped = request.limits.apply(found)
-    return _new(FinishedSpan, (name, own, parent, record.start_ns, record.end_ns, found, record.failure, dropped))
+    links = tuple(linked_contexts(record.links)) if isinstance(record, Step) and record.links else ()
+    return _new(FinishedSpan, (name, own, parent, record.start_ns, record.end_ns, found, record.failure, dropped, links))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from inferspan import semconv
@@ -23,7 +24,7 @@ from inferspan.export.sdk import SpanParts, SpanStarter, attribute_limits, wants
 from inferspan.guard import contain
 from inferspan.metrics.requests import RequestMetrics
 from inferspan.ranks import ranks
-from inferspan.records import Attributes, AttributeValue, Record, RequestEnd, RequestScope, RequestStart
+from inferspan.records import KIND_BATCH, Attributes, AttributeValue, Record, RequestEnd, RequestScope, RequestStart
 from inferspan.settings import Settings
 
 from . import origin
@@ -77,6 +78,8 @@ class _Destination(NamedTuple):
 def request_name(start: RequestStart, third_party: ThirdPartyCall | None) -> str:
     """Name of a request's span: operation and model, or ``forward`` or the name of the method, and model."""
     method = start.attributes.get(semconv.METHOD)
+    if start.kind == KIND_BATCH:
+        return f"{semconv.SPAN_BATCH} {start.model.name or start.model.architecture}"
     if method is not None:
         return f"{method} {start.model.name or start.model.architecture}"
     if start.operation is None or (third_party is not None and start.kind == "forward"):
@@ -211,13 +214,15 @@ class SpanRecorder:
 
     def start(self, start: RequestStart, parent: RequestScope | None) -> RequestScope | None:
         """Begin a request; see :class:`~inferspan.records.Recorder`."""
-        current = otel_context.get_current()
+        # A batch is nobody's work, whoever's thread makes its span.
+        batch = start.kind == KIND_BATCH
+        current = Context() if batch else otel_context.get_current()
         if inside_a_provider() or suppressed(current):
             return None
         if isinstance(parent, LiveRequestSpan) and not self._is_inside(current, parent):
             current = trace.set_span_in_context(parent.span, current)
         links: Sequence[trace.Link] = ()
-        if parent is None:
+        if parent is None and not batch:
             with contain("origin of a request"):
                 current, links = origin.resolve(current, start.streamer() if start.streamer is not None else None)
         third_party = ThirdPartyCall.around(current, start) if start.operation is not None and not start.nested else None
@@ -227,23 +232,24 @@ class SpanRecorder:
         with contain("request span"), our_call():
             attributes = {**self._start_attributes(start, third_party), **session_attributes(current)}
             tracer = self._tracer()
-            span = tracer.start_span(
-                request_name(start, third_party),
-                context=current,
-                kind=_KINDS[self.settings.span_kind] if not start.nested and third_party is None else SpanKind.INTERNAL,
-                attributes=attributes,
-                links=links,
-                start_time=start.start_ns,
-                record_exception=False,
-                set_status_on_exception=False,
-            )
+            if not batch or self._shows_batches:
+                span = tracer.start_span(
+                    request_name(start, third_party),
+                    context=current,
+                    kind=_KINDS[self.settings.span_kind] if not (batch or start.nested or third_party) else SpanKind.INTERNAL,
+                    attributes=attributes,
+                    links=links,
+                    start_time=start.start_ns,
+                    record_exception=False,
+                    set_status_on_exception=False,
+                )
         scope = LiveRequestSpan(self, start, span, third_party, parent if isinstance(parent, LiveRequestSpan) else None)
         scope.given = attributes
         scope.marked = attributes.get(semconv.KEEP) is True
         if scope.recording:
             with contain("request span"):
                 self._find_destination(scope, tracer, current)
-        if start.kind != "forward":
+        if start.kind != "forward" and start.attached:
             with contain("context"):
                 # Without a span of ours the caller's stays the parent of what is inside.
                 inside = current if span is trace.INVALID_SPAN else trace.set_span_in_context(span, current)
@@ -251,8 +257,22 @@ class SpanRecorder:
         self.metrics.started(start)
         return scope
 
+    @property
+    def _shows_batches(self) -> bool:
+        """Whether the steps of a batch get spans; ``keep`` decides about single requests, which share them."""
+        return self.settings.steps != "none" and not self.settings.keep_words
+
+    def add_source(self, collect: Callable[[], None]) -> Callable[[], None]:
+        """See :class:`~inferspan.records.Recorder`."""
+        return self.writer.add_source(collect)
+
+    def soon(self, collect: Callable[[], None]) -> bool:
+        """See :class:`~inferspan.records.Recorder`."""
+        return self.writer.soon(collect)
+
     def renew_locks(self) -> None:
         """Replace locks in a forked child: the threads that held them do not exist there."""
+        self.writer.renew_lock()
         self.metrics.renew_locks()
         self.flight.renew_lock()
 
@@ -287,7 +307,7 @@ class SpanRecorder:
         if self.settings.mark:
             attributes[semconv.KEEP] = True
         # Set at the start, so that samplers see them.
-        given = caller_attributes()
+        given = caller_attributes() if start.kind != KIND_BATCH else {}
         if third_party is not None:
             given = {key: value for key, value in given.items() if not key.startswith("gen_ai.")}
         return {**attributes, **start.attributes, **given}
@@ -302,6 +322,9 @@ class SpanRecorder:
             attributes[semconv.SPANS_DROPPED] = end.spans_dropped
         if self.settings.compat_vllm_latency and scope.request.kind == "generate":
             attributes |= vllm_latency(scope.request, end)
+        if semconv.RESPONSE_ID in scope.given:
+            # The caller's own id counts.
+            attributes.pop(semconv.RESPONSE_ID, None)
         if scope.third_party is not None:
             # Readers of traces would count a second span with gen_ai attributes as a second model call.
             attributes = {key: value for key, value in attributes.items() if not key.startswith("gen_ai.")}

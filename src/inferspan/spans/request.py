@@ -17,7 +17,7 @@ from inferspan.export.ids import ids
 from inferspan.export.sdk import SpanParts, SpanStarter
 from inferspan.guard import contain
 from inferspan.metrics.requests import RequestMetrics
-from inferspan.records import ModuleBatch, RequestStart, Stage, name_of_phase
+from inferspan.records import KIND_BATCH, ModuleBatch, RequestStart, Stage, name_of_phase
 
 from .current import Scope
 
@@ -107,6 +107,10 @@ class RequestSpan:
     def phase_id(self, phase: str) -> int:
         """Span id of a phase."""
         return self._phase_ids.get(phase) or self._phase_ids.setdefault(phase, ids().generate_span_id())
+
+    def above_steps(self, phase: str) -> int:
+        """Span id of the parent of the steps of a phase; a batch that requests share has no phases."""
+        return self.context.span_id if self.request.kind == KIND_BATCH else self.phase_id(phase)
 
     def step_id(self, number: int) -> int:
         """Span id of a step."""

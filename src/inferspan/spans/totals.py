@@ -12,12 +12,18 @@ def vllm_latency(start: RequestStart, end: RequestEnd) -> dict[str, AttributeVal
     """The latencies of a request under the names of vLLM and SGLang."""
     seconds = {phase: sum(values) for phase, values in end.step_seconds.items()}
     prefill, decode = seconds.get(semconv.SPAN_PREFILL, 0.0), seconds.get(semconv.SPAN_DECODE, 0.0)
+    if end.time_in_queue is not None:
+        # Steps are shared with other requests, so what counts are the phases.
+        first = end.time_to_first_token or (end.end_ns - start.start_ns) / 1e9
+        prefill, decode = first - end.time_in_queue, (end.end_ns - start.start_ns) / 1e9 - first
     found: dict[str, AttributeValue] = {
         semconv.LATENCY_E2E: (end.end_ns - start.start_ns) / 1e9,
         semconv.LATENCY_PREFILL: prefill,
         semconv.LATENCY_DECODE: decode,
         semconv.LATENCY_INFERENCE: prefill + decode,
     }
+    if end.time_in_queue is not None:
+        found[semconv.LATENCY_QUEUE] = end.time_in_queue
     if end.time_to_first_token is not None:
         found[semconv.LATENCY_TTFT] = end.time_to_first_token
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from opentelemetry.trace import SpanContext, Status, StatusCode
 
 from inferspan.buffer import CAPACITY, Buffer
 from inferspan.export.sdk import next_chunk
-from inferspan.guard import guarded
+from inferspan.guard import contain, guarded
 from inferspan.records import ModuleBatch, Record, RequestEnd, Stage
 from inferspan.spans.packed.detail import PackedDetail
 
@@ -78,8 +78,29 @@ class SpanWriter:
     """
 
     def __init__(self, *, capacity: int = CAPACITY) -> None:
-        self._buffer: Buffer[tuple[RequestSpan, Detail | RequestEnd]] = Buffer(self._write, capacity=capacity)
+        self._buffer: Buffer[tuple[RequestSpan, Detail | RequestEnd] | Callable[[], None]] = Buffer(self._write, capacity=capacity)
         self._packed = PackedDetail()
+        self._sources: tuple[Callable[[], None], ...] = ()
+        self._lock = threading.Lock()
+
+    def add_source(self, collect: Callable[[], None]) -> Callable[[], None]:
+        """Call ``collect`` at each flush, before all else; returns what ends that."""
+        with self._lock:
+            self._sources = (*self._sources, collect)
+
+        def remove() -> None:
+            with self._lock:
+                self._sources = tuple(source for source in self._sources if source != collect)
+
+        return remove
+
+    def soon(self, collect: Callable[[], None]) -> bool:
+        """Call ``collect`` on the hand-over thread; false if the buffer is full."""
+        return self._buffer.put(collect, 1)
+
+    def renew_lock(self) -> None:
+        """Called in a forked child, where nobody is left to release it."""
+        self._lock = threading.Lock()
 
     def put(self, scope: RequestSpan, item: Detail | RequestEnd, weight: int) -> bool:
         """Queue detail of a request, or the end of one whose steps are to be measured; false if the buffer is full."""
@@ -92,10 +113,17 @@ class SpanWriter:
         return self._buffer.consume_now((scope, detail))
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Write everything that is queued, on the calling thread."""
+        """Write everything that is collected and queued, on the calling thread."""
+        for collect in self._sources:
+            with contain("collecting"):
+                collect()
         return self._buffer.flush(timeout)
 
-    def _write(self, queued: tuple[RequestSpan, Detail | RequestEnd], until: float | None) -> None:
+    def _write(self, queued: tuple[RequestSpan, Detail | RequestEnd] | Callable[[], None], until: float | None) -> None:
+        if callable(queued):
+            # It may start requests, which are not ours into a provider.
+            queued()
+            return
         with our_call():
             self._hand_over(queued, until)
 
@@ -156,21 +184,22 @@ class SpanWriter:
         if scope.parts is None:
             self._through_api(scope, span)
             return
-        name, span_id, parent_id, start, end, attributes, failure, dropped = span
+        name, span_id, parent_id, start, end, attributes, failure, dropped, links = span
         context = scope.context
         trace_id, flags, state = context.trace_id, context.trace_flags, context.trace_state
         own = SpanContext(trace_id, span_id, False, flags, state)
         parent = SpanContext(trace_id, parent_id, False, flags, state)
         if scope.starter is not None:
-            scope.starter.record(name, span_id, parent, start, end, attributes, failure)
+            scope.starter.record(name, span_id, parent, start, end, attributes, failure, links)
             return
-        scope.parts.hand_in(name, own, parent, start, end, attributes, failure, dropped)
+        scope.parts.hand_in(name, own, parent, start, end, attributes, failure, dropped, links)
 
     @staticmethod
     def _through_api(scope: RequestSpan, made: FinishedSpan) -> None:
         """For tracers of another implementation: flat under the request, because ids cannot be chosen through the API."""
         inside = trace.set_span_in_context(scope.span)
-        span = scope.tracer.start_span(made.name, context=inside, start_time=made.start_ns, attributes=made.attributes)
+        links = [trace.Link(linked) for linked in made.links]
+        span = scope.tracer.start_span(made.name, context=inside, start_time=made.start_ns, attributes=made.attributes, links=links)
         if made.failure is not None:
             span.set_status(Status(StatusCode.ERROR, made.failure))
         span.end(end_time=made.end_ns)

@@ -20,6 +20,7 @@ from inferspan.metrics.requests import RequestMetrics
 from inferspan.records import Attributes, ModelInfo, ModuleBatch, ModuleCalls, ModuleInfo, ModuleStage, Phase, RequestStart, Step
 from inferspan.settings import Settings
 from inferspan.spans.recorder import SpanRecorder
+from inferspan.spans.request import RequestSpan
 from inferspan.spans.writer import SpanWriter
 
 SHAPES: list[Any] = [
@@ -103,6 +104,12 @@ class _Pipeline:
         metrics.dropped = lambda count, reason: self.dropped.append(count)  # type: ignore[method-assign]
         self.recorder = SpanRecorder(settings, lambda: provider.get_tracer("inferspan"), metrics, SpanWriter())
 
+    @staticmethod
+    def other(number: int) -> Any:
+        """The span of another request, as steps that requests share are linked to it."""
+        start = RequestStart("generate", None, ModelInfo("m", "huggingface", "M"), 0, False, {}, attached=False)
+        return RequestSpan(start, NonRecordingSpan(SpanContext(7, 8 + number, False, TraceFlags(1))), RequestMetrics(_NoMeter, Settings()))
+
     def send(self, records: Sequence[Any], sink: _Sink | None, state: TraceState | None = None) -> list[str]:
         """Spans of the records, in a form to be compared; they go by the sink if there is one."""
         start = RequestStart("generate", None, ModelInfo("m", "huggingface", "M", {"inferspan.device.id": "cpu"}), 0, False, {})
@@ -179,17 +186,18 @@ def _attributes(draw: random.Random) -> Attributes:
 
 @pytest.mark.parametrize("state", [None, TraceState([("vendor", "x:1"), ("other", "2")])])
 def test_phases_and_steps_equal_the_encoders(state: TraceState | None) -> None:
-    """Phases and steps with attributes of every kind, and failed ones, are the SDK's spans."""
+    """Phases and steps with attributes and links, and failed ones, are the SDK's spans."""
     draw = random.Random(0)
+    pipeline, sink = _Pipeline(), _Sink()
+    others = [pipeline.other(number) for number in range(3)]
     records: list[Any] = []
     for number in range(300):
         attributes = _attributes(draw)
         start = draw.randrange(1000, 2000)
         failure = draw.choice((None, None, None, "ValueError", ""))
         late = draw.choice((attributes, lambda attributes=attributes: attributes))
-        records.append(Step(number, draw.choice(("prefill", "decode")), start, start + draw.randrange(900), failure, late))
+        records.append(Step(number, draw.choice(("prefill", "decode")), start, start + draw.randrange(900), failure, late, links=others[: draw.randrange(4)]))
     records += [Phase("prefill", 900, 1200, None, {}), Phase("decode", 1200, 2900, "ValueError", {"a": "b"})]
-    pipeline, sink = _Pipeline(), _Sink()
     expected = pipeline.send(records, None, state)
     found = pipeline.send(records, sink, state)
     assert found == expected

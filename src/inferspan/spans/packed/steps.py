@@ -19,7 +19,7 @@ from inferspan.spans.finished import FinishedSpan
 __all__ = ["SpanPacker"]
 
 INTERNAL = 1
-LOCAL_PARENT = 0x100
+LOCAL_PARENT = LOCAL = 0x100
 CACHED_TEXTS = 4096
 """Attributes with texts whose bytes are cached."""
 MAX_CACHED_BYTES = 256
@@ -69,7 +69,12 @@ class SpanPacker:
             self._context = context
             self._trace_id = context.trace_id.to_bytes(16, "big")
             self._state = context.trace_state.to_header() if context.trace_state else ""
-        name, own, parent, start, end, attributes, failure, dropped = made
+        name, own, parent, start, end, attributes, failure, dropped, links = made
+        packed = self._attributes(attributes)
+        if dropped:
+            packed += protobuf.dropped_attributes(dropped)
+        for linked in links:
+            packed += protobuf.link(linked.trace_id.to_bytes(16, "big"), linked.span_id.to_bytes(8, "big"), LOCAL)
         return protobuf.span(
             self._trace_id,
             own.to_bytes(8, "big"),
@@ -79,7 +84,7 @@ class SpanPacker:
             self._names[name],
             start,
             end,
-            self._attributes(attributes) + protobuf.dropped_attributes(dropped) if dropped else self._attributes(attributes),
+            packed,
             failure,
         )
 

@@ -1,0 +1,1 @@
+"""Continuous batching of transformers: many requests share the steps of one loop."""

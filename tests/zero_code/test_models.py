@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from inferspan import semconv, zero_code
+from tests.capture.batching.loops import generate_batch
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
 
@@ -53,6 +54,15 @@ def test_generate_is_one_request(telemetry: Telemetry, observe: Observe) -> None
     assert torch.equal(seen, plain)
     attributes = telemetry.only()
     assert attributes[semconv.OUTPUT_TOKENS] == plain.shape[1] - models.prompt().shape[1]
+    telemetry.check()
+
+
+def test_continuous_batching_is_seen_from_its_first_request_on(telemetry: Telemetry, observe: Observe) -> None:
+    """``generate_batch()`` of a model that was built gives a request for each prompt, though the model has not run before."""
+    observe()
+    found = generate_batch(models.llama())
+    assert telemetry.usage() == [(len(one.prompt_ids), len(one.generated_tokens)) for one in sorted(found, key=lambda one: one.created_time)]
+    assert telemetry.forwards() == []
     telemetry.check()
 
 

@@ -158,6 +158,8 @@ class Patches:
             self._entry_of(kind, name)
         # Whisper and others have one of their own, which calls that of all models with other arguments.
         self._entry_of(kind, "generate", training=True)
+        # Requests of continuous batching come before the first pass.
+        self._entry_of(kind, "init_continuous_batching", training=True)
         for library, calls in CALLS.items():
             if any(base.__module__.startswith(library) for base in kind.__mro__):
                 for name in calls:

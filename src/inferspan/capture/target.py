@@ -395,7 +395,5 @@ def _followers(module: nn.Module) -> list[Callable[[nn.Module], None]]:
 
 
 _around_unloading = around_unloading(_followers)
-
-
 _around_compile = around_compile(_targets_of)
 compiling.optimized.around = around_optimized(_targets_of)

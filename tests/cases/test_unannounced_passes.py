@@ -43,7 +43,9 @@ def _in_chunks(model: Any, input_ids: Tensor, **_: Any) -> Tensor:
     model(input_ids=input_ids[:, :4], past_key_values=cache, use_cache=True)
     ids, feed = input_ids, input_ids[:, 4:]
     for _step in range(NEW):
-        feed = model(input_ids=feed, past_key_values=cache, use_cache=True).logits[:, -1].argmax(-1, keepdim=True)
+        # Without a mask transformers 4 fails on several rows of a second chunk, with a torch before 2.5.
+        mask = torch.ones_like(ids)
+        feed = model(input_ids=feed, attention_mask=mask, past_key_values=cache, use_cache=True).logits[:, -1].argmax(-1, keepdim=True)
         ids = torch.cat([ids, feed], 1)
     return ids
 

@@ -25,8 +25,9 @@ def _tokenizer() -> Any:
     inner = Tokenizer(kinds.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>", padding_side="left"
-    )
+        tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>", padding_side="left",
+        model_input_names=["input_ids", "attention_mask"],
+    )  # fmt: skip
     tokenizer.chat_template = TEMPLATE
     return tokenizer
 
@@ -82,10 +83,10 @@ def test_prompt_of_a_chat_template(telemetry: Telemetry) -> None:
     _generate(model, **tokenizer.apply_chat_template(CHAT, return_dict=True, **options))
     _generate(model, **tokenizer.apply_chat_template(CHAT, return_dict=True, **options).to("cpu"))
     text = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
-    _generate(model, **tokenizer(text, return_tensors="pt", return_token_type_ids=False))
-    _generate(model, **tokenizer([text, text], return_tensors="pt", return_token_type_ids=False))
+    _generate(model, **tokenizer(text, return_tensors="pt"))
+    _generate(model, **tokenizer([text, text], return_tensors="pt"))
     _generate(model, ids[:, 1:])
-    _generate(model, **tokenizer("hello there", return_tensors="pt", return_token_type_ids=False))
+    _generate(model, **tokenizer("hello there", return_tensors="pt"))
     assert _operations(telemetry) == ["chat"] * 5 + ["text_completion"] * 2
 
 
@@ -113,7 +114,7 @@ def test_captured_messages_keep_their_roles(telemetry: Telemetry, by: str) -> No
         _generate(model, **tokenizer.apply_chat_template(CHAT, return_dict=True, return_tensors="pt"))
     elif by == "text":
         text = tokenizer.apply_chat_template(CHAT, tokenize=False)
-        _generate(model, **tokenizer(text, return_tensors="pt", return_token_type_ids=False))
+        _generate(model, **tokenizer(text, return_tensors="pt"))
     else:
         run: Any = pipeline("text-generation", model=model, tokenizer=tokenizer)
         run(CHAT, max_new_tokens=2)

@@ -12,12 +12,12 @@ EXTENSION := hatch_build.py $(wildcard src/inferspan/capture/modules/csrc/*)
 # What the oldest allowed versions are tested with: Python 3.10 if there is one, by name or among pyenv's.
 OLDEST_PYTHON ?= $(shell for one in python3.10 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.10.*/bin/python; do \
 	"$$one" -c 'import venv' 2>/dev/null && echo "$$one" && exit; done; echo "$(PYTHON)")
-# Its core: no servers, no optional packages, no browser.
+# Its core: no servers, no whole programs, no optional packages, no browser.
 OLDEST_TESTS := tests/cases tests/spans tests/metrics tests/samplers tests/capture/generate tests/capture/modules tests/export/files \
 	tests/test_instrument.py
 
 VENV := .venv
-OLDEST := .venv-oldest
+OLDEST ?= .venv-oldest
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
@@ -55,7 +55,8 @@ test: lint ## lint, then all tests, those against real servers included
 
 oldest: $(OLDEST)/stamp ## the core of the tests with the oldest allowed versions (tests/oldest.txt), in .venv-oldest
 	@$(OLDEST)/bin/python -c 'import sys; sys.version_info < (3, 11) or print("No Python 3.10 found: this is", sys.version)'
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -p no:cacheprovider -q -n $(WORKERS) --dist loadfile $(OLDEST_TESTS)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -p no:cacheprovider -q -m "not integration" \
+		-n $(WORKERS) --dist loadfile $(OLDEST_TESTS)
 
 docs: $(VENV)/dev.stamp ## write the generated pages: docs/telemetry.md, docs/settings.md, docs/coverage.md
 	$(BIN)/python -m docs.generate
@@ -84,7 +85,8 @@ $(VENV)/dev.stamp: $(VENV)/demo.stamp pyproject.toml $(EXTENSION)
 	$(PIP) --editable ".[dev]"
 	touch $@
 
-# Not ".[test]": its optional packages ask for newer versions than these.
+# Not ".[test]": its optional packages ask for newer versions than these. On Linux this torch brings some 3 GB of CUDA libraries with it,
+# unless an index of CPU builds is set for pip (PIP_EXTRA_INDEX_URL).
 $(OLDEST)/stamp: pyproject.toml tests/oldest.txt $(EXTENSION)
 	test -x $(OLDEST)/bin/python || $(OLDEST_PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --disable-pip-version-check --quiet --requirement tests/oldest.txt \

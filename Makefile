@@ -13,8 +13,8 @@ EXTENSION := hatch_build.py $(wildcard src/inferspan/capture/modules/csrc/*)
 OLDEST_PYTHON ?= $(shell for one in python3.10 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.10.*/bin/python; do \
 	"$$one" -c 'import venv' 2>/dev/null && echo "$$one" && exit; done; echo "$(PYTHON)")
 # Its core: no servers, no whole programs, no optional packages, no browser.
-OLDEST_TESTS := tests/cases tests/spans tests/metrics tests/samplers tests/capture/generate tests/capture/modules tests/export/files \
-	tests/test_instrument.py
+OLDEST_TESTS := tests/cases tests/spans tests/metrics tests/samplers tests/capture/compile tests/capture/generate tests/capture/modules \
+	tests/export/files tests/test_instrument.py
 
 VENV := .venv
 OLDEST ?= .venv-oldest

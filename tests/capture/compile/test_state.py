@@ -19,7 +19,7 @@ from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import clear_compilation_metrics, counters, get_compilation_metrics
 
 from inferspan import semconv
-from inferspan.capture.compile.state import has_compiled, is_compiling
+from inferspan.capture.compile.state import has_compiled, ignores_slots, is_compiling
 from tests.capture.compile.compiled_forms import FORMS, Net, closures, in_place, loss, method, own_forward, whole
 from tests.cases.telemetry import Telemetry
 
@@ -172,6 +172,9 @@ def test_same_work(form: Callable[[Any, Any], Any], way: str) -> None:
     """However a model is compiled and whenever it is instrumented, the compiler does what it does without us, guard for guard."""
     telemetry = _assert_same(form, WAYS[way], train=False)
     said = {(span.attributes or {}).get(semconv.UNOBSERVED) for span in telemetry.forwards()}
+    if not ignores_slots():
+        # Up to torch 2.4 compiled code guards on the slot, so that a model is hooked that is instrumented later.
+        said = {one and str(one).removesuffix("; context: hooks") for one in said}
     assert said == (set() if FORMS[form] == "" or way.startswith("unsampled") else {FORMS[form]})
 
 
@@ -230,7 +233,8 @@ def test_another_thread_compiles(request: pytest.FixtureRequest) -> None:
         thread.join()
         model(torch.ones(3, 8))
     telemetry.check()
-    assert seen == [True, False]
+    # An older torch does not say to a backend that it compiles.
+    assert seen == [hasattr(torch.compiler, "is_exporting"), False]
     assert len(telemetry.forwards()) == 1
 
 

@@ -15,7 +15,7 @@ from inferspan.guard import contain
 
 from .state import leave_frame, loaded
 
-__all__ = ["OptimizedModules", "runs_disabled", "shows_call"]
+__all__ = ["OptimizedModules", "is_exporting", "runs_disabled", "shows_call"]
 
 _MISSING = object()
 Around = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -75,3 +75,8 @@ def runs_disabled(module: Any) -> bool:
     """Whether an ``OptimizedModule`` comes from ``torch.compiler.disable``, so that nothing of it is compiled."""
     kind = loaded("torch._dynamo.eval_frame", "DisableContext")
     return kind is not None and isinstance(module.__dict__.get("dynamo_ctx"), kind)
+
+
+def is_exporting(module: Any) -> bool:
+    """Whether an ``OptimizedModule`` was made to export the module in it, as ``torch.export`` does up to torch 2.8 or so."""
+    return bool(getattr(module.__dict__.get("dynamo_ctx"), "export", False))

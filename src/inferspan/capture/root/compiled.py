@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from torch import nn
 
+from inferspan.capture.compile.optimized import is_exporting
 from inferspan.capture.compile.state import leave_frame, set_eval_frame
 from inferspan.capture.owner import Owner
 from inferspan.guard import contain
@@ -37,18 +39,24 @@ def around_compile(targets_of: TargetsOf) -> Callable[..., Any]:
     """Wrapper of ``model.compile()``."""
 
     def compile_(original: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        targets = [target for target in targets_of(model) if target.model is model]
-        for target in targets:
-            with contain("model.compile()"):
-                target.before_compile()
-        try:
+        with _taken_off([target for target in targets_of(model) if target.model is model]):
             return original(*args, **kwargs)
-        finally:
-            for target in targets:
-                with contain("model.compile()"):
-                    target.after_compile()
 
     return compile_
+
+
+@contextmanager
+def _taken_off(targets: Sequence[_Compilable]) -> Iterator[None]:
+    """Keep what observes the models off them meanwhile."""
+    for target in targets:
+        with contain("model.compile()"):
+            target.before_compile()
+    try:
+        yield
+    finally:
+        for target in targets:
+            with contain("model.compile()"):
+                target.after_compile()
 
 
 def around_optimized(targets_of: TargetsOf) -> Callable[..., Any]:
@@ -64,6 +72,10 @@ def around_optimized(targets_of: TargetsOf) -> Callable[..., Any]:
 
     @leave_frame
     def call(original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if is_exporting(module):
+            inner = module.__dict__.get("_modules", {}).get("_orig_mod")
+            with _taken_off([target for target in targets_of(inner) if target.model is inner]):
+                return original(module, *args, **kwargs)
         request: OptimizedCall | None = None
         evaluator = set_eval_frame(None)
         try:

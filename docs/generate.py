@@ -215,6 +215,10 @@ bit. The column *recorded* says what inferspan makes of it:
 - *not recorded*: no request, because something else than the instrumented model runs.
 - *wrong*: a known fault. The test of the pair fails as soon as it is mended.
 
+A forward that returns a generator or a coroutine is recorded as its creation (`forward: generator`). A model that is part of a compiled
+function of yours, as in `torch.compile(lambda x: model(x))`, is not recorded. [Missing spans](troubleshooting.md#missing-spans) has both,
+and the chat prompts that are not known as such.
+
 A kind that a way does not list cannot be run in that way without inferspan either, or is not tested there.
 """
 

@@ -818,7 +818,7 @@ ATTRIBUTES = (
     Attribute(TOKEN_INTERVALS, "double[]", _R, "s between tokens, host clock; the first is the time to first token"),
     Attribute(TOKENS_TRUNCATED, "boolean", _R, "true if the arrays hold fewer tokens than were generated"),
     Attribute(TOKEN_IDS, "int[]", _R, f"generated ids of the first row, bounded, {_CONTENT}"),
-    Attribute(UNOBSERVED, "string", _R, "what could not be seen and why: `modules: compiled`, `modules: compiled in parts`, `modules of decode steps: compiled`, `context: hooks` (a plain forward pass whose span is not current inside), `forward: generator; context: generator` (also `coroutine`, `iterator`, ...: its code runs after the request), `logits: not given` (a loop by hand), ..."),
+    Attribute(UNOBSERVED, "string", _R, "what could not be seen and why: `modules: compiled`, `modules: compiled in parts`, `modules of decode steps: compiled`, `modules: with your hooks` (modules with forward hooks of the program, after a compilation in the process), `context: hooks` (a plain forward pass whose span is not current inside), `forward: generator; context: generator` (also `coroutine`, `iterator`, ...: its code runs after the request), `logits: not given` (a loop by hand), ..."),
     Attribute(WARMUP, "boolean", _R, "true on the first call, or if a compilation happened inside"),
     Attribute(NONFINITE, "boolean", _R, "true if NaN or Inf was seen in logits, module outputs or a request inside, else absent"),
     Attribute(FAILED, "boolean", _R, "true if the call ended with an exception, else absent; to search for, whichever the exception"),

@@ -66,8 +66,8 @@ class ForwardCall(Call):
         self.owner = owner
         self.engine = owner.engine
         self.inputs = inputs
-        self.depth = 0
-        """Calls of the model by itself that are running inside this one."""
+        self.inner: list[bool] = []
+        """Calls of the model by itself that are running inside this one: whether each is recorded."""
         self.finished = False
         self.thread = threading.get_ident()
         self.opened_pass = opened
@@ -113,7 +113,11 @@ class ForwardCall(Call):
 
     def enter_again(self, info: ModuleInfo, arguments: tuple[Any, ...]) -> None:
         """The model calls itself: one more module call inside this request."""
-        self.depth += 1
+        # A trace of the model is no call of it, and what reads a shape would be in the trace.
+        recorded = not is_transforming()
+        self.inner.append(recorded)
+        if not recorded:
+            return
         if self.room <= 0:
             self.missed += 1
         else:
@@ -123,7 +127,8 @@ class ForwardCall(Call):
 
     def leave_again(self, info: ModuleInfo, output: Any, now: int, failure: str | None) -> None:
         """The inner call of the model by itself has ended."""
-        self.depth -= 1
+        if not self.inner.pop():
+            return
         number = self.reach(info, now)
         if number >= 0:
             if self.clock is not None:

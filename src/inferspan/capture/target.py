@@ -243,6 +243,11 @@ class Target:
         if self._root is not None:
             self._root.after_compile()
 
+    def scripting(self, *, begins: bool) -> None:
+        """Take everything off the root while TorchScript looks at modules."""
+        if self._root is not None:
+            self._root.scripting(begins=begins)
+
     def before_compile(self) -> None:
         """Take root hooks off, because ``model.compile()`` will compile the call that runs them."""
         if self._root is not None:
@@ -319,8 +324,7 @@ class Target:
         if self.machine is None or not self.settings.nvml:
             return None
         with contain("energy reading"):
-            device = self.device
-            if device is not None and device.type == "cuda":
+            if (device := self.device) is not None and device.type == "cuda":
                 return RequestEnergy(self.machine, str(device), self.cuda_devices)
         return None
 
@@ -386,12 +390,10 @@ def _followers(module: nn.Module) -> list[Callable[[nn.Module], None]]:
     """The function to call for each instrumented model that ``module`` belongs to when it is taken apart."""
     with _lock:
         targets = {id(target): target for entries in _targets.values() for target in entries if target.is_open}
-    found = []
-    for target in targets.values():
-        model = target.model
-        if target.follow is not None and model is not None and any(part is module for part in model.modules()):
-            found.append(target.follow)
-    return found
+    return [
+        target.follow for target in targets.values()
+        if target.follow is not None and (model := target.model) is not None and any(part is module for part in model.modules())
+    ]
 
 
 _around_unloading = around_unloading(_followers)

@@ -19,6 +19,9 @@ class Watcher:
     def compilation_begins(self) -> None:
         """Dynamo begins."""
 
+    def scripting(self, *, begins: bool) -> None:
+        """TorchScript begins or ends."""
+
     def compilation_ends(self) -> None:
         """Dynamo ends."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from types import FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -76,10 +76,47 @@ def leave_alone(function: Any) -> Any:
     return alone
 
 
+def _plain(module: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)
+
+    return call
+
+
+_PLAIN: FunctionType = _plain(None)
+
+
 class SlotObserver:
-    """Base of the objects of ours that occupy ``SLOT``."""
+    """Base of the objects of ours that occupy ``SLOT``.
+
+    They look like a function that calls the module as if the slot were empty. TorchScript leaves out functions that it cannot script, and
+    refuses other values there. Dynamo inlines the function where it finds an observer: ``torch.export`` announces no compilation.
+    """
 
     __slots__ = ()
+    __defaults__ = None
+    __kwdefaults__ = None
+    __name__ = _PLAIN.__name__
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return FunctionType
+
+    @property
+    def __code__(self) -> CodeType:
+        return _PLAIN.__code__
+
+    @property
+    def __globals__(self) -> dict[str, Any]:
+        return _PLAIN.__globals__
+
+    @property
+    def __closure__(self) -> tuple[CellType, ...]:
+        return (CellType(self._observed()),)
+
+    def _observed(self) -> Any:
+        """The module whose slot this occupies."""
+        raise NotImplementedError
 
 
 def loaded(module: str, name: str) -> Any:

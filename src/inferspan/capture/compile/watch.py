@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from inferspan.guard import contain
 
 from .optimized import OptimizedModules
+from .scripted import Scripting
 from .state import has_compiled, leave_alone
 
 __all__ = ["Compiling", "compiling"]
@@ -28,6 +29,9 @@ class _Watcher(Protocol):
 
     def compilation_ends(self) -> None:
         """Dynamo has ended."""
+
+    def scripting(self, *, begins: bool) -> None:
+        """TorchScript begins to look at modules, or has ended."""
 
 
 class _Imports:
@@ -67,6 +71,7 @@ class Compiling:
         self._imports = _Imports(self)
         self.optimized = OptimizedModules()
         """The wrapper around calls of what ``torch.compile(model)`` returns."""
+        self._scripting = Scripting(self._scripts)
         # While this is held, the garbage collector may find a model, which leaves on this thread.
         self._lock = threading.RLock()
 
@@ -77,6 +82,7 @@ class Compiling:
             # An interpreter that exits has no importers any more.
             if sys.meta_path is not None and self._handler() is None and self._imports not in sys.meta_path:
                 sys.meta_path.insert(0, self._imports)
+        self._scripting.wrap()
         self.listen()
         if "torch._dynamo.callback" not in sys.modules:
             # Another thread may have begun to import it.
@@ -101,6 +107,8 @@ class Compiling:
             # An interpreter that exits has no importers any more. An entry that stays for now does nothing, and is removed the next time.
             if not self._watchers and self._imports in (sys.meta_path or ()) and not _iterates_importers():
                 sys.meta_path.remove(self._imports)
+        if not self._watchers:
+            self._scripting.unwrap()
         handler = self._handler()
         if handler is not None and not self._watchers:
             self.optimized.unwrap()
@@ -119,6 +127,7 @@ class Compiling:
     def forked(self) -> None:
         """Called in a forked child, where no thread is left to release the lock."""
         self._lock = threading.RLock()
+        self._scripting.forked()
 
     def _all(self) -> list[Any]:
         # The references are listed in one go: a watcher that is collected meanwhile leaves before or after.
@@ -133,6 +142,11 @@ class Compiling:
         for watcher in self._all():
             with contain("watching torch.compile"):
                 watcher.compilation_ends()
+
+    def _scripts(self, begins: bool) -> None:
+        for watcher in self._all():
+            with contain("watching torch.jit"):
+                watcher.scripting(begins=begins)
 
 
 compiling = Compiling()

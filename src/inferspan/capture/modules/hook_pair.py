@@ -7,6 +7,7 @@ or pickled.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from time import perf_counter_ns
 from typing import Any
 
@@ -31,8 +32,8 @@ def no_hook(*_: Any, **__: Any) -> None:
     """Replaces a hook of ours in a copied or unpickled model."""
 
 
-def _make_no_hook() -> Any:
-    return no_hook
+_NOTHING = getattr, (nullcontext(), "__exit__")
+"""Makes, from a pickle, a function that takes any arguments and returns ``None``; this package is not needed where it is loaded."""
 
 
 class CopiedAway:
@@ -44,7 +45,7 @@ class CopiedAway:
         return no_hook
 
     def __reduce__(self) -> Any:
-        return _make_no_hook, ()
+        return _NOTHING
 
 
 class EnterHook(CopiedAway):

@@ -189,7 +189,8 @@ class ModuleObservers:
     def unobserved(self) -> str | None:
         """Why some modules cannot be observed; ``None`` if all can."""
         inside = "modules: compiled in parts" if self.compiled_inside and self.expected else None
-        return "; ".join(filter(None, (self._unobserved or inside, self.stages_unobserved))) or None
+        hooked = "modules: with your hooks" if self._of_modules.refused else None
+        return "; ".join(filter(None, (self._unobserved or inside, hooked, self.stages_unobserved))) or None
 
     @property
     def stages_unobserved(self) -> str | None:
@@ -300,6 +301,10 @@ class ModuleObservers:
             for group in self._groups:
                 if group.users and not self._closed:
                     group.attach()
+
+    def scripting(self, *, begins: bool) -> None:
+        """TorchScript would compile hooks: detach, or attach again."""
+        (self.compilation_begins if begins else self.compilation_ends)()
 
     def release(self) -> None:
         """Detach from the modules, if no other recorded call needs the observers."""

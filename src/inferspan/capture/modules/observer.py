@@ -68,7 +68,7 @@ def can_observe(module: nn.Module) -> bool:
     return _counted and can_hold(module) and not isinstance(module, jit.ScriptModule)
 
 
-class ObservedCall(ModuleCaller, SlotObserver):
+class ObservedCall(SlotObserver, ModuleCaller):
     """Does what torch does to call a module, and records it.
 
     Args:
@@ -79,15 +79,9 @@ class ObservedCall(ModuleCaller, SlotObserver):
 
     __slots__ = ("__weakref__",)
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        """Reported as a function: TorchScript leaves out functions that it cannot script, and refuses other values here."""
-        return FunctionType
-
-    @property
-    def __code__(self) -> Any:
-        # Code that takes this for a function checks whether it is a coroutine.
-        return type(self)._instead.__code__
+    def _observed(self) -> nn.Module:
+        module: nn.Module = self.module
+        return module
 
     def attach(self) -> bool:
         """Put this into the slot; false if it holds the result of ``module.compile()`` or another attached observer."""

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from time import perf_counter_ns
-from types import FrameType, FunctionType, MethodType
+from types import FrameType, MethodType
 from typing import Any
 
 from torch import nn
@@ -224,15 +224,8 @@ class RootSlot(SlotObserver):
     gives_way = False
     """Whether another one may take its place, with nothing in between."""
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        """Reported as a function: TorchScript leaves out functions that it cannot script, and refuses other values here."""
-        return FunctionType
-
-    @property
-    def __code__(self) -> Any:
-        # Code that takes this for a function checks whether it is a coroutine.
-        return type(self).put.__code__
+    def _observed(self) -> nn.Module | None:
+        return self._model()
 
     def __reduce__(self) -> Any:
         # A copy of a module's dictionary gets an empty slot.
@@ -254,7 +247,7 @@ class RootSlot(SlotObserver):
             model.__dict__.pop(SLOT, None)
 
 
-class ObservedRoot(RequestCall, RootSlot):
+class ObservedRoot(RootSlot, RequestCall):
     """Occupies the slot of an instrumented model that is not compiled.
 
     Args:

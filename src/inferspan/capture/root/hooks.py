@@ -62,6 +62,7 @@ class RootHooks:
         self._paused: set[int] = set()
         """Identities of the calls that keep the hooks off."""
         self._compiling = False
+        self._scripting = False
 
     def attach(self, model: nn.Module) -> None:
         """Put the observer or the hooks on ``model``."""
@@ -105,13 +106,14 @@ class RootHooks:
         model = owner.model
         if model is None:
             return
-        wanted = owner.is_open and not self._paused and self._wrapper is None and not self._compiling
+        off = self._compiling or self._scripting
+        wanted = owner.is_open and not self._paused and self._wrapper is None and not off
         observer = self._observer
         if observer is not None and wanted and observer.put(model):
             wanted = False
         elif observer is not None:
             observer.take(model)
-        if self._hooked and not self._compiling:
+        if self._hooked and not off:
             wanted = True
         # Scripted modules take no hooks.
         if not wanted or isinstance(model, jit.ScriptModule):
@@ -163,6 +165,20 @@ class RootHooks:
         with self._lock:
             self._compiling = False
             self._settle()
+
+    def scripting(self, *, begins: bool) -> None:
+        """Take everything off, the wrapper of a compiled call included: TorchScript looks at it all; or put it back."""
+        with self._lock:
+            self._scripting = begins
+            pair = (self._wrapper, getattr(self._wrapper, "original", None))
+            self._swap(*(pair if begins else reversed(pair)))
+            self._settle()
+
+    def _swap(self, old: Any, new: Any) -> None:
+        """Put ``new`` into the slot of a compiled model if ``old`` is there."""
+        model = self._owner.model
+        if old is not None and model is not None and model.__dict__.get(SLOT) is old:
+            model.__dict__[SLOT] = new
 
     def compilation_begins(self) -> None:
         """Take everything off while Dynamo compiles on this thread, except hooks that others or running passes need."""
@@ -252,7 +268,7 @@ class RootHooks:
                 continue
             if thread not in running:
                 running[thread] = invocations(model, frames.get(thread))
-            needed = 1 + call.depth
+            needed = 1 + len(call.inner)
             if running[thread] >= needed:
                 running[thread] -= needed
             elif thread == mine or thread not in frames or not call.compiled:
@@ -266,13 +282,9 @@ class RootHooks:
         with contain("detaching"):
             for call in self._left():
                 call.finish(None, INTERRUPTED, perf_counter_ns())
-        model = self._owner.model
         with self._lock, contain("detaching"):
-            wrapper = self._wrapper
+            self._swap(self._wrapper, getattr(self._wrapper, "original", None))
             self._wrapper = None
-            restored = wrapper.original if wrapper is not None else None
-            if restored is not None and model is not None and model.__dict__.get(SLOT) is wrapper:
-                model.__dict__[SLOT] = restored
             self._settle()
         _take_remaining()
 
@@ -288,7 +300,7 @@ class RootHooks:
         if not inside:
             self._passes.clear()
             self._paused.clear()
-            self._compiling = False
+            self._compiling = self._scripting = False
             self._settle()
 
 

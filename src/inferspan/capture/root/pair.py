@@ -132,7 +132,7 @@ class RootExit(_RootHook):
             # After an exception torch calls this hook inside its except block; with an output if it was a hook that raised.
             error = sys.exc_info()[1]
             failed = error is not None and _passes_through(error)
-            if call.depth:
+            if call.inner:
                 call.leave_again(owner.root_info, output, now, error_type(error) if failed and error else None)
                 return
             if not call.opened_pass.hooked:

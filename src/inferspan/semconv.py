@@ -1092,7 +1092,7 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("C extension",), "speed: Python code records module calls"),
     ErrorPlaces(("device clock",), "device times"),
     ErrorPlaces(("profiler window", "profiler signal"), "kernels and operations of a window"),
-    ErrorPlaces(("watching torch.compile", "model.compile()"), "observation around a compilation"),
+    ErrorPlaces(("watching torch.compile", "model.compile()", "watching torch.jit"), "observation around a compilation, or around torch.jit.script"),
     ErrorPlaces(("unloading of adapters",), "requests of the model that was taken out of its wrapper"),
     ErrorPlaces(("set-up of a generation", "start of a generation"), "the request of a loop by hand"),
     ErrorPlaces(("token of a generation",), "a token of a loop by hand, or its statistics"),

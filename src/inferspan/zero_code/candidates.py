@@ -272,6 +272,9 @@ class Candidates:
                 if candidate.state == WAITING:
                     candidate.wait()
 
+    def scripting(self, *, begins: bool) -> None:
+        """Stay: TorchScript takes what waits for a function, and leaves it out."""
+
     # -------------------------------------------------------------------------------------------------------------- close
     def close(self) -> None:
         """Take everything off all models that the program has not instrumented itself."""

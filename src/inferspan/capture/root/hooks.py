@@ -9,7 +9,6 @@ thread that runs it and by no other:
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import weakref
@@ -20,7 +19,6 @@ from typing import Any
 from torch import jit, nn
 
 from inferspan.capture.call import Call, current
-from inferspan.capture.compile.inlined import compiles_calls_of
 from inferspan.capture.compile.state import SLOT, SlotObserver, has_compiled, ignores_slots
 from inferspan.capture.forward import INTERRUPTED, ForwardCall
 from inferspan.capture.modules.hooks import in_hooks_of_a_failure, iterates_hooks
@@ -33,8 +31,6 @@ from .call import CompiledCall, ObservedRoot
 from .pair import RootEnter, RootExit
 
 __all__ = ["RootHooks"]
-
-_log = logging.getLogger("inferspan")
 
 _remaining: weakref.WeakSet[RootHooks] = weakref.WeakSet()
 """Closed instances whose exit hook was in a table that torch was iterating, so that it could not be removed."""
@@ -55,8 +51,6 @@ class RootHooks:
         self._observer: ObservedRoot | None = None
         """The observer that occupies the slot, or will again; ``None`` where only hooks are possible."""
         self._wrapper: CompiledCall | None = None
-        self._told = False
-        """Whether it was said that calls from compiled code may not be seen."""
         self._passes: dict[OpenPass, None] = {}
         """Running passes, oldest first."""
         self._paused: set[int] = set()
@@ -183,12 +177,6 @@ class RootHooks:
     def compilation_begins(self) -> None:
         """Take everything off while Dynamo compiles on this thread, except hooks that others or running passes need."""
         model, mine = self._owner.model, threading.get_ident()
-        if model is not None and not self._told and not self._is_inside() and compiles_calls_of(model):
-            self._told = True
-            _log.warning(
-                "calls of %s from a function that is compiled may not be seen: compile the model itself, with torch.compile(model)",
-                type(model).__name__,
-            )
         with self._lock:
             third_party = model is None or self._others(model)
             if self._observer is not None:

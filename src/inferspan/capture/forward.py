@@ -68,10 +68,9 @@ class ForwardCall(Call):
         self.inputs = inputs
         self.inner: list[bool] = []
         """Calls of the model by itself that are running inside this one: whether each is recorded."""
-        self.finished = False
         self.thread = threading.get_ident()
         self.opened_pass = opened
-        self.awaits_root = False
+        self.finished = self.awaits_root = False
         """Whether it was begun around the call of the model, which is still to come."""
         self.warmup = owner.first_call
         self.graphs = compiled_graphs()
@@ -114,9 +113,8 @@ class ForwardCall(Call):
     def enter_again(self, info: ModuleInfo, arguments: tuple[Any, ...]) -> None:
         """The model calls itself: one more module call inside this request."""
         # A trace of the model is no call of it, and what reads a shape would be in the trace.
-        recorded = not is_transforming()
-        self.inner.append(recorded)
-        if not recorded:
+        self.inner.append(not is_transforming())
+        if not self.inner[-1]:
             return
         if self.room <= 0:
             self.missed += 1
@@ -129,8 +127,7 @@ class ForwardCall(Call):
         """The inner call of the model by itself has ended."""
         if not self.inner.pop():
             return
-        number = self.reach(info, now)
-        if number >= 0:
+        if (number := self.reach(info, now)) >= 0:
             if self.clock is not None:
                 self.clock.leave(number)
             self.leave(now, describe(output), failure)

@@ -256,8 +256,7 @@ class Target:
     def after_compile(self) -> None:
         """Watch the compiled call instead, or put the hooks back if nothing was compiled."""
         self.refresh()
-        if self._root is not None:
-            self._root.after_compile()
+        self.compilation_ends()
 
     def sees_call(self, optimized: nn.Module) -> bool:
         """Whether a call of an ``OptimizedModule`` is seen on the model itself."""

@@ -52,7 +52,7 @@ def _tensor(value: Tensor) -> tuple[Any, Any] | None:
 @leave_frame
 def _held(value: Any, kind: Any) -> Any:
     """What an object holds, past its own methods: the values of a mapping, the fields of a dataclass, those of a namespace."""
-    names = getattr(kind, "__dict__", ())
+    names: Any = getattr(kind, "__dict__", ())
     mapping = Mapping in getattr(kind, "__mro__", ())
     if not mapping and kind is not SimpleNamespace and "__dataclass_fields__" not in names:
         return ()

@@ -64,7 +64,7 @@ class SeveralPasses(ForwardCall):
 
     def enter_again(self, info: ModuleInfo, arguments: tuple[Any, ...]) -> None:
         """A pass begins; a model that calls itself within one is a module call, as everywhere."""
-        if not self.depth:
+        if not self.inner:
             with contain("start of a pass"):
                 self._begin_pass(arguments[0], arguments[1] if len(arguments) > 1 else {})
         super().enter_again(info, arguments)
@@ -89,7 +89,7 @@ class SeveralPasses(ForwardCall):
     def leave_again(self, info: ModuleInfo, output: Any, now: int, failure: str | None) -> None:
         """A pass has ended."""
         super().leave_again(info, output, now, failure)
-        if not self.depth and failure is None:
+        if not self.inner and failure is None:
             with contain("end of a pass"):
                 self._end_pass(output)
         self._masks = (None, None)

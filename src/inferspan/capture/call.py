@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from inferspan import semconv
+from inferspan.capture.compile.state import leave_frame
 from inferspan.capture.modules import recorder
 from inferspan.capture.modules.recorder import CallLog
 from inferspan.capture.modules.stages import with_tokens
@@ -43,6 +44,7 @@ step_by_hand: ContextVar[Call | None] = ContextVar("inferspan_step_by_hand", def
 """The same while a step of it is open: passes of its model are part of it, on whatever thread they run."""
 
 
+@leave_frame
 def around_here() -> Call | None:
     """The innermost request that runs here: that of the thread, else the loop by hand that this context is in."""
     call = current.call
@@ -53,6 +55,7 @@ def around_here() -> Call | None:
     return call
 
 
+@leave_frame
 def is_in_step(module: object) -> bool:
     """Whether a pass of ``module`` belongs to an open step by hand whose request is not the current one of this thread."""
     step = step_by_hand.get()

@@ -14,7 +14,8 @@ from tests.cases.telemetry import Telemetry
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """One thread, and no remarks of torch and transformers about unusual pairs."""
+    """One thread, no remarks of torch and transformers about unusual pairs, and nothing that an earlier pair has compiled."""
+    torch._dynamo.reset()
     threads, verbosity = torch.get_num_threads(), transformers.logging.get_verbosity()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()

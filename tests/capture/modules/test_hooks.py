@@ -11,12 +11,14 @@ import pytest
 import torch
 from torch import nn
 
+from inferspan import semconv
 from inferspan.capture.modules.hook_pair import no_hook
 from inferspan.capture.modules.hooks import ModuleObservers
 from inferspan.capture.modules.selection import select
 from inferspan.settings import Settings, SettingsError
 from tests.attached import attached
 from tests.cases import models
+from tests.cases.telemetry import Telemetry
 
 
 class Tower(nn.Module):
@@ -104,7 +106,23 @@ def test_attached_while_needed() -> None:
     assert _attached(model) == 0
 
 
-def test_copies_carry_nothing() -> None:
+def test_fused_layers_are_left_alone_after_a_compilation(telemetry: Telemetry) -> None:
+    """Hooks keep torch from running an encoder layer as one operation, which has other last bits."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model, rows = nn.TransformerEncoder(layer, 2).eval(), torch.randn(2, 5, 16)
+    torch.compile(nn.Linear(2, 2), backend="eager")(torch.ones(1, 2))
+    with torch.no_grad():
+        want = model(rows)
+        telemetry.instrument(model, modules="all")
+        got = model(rows)
+    torch._dynamo.reset()
+    assert torch.equal(got, want)
+    (request,) = telemetry.forwards()
+    assert "modules: fused" in str((request.attributes or {})[semconv.UNOBSERVED])
+
+
+def test_copies_carry_nothing(nothing_compiled: None) -> None:
     """A copy or pickle taken while modules are observed computes by its own weights, and holds at most hooks that do nothing."""
     model = Tower()
     hooked: Any = model.layers[1]  # type: ignore[index]

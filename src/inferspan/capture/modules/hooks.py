@@ -77,8 +77,8 @@ class Observed:
         self.users = 0
         self.selection: list[tuple[weakref.ref[nn.Module], ModuleInfo, weakref.ref[nn.Module], bool]] = []
         self._placed: dict[ModuleInfo, ModuleInfo] = {}
-        self.refused = False
-        """Whether some of the modules could not be given hooks when this was attached last."""
+        self.refused = self.fused = False
+        """Whether some of the modules got no hooks when this was attached last: they have others, or are run as one operation."""
         self._handles: list[Any] = []
         self._observed: list[ObservedCall] = []
 
@@ -123,8 +123,9 @@ class Observed:
     def attach(self) -> None:
         """Attach to all of the modules."""
         self.detach()
-        self.refused = False
+        self.refused = self.fused = False
         observe = compiling.watch(self._engine)
+        fused = set() if observe else self._engine.fused_modules()
         for reference, info, _, observable in self.selection:
             module = reference()
             if module is None:
@@ -140,7 +141,9 @@ class Observed:
                 if observed.attach():
                     continue
                 self._observed.pop()
-            if may_hook(module):
+            if id(module) in fused:
+                self.fused = True
+            elif may_hook(module):
                 self._handles.append(module.register_forward_pre_hook(EnterHook(info, self._engine), with_kwargs=True))
                 self._handles.append(module.register_forward_hook(ExitHook(info, self._engine)))
             else:
@@ -190,7 +193,14 @@ class ModuleObservers:
         """Why some modules cannot be observed; ``None`` if all can."""
         inside = "modules: compiled in parts" if self.compiled_inside and self.expected else None
         hooked = "modules: with your hooks" if self._of_modules.refused else None
-        return "; ".join(filter(None, (self._unobserved or inside, hooked, self.stages_unobserved))) or None
+        fused = "modules: fused" if self._of_modules.fused else None
+        return "; ".join(filter(None, (self._unobserved or inside, hooked, fused, self.stages_unobserved))) or None
+
+    def fused_modules(self) -> set[int]:
+        """Identities of modules that torch runs as one operation while none of them has a hook: others would give other last bits."""
+        root = self._root()
+        layers = [] if root is None else [one for one in root.modules() if isinstance(one, nn.TransformerEncoderLayer)]
+        return {id(part) for layer in layers if not layer.training for part in layer.modules()}
 
     @property
     def stages_unobserved(self) -> str | None:

@@ -44,6 +44,16 @@ EMPTY: Mapping[tuple[str, str], str] = {
         "inferspan-overview / Gateway: sampling /": "only a gateway samples traces",
         **{f"inferspan-gpu / {panel} /": "only an agent measures hosts as a whole" for panel in OF_AGENTS},
     }.items()
+} | {
+    (path, f"inferspan-model / {panel} /"): reason
+    for path in PATHS
+    for reason, panels in {
+        "no multimodal model or pipeline is served": ("Stages",),
+        "no model is served by continuous batching": (
+            "Requests in a step", "Tokens in a step", "Waiting requests", "Time in the queue", "Cache blocks in use", "Preemptions",
+        ),
+    }.items()
+    for panel in panels
 }
 """Reason why a query gives nothing, by way and beginning of its place; as few as can be, and each is checked to be empty indeed."""
 

@@ -6,6 +6,7 @@ import functools
 import inspect
 import logging
 import threading
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -24,8 +25,10 @@ from tests.cases import models, multimodal
 from tests.cases.telemetry import Telemetry
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+TRANSFORMERS_4 = version("transformers").startswith("4.")
 CACHE = "cache" if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters else "past_key_values"
 EYES, PROJECTOR = "model.vision_tower", "model.multi_modal_projector"
+INSIDE = "vision_model." if TRANSFORMERS_4 else ""
 
 
 def _picture(rows: int = 1) -> dict[str, Any]:
@@ -54,7 +57,7 @@ FOUND = [("vision_encode", EYES, 4), ("fusion", PROJECTOR, 4)]
         ("none", []),
         ({"eyes": EYES}, [("eyes", EYES, 4)]),
         ({"vision_encode": f"{EYES}*", "fusion": ()}, FOUND),
-        ({"vision_encode": ["*.patch_embedding", "*.pre_layrnorm"]}, [("vision_encode", f"{EYES}.{name}", 4) for name in ("embeddings.patch_embedding", "pre_layrnorm")]),
+        ({"vision_encode": ["*.patch_embedding", "*.pre_layrnorm"]}, [("vision_encode", f"{EYES}.{INSIDE}{name}", 4) for name in ("embeddings.patch_embedding", "pre_layrnorm")]),
         ({"words": "model.language_model"}, [("words", "model.language_model", None)]),
     ],
     ids=["auto", "some", "empty", "none", "own name", "pattern of nested modules", "two patterns", "no image"],
@@ -151,6 +154,7 @@ def test_a_request_that_is_not_sampled_observes_no_stage() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------------- tokens
+@pytest.mark.skipif(TRANSFORMERS_4, reason="transformers 4 runs no encoder once there is a cache")
 def test_a_second_turn_counts_new_images_only(telemetry: Telemetry) -> None:
     """An image in the cache is in the usage of the second turn and not in its stages: only what runs again has a span."""
     from transformers import DynamicCache
@@ -177,7 +181,9 @@ def test_the_shares_of_an_image_and_a_video_are_not_known(telemetry: Telemetry) 
     """One encoder that runs for both has a span for each, without tokens, and the request has no split."""
     model, given = multimodal.qwen2_vl(), multimodal.qwen_picture(1)
     ids = torch.cat([torch.full((1, 4), 61), given["input_ids"]], dim=1)
-    given |= {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": (ids == 63).int() + 2 * (ids == 61).int()}
+    given |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if "mm_token_type_ids" in given:
+        given["mm_token_type_ids"] = (ids == 63).int() + 2 * (ids == 61).int()
     telemetry.instrument(model, modules="none")
     with torch.no_grad():
         model.generate(**given, **OPTIONS, pixel_values_videos=multimodal.noise(16, 96), video_grid_thw=torch.tensor([[1, 4, 4]]))

@@ -12,9 +12,11 @@ __all__ = ["FirstRequest", "first_request", "process_start"]
 
 
 def process_start() -> float | None:
-    """When this process began, in seconds since the epoch; ``None`` if the system does not say."""
-    import psutil
-
+    """When this process began, in seconds since the epoch; ``None`` if the system does not say, or without psutil."""
+    try:
+        import psutil
+    except ImportError:
+        return None
     try:
         return float(psutil.Process().create_time())
     except (psutil.Error, OSError):

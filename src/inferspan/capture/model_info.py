@@ -94,8 +94,9 @@ def _is_packed(module: nn.Module) -> bool:
     """Whether a module keeps weights in another form than one element a parameter."""
     if isinstance(module, torch.jit.ScriptModule):
         return False
-    # Quantised layers of torch.ao keep them in objects of TorchScript, those of other libraries in buffers or integers.
-    if any(isinstance(value, torch.ScriptObject) for value in module.__dict__.values()):
+    # Quantised layers of torch.ao keep them in objects of TorchScript, those of other libraries in buffers or integers. A list is looked
+    # through, because observers come and go on other threads.
+    if any(isinstance(value, torch.ScriptObject) for value in [*module.__dict__.values()]):
         return True
     if any(not parameter.is_floating_point() and not parameter.is_complex() for parameter in module.parameters(recurse=False)):
         return True

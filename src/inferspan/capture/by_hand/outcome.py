@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from inferspan import messages, semconv
 from inferspan.capture.generate.arguments import Arguments
 from inferspan.capture.generate.modalities import Modalities
-from inferspan.capture.generate.outcome import Run, input_modalities, input_tokens, kv_cache_bytes
+from inferspan.capture.generate.outcome import Run, input_modalities, input_tokens, kv_cache_bytes, modalities_given
 from inferspan.capture.outcome import Outcome
 from inferspan.capture.owner import Owner
 from inferspan.guard import contain
@@ -129,8 +129,11 @@ def describe_outcome(facts: Facts, reason: object, failure: Failure | None) -> O
     with contain("counting input tokens"):
         inputs = _input_tokens(facts, run)
     split = Modalities({}, {}, "text" if owner.text_only else "unknown")
+    modalities: dict[str, AttributeValue] = {}
     with contain("counting tokens by modality"):
         split = input_modalities(run, owner.model, inputs, text_only=owner.text_only)
+        if not owner.text_only or owner.engine.has_stages:
+            modalities = modalities_given(run, owner.model, split)
     whole = counted if failure is None else None
     if whole is not None:
         with contain("reasons of a generation"):
@@ -161,7 +164,7 @@ def describe_outcome(facts: Facts, reason: object, failure: Failure | None) -> O
         tokens_of_first_row=not facts.without_logits,
         step_rows=None if whole is None else sum(whole.counts) / tokens.steps,
         token_ids=whole.ids[0, : whole.counts[0]].tolist() if whole is not None and owner.ids_on_spans else (),
-        attributes=_attributes(facts),
+        attributes={**_attributes(facts), **modalities},
         unobserved=unobserved,
         modality="text" if owner.text_only else "unknown",
         output_modality=split.generated,

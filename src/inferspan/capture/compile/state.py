@@ -150,7 +150,7 @@ def is_optimized(module: nn.Module) -> bool:
 
 def holds_compiled(module: nn.Module) -> bool:
     """Whether the module or its class has a compiled function that may run modules without their observers."""
-    if any(_is_product(value) for value in module.__dict__.values()):
+    if any(_is_product(value) for value in [*module.__dict__.values()]):
         return True
     classes = type(module).__mro__
     return any(_is_product(value) for kind in classes[: classes.index(nn.Module)] for value in kind.__dict__.values())

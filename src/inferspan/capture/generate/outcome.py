@@ -25,7 +25,7 @@ from .drafts import Drafts
 from .modalities import Modalities, given_modalities, modalities
 from .tokens import Generated, Loop, count_input, count_output, sequences_of
 
-__all__ = ["Run", "describe_outcome", "input_modalities", "input_tokens", "kv_cache_bytes", "reused_tokens"]
+__all__ = ["Run", "describe_outcome", "input_modalities", "input_tokens", "kv_cache_bytes", "modalities_given", "reused_tokens"]
 
 DEEPEST = 6
 """Objects and lists inside each other, from a cache to its tensors."""
@@ -183,7 +183,7 @@ def input_modalities(run: Run, model: Any, inputs: list[int] | None, *, text_onl
     )
 
 
-def _given(run: Run, model: Any, split: Modalities) -> dict[str, AttributeValue]:
+def modalities_given(run: Run, model: Any, split: Modalities) -> dict[str, AttributeValue]:
     """The modalities that the request had, of a model that takes more than text."""
     arguments = run.arguments
     if arguments.inputs_embeds is not None or arguments.encoder_outputs is not None or "mm_encoder_outputs" in arguments.names:
@@ -348,7 +348,7 @@ def describe_outcome(
     with contain("attributes of generate()"):
         attributes = _configuration(run)
         if not owner.text_only or owner.engine.has_stages:
-            attributes |= _given(run, owner.model, split)
+            attributes |= modalities_given(run, owner.model, split)
     prompt_messages: Sequence[Message] = ()
     output_messages: Sequence[Message] = ()
     with contain("content"):

@@ -60,7 +60,7 @@ class _Pass:
     def set(self, *, observed: bool, recorded: bool, timed: bool) -> None:
         """Choose what is done in the next step."""
         # Nothing of it is kept: an observer counts who refers to it. Once the request has ended, the list is empty.
-        for one in self._engine._observed:
+        for one in self._engine._of_modules._observed:
             if observed:
                 vars(one.module)[self._slot] = one
             else:

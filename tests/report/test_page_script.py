@@ -83,7 +83,7 @@ def hostile_requests(recording: Any) -> int:
     facts: list[dict[str, Any]] = [
         {semconv.INPUT_MESSAGES: json.dumps(message), semconv.OUTPUT_MESSAGES: MARKUP, semconv.OPERATION_NAME: MARKUP} for message in messages
     ]
-    levels = (semconv.MODULE_NAME, semconv.MODULE_TYPE, semconv.PROFILER_KIND, semconv.STAGE_KIND, semconv.STAGE_SELF_TIME)  # what makes a span another one than a request
+    levels = (semconv.MODULE_NAME, semconv.MODULE_TYPE, semconv.PROFILER_KIND, semconv.STAGE_KIND, semconv.STAGE_SELF_TIME, semconv.BATCH_STEPS)  # what makes a span another one than a request
     names = [attribute.key for attribute in semconv.ATTRIBUTES if attribute.key not in levels]
     odd: tuple[Any, ...] = (MARKUP, True, -1, 1e308, -1e308, 5e-324, BIG, [], ["a"], [1.5, -2.5], [True])
     facts += [dict.fromkeys(names, value) for value in odd]

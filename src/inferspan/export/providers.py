@@ -16,7 +16,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,7 +31,18 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace.id_generator import IdGenerator
 
-__all__ = ["INSTALL", "SETUP", "Built", "Setup", "current_provider", "extend", "file_exporter", "host_has_none", "take_over"]
+__all__ = [
+    "INSTALL",
+    "SETUP",
+    "Built",
+    "Setup",
+    "current_provider",
+    "extend",
+    "file_exporter",
+    "host_has_none",
+    "take_over",
+    "without_unusable",
+]
 
 _log = logging.getLogger("inferspan")
 
@@ -94,6 +105,20 @@ def current_provider(signal: str) -> Any:
         return provider
     warn_once("%s=%s is ignored: %s", variable, shown(named), reason)
     return _placeholder(signal)
+
+
+@contextlib.contextmanager
+def without_unusable() -> Iterator[None]:
+    """Leave out variables that name a provider which no package provides: the SDK's metrics of its own make the API read them."""
+    taken = {
+        variable: os.environ.pop(variable)
+        for variable, group in PROVIDERS.values()
+        if variable in os.environ and not variables.is_provided(group, os.environ[variable])
+    }
+    try:
+        yield
+    finally:
+        os.environ.update(taken)
 
 
 def _global_provider(signal: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 from inferspan import semconv
 from inferspan.export import otlp
 from inferspan.export.ids import adopt_ids
+from inferspan.export.providers import without_unusable
 from inferspan.guard import contain
 from inferspan.version import version
 
@@ -28,7 +29,9 @@ def tracer_source(provider: Any, before: Callable[[], None]) -> Callable[[], Any
         otlp.look_at_sigterm()
         if kept:
             return kept[0]
-        found = (provider or otlp.current_provider("traces")).get_tracer(semconv.SCOPE, version())
+        owner = provider or otlp.current_provider("traces")
+        with without_unusable():
+            found = owner.get_tracer(semconv.SCOPE, version())
         with contain("id generator"):
             adopt_ids(found)
         if provider is not None or otlp.span_parts(found) is not None:

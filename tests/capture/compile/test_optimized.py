@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from opentelemetry import trace
 from torch import Tensor, nn
 
 from inferspan import semconv
+from inferspan.capture.compile.watch import compiling
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
 
@@ -81,9 +83,12 @@ def test_generate_of_a_compiled_model_is_not_compiled(telemetry: Telemetry) -> N
     assert telemetry.modules()
 
 
-def test_the_class_of_torch_is_restored(telemetry: Telemetry) -> None:
+def test_the_class_of_torch_is_restored(telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the last instrumented model the wrapper goes."""
     kind = dynamo.eval_frame.OptimizedModule
+    # Models that other tests of this process keep instrumented would keep the wrapper.
+    monkeypatch.setattr(compiling, "_watchers", weakref.WeakValueDictionary())
+    compiling.optimized.unwrap()
     before = kind.__call__
     model = nn.Linear(4, 4)
     handle = telemetry.instrument(model)

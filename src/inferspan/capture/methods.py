@@ -17,7 +17,7 @@ from inferspan.settings import SettingsError
 
 from .forward import ForwardCall, start_forward
 from .owner import OpenPass, Owner
-from .patching import ClassMethods, InstanceMethod, Undo
+from .patching import ClassMethods, Undo
 from .root.call import RequestCall
 
 __all__ = ["attach_methods", "chosen_methods"]
@@ -66,10 +66,8 @@ def attach_methods(
     """
     for name in names:
         around = _around(owner_of, name)
-        if name in model.__dict__:
-            undo.push(InstanceMethod.put(model, name, around))
-        elif callable(getattr(type(model), name, None)):
-            undo.push(classes.acquire(type(model), name, around))
+        if name in model.__dict__ or callable(getattr(type(model), name, None)):
+            undo.push(classes.wrap(model, name, around))
 
 
 def _around(owner_of: Callable[[object], Owner | None], name: str) -> Any:

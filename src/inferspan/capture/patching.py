@@ -132,6 +132,12 @@ class ClassMethods:
 
         return release
 
+    def wrap(self, thing: Any, name: str, around: Around) -> Callable[[], None]:
+        """Wrap a method of ``thing``, on the instance where it is its own, else on its class; returns a function that undoes it."""
+        if name in thing.__dict__:
+            return InstanceMethod.put(thing, name, around)
+        return self.acquire(type(thing), name, around)
+
 
 class_methods = ClassMethods()
 """Those that all instrumented models share."""

@@ -1,27 +1,5 @@
 """The listener of each test, and torch on one thread."""
 
-from __future__ import annotations
+from tests.capture.listening import one_thread, telemetry
 
-from collections.abc import Iterator
-
-import pytest
-import torch
-
-from tests.cases.telemetry import Telemetry
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums in another order are other sums."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def telemetry() -> Iterator[Telemetry]:
-    """Everything that inferspan emits during the test."""
-    listener = Telemetry()
-    yield listener
-    listener.close()
+__all__ = ["one_thread", "telemetry"]

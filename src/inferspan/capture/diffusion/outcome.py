@@ -65,11 +65,6 @@ def facts_of(arguments: Mapping[str, Any], scheduler: Any) -> dict[str, Attribut
     return found
 
 
-def _output(result: Any, name: str) -> Any:
-    """A field of a result; a pipeline that returns a tuple has it first."""
-    return getattr(result, name, None)
-
-
 def _counted(value: Any) -> int | None:
     """Items of a list, or the first axis of an array."""
     shape = getattr(value, "shape", None)
@@ -154,10 +149,10 @@ def describe_outcome(
             # With return_dict=False; what it is, the arguments tell.
             name = "frames" if "num_frames" in arguments else "images"
             attributes |= (_frames if name == "frames" else _images)(result[0], seconds, latent=latent)
-        elif (videos := _output(result, "frames")) is not None:
+        elif (videos := getattr(result, "frames", None)) is not None:
             attributes |= _frames(videos, seconds, latent=latent)
-        elif (images := _output(result, "images")) is not None:
+        elif (images := getattr(result, "images", None)) is not None:
             attributes |= _images(images, seconds, latent=latent)
-        elif count := _counted(_output(result, "audios")):
+        elif count := _counted(getattr(result, "audios", None)):
             attributes[semconv.OUTPUT_AUDIOS] = count
     return Outcome(failure=failure, rows=_prompts(arguments), unseen_steps=None, attributes=attributes)

@@ -7,7 +7,6 @@ called, and lives as long as its pipeline. diffusers is only looked up, never im
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,6 @@ _TEXT = ("text_encoder", "text_model", "prompt_encoder", "language_model")
 _DENOISERS = ("unet", "transformer", "prior", "dit", "denoiser", "decoder")
 """How the names of components begin that predict the noise."""
 _NO_DENOISERS = ("controlnet", "adapter", "connector", "projection", "upsampler", "upscaler")
-_lock = threading.Lock()
 _known: weakref.WeakKeyDictionary[Any, Parts] = weakref.WeakKeyDictionary()
 
 
@@ -118,16 +116,10 @@ def parts_of(pipeline: Any) -> Parts | None:
     """The parts of a pipeline, the same object as long as the pipeline lives; ``None`` for anything else."""
     if not is_diffusion_pipeline(pipeline):
         return None
-    with _lock:
-        parts = _known.get(pipeline)
-        if parts is None:
-            # A class of its own, because telemetry shows the name of a model's class.
-            kind = type(type(pipeline).__name__, (Parts,), {"__module__": type(pipeline).__module__})
-            parts = _known[pipeline] = kind(pipeline)
-        return parts
-
-
-def forked() -> None:
-    """Called in a forked child: the thread that held the lock does not exist there."""
-    global _lock
-    _lock = threading.Lock()
+    parts = _known.get(pipeline)
+    if parts is None:
+        # A class of its own, because telemetry shows the name of a model's class.
+        kind = type(type(pipeline).__name__, (Parts,), {"__module__": type(pipeline).__module__})
+        # Without a lock, which a forked child could find held: of two threads, the first one's is taken by both.
+        parts = _known.setdefault(pipeline, kind(pipeline))
+    return parts

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 from torch import nn
@@ -21,7 +20,7 @@ from inferspan.capture.call import current
 from inferspan.capture.compile.state import is_compiled, leave_frame
 from inferspan.capture.forward import close_stale
 from inferspan.capture.owner import Owner
-from inferspan.capture.patching import ClassMethods, InstanceMethod, Undo
+from inferspan.capture.patching import ClassMethods, Undo
 from inferspan.guard import contain, report
 
 from .call import DiffusionCall
@@ -76,16 +75,11 @@ def _around_call(owner_of: Callable[[object], Owner | None], classes: ClassMetho
 def _bound(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments of a call by name, with defaults; those alone that have a name if they do not fit, which the call itself will say."""
     try:
-        bound = _signature(getattr(original, "__func__", original)).bind(None, *args, **kwargs)
+        bound = inspect.signature(original).bind(*args, **kwargs)
     except (TypeError, ValueError):
         return dict(kwargs)
     bound.apply_defaults()
     return dict(bound.arguments)
-
-
-@lru_cache(maxsize=64)
-def _signature(function: Any) -> inspect.Signature:
-    return inspect.signature(function)
 
 
 def _start(
@@ -129,24 +123,17 @@ def _attach(parts: Parts, scheduler: Any, owner: Owner, undo: Undo, classes: Cla
             module = _plain(module)
             for method, stage in (("encode", semconv.STAGE_VAE_ENCODE), ("decode", semconv.STAGE_VAE_DECODE)):
                 if _is_wanted(stage, owner.settings.stages):
-                    _wrap(module, method, _around_coder(stage), undo, classes)
+                    undo.push(classes.wrap(module, method, _around_coder(stage)))
     if not wanted or scheduler is None:
         return
     if callable(getattr(scheduler, "step", None)):
-        _wrap(scheduler, "step", _around_step, undo, classes)
+        undo.push(classes.wrap(scheduler, "step", _around_step))
     if callable(getattr(scheduler, "set_timesteps", None)):
-        _wrap(scheduler, "set_timesteps", _around_timesteps, undo, classes)
+        undo.push(classes.wrap(scheduler, "set_timesteps", _around_timesteps))
     for name in parts.denoisers:
         module = parts._modules[name]
         if module is not None and not is_compiled(module):
             undo.push(module.register_forward_pre_hook(_enter_denoiser, with_kwargs=True).remove)
-
-
-def _wrap(thing: Any, name: str, around: Any, undo: Undo, classes: ClassMethods) -> None:
-    if name in thing.__dict__:
-        undo.push(InstanceMethod.put(thing, name, around))
-    else:
-        undo.push(classes.acquire(type(thing), name, around))
 
 
 def _running() -> DiffusionCall | None:

@@ -110,3 +110,11 @@ def test_undo_goes_on_after_a_failure(contained: list[guard.Swallowed]) -> None:
     undo.close()
     assert seen == [2, 1] and [error.kind for error in contained] == ["IndexError"]
     contained.clear()
+
+
+def test_undo_of_a_change_that_came_too_late_runs_at_once() -> None:
+    """A thread that changes something while another one takes everything off leaves nothing behind."""
+    undo, seen = Undo(), []
+    undo.close()
+    undo.push(lambda: seen.append(1))
+    assert seen == [1]

@@ -23,14 +23,17 @@ Around = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], An
 
 
 class Undo:
-    """One stack of undo functions; ``close`` runs each once, last first, and may be called twice."""
+    """One stack of undo functions; ``close`` runs each once, last first, and may be called twice, also while others push."""
 
     def __init__(self) -> None:
         self._stack: list[Callable[[], object]] = []
+        self._closed = False
 
     def push(self, undo: Callable[[], object]) -> None:
-        """Add the function that undoes the last change."""
+        """Add the function that undoes the last change; after ``close`` it runs at once."""
         self._stack.append(undo)
+        if self._closed:  # in another thread, while the change was made
+            self.close()
 
     def extend(self, undos: Iterable[Callable[[], object]]) -> None:
         """Push several, each as soon as it is there: changes before a failure are undone."""
@@ -39,9 +42,14 @@ class Undo:
 
     def close(self) -> None:
         """Take everything back; one undo that fails does not keep the others from running."""
-        while self._stack:
+        self._closed = True
+        while True:
+            try:
+                undo = self._stack.pop()
+            except IndexError:  # two threads may close at once
+                return
             with contain("detaching"):
-                self._stack.pop()()
+                undo()
 
 
 def wrap_class_method(owner: type, name: str, around: Around) -> Callable[[], None]:

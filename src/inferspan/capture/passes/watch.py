@@ -37,13 +37,16 @@ class LibraryWatch:
         """Rows (module, class, method, wrapper) by the module that is loaded last."""
 
     def look(self) -> None:
-        """Wrap those that are loaded by now; called at each request."""
-        for module in [name for name in self._waiting if name in sys.modules] if self._waiting else ():
+        """Wrap those that are loaded by now; called at each request, by several threads at once."""
+        for module in list(self._waiting) if self._waiting else ():
+            if module not in sys.modules:
+                continue
+            taken = self._waiting.pop(module, [])  # by one of the threads
             rows: list[tuple[Any, str, Any]] = [
-                (getattr(sys.modules.get(place), kind, None), name, around) for place, kind, name, around in self._waiting[module]
+                (getattr(sys.modules.get(place), kind, None), name, around) for place, kind, name, around in taken
             ]
             if any(owner is None for owner, _, _ in rows):
-                continue  # they are being loaded
-            del self._waiting[module]
+                self._waiting[module] = taken  # it is being loaded
+                continue
             for owner, name, around in rows:
                 self._undo.push(self._methods.acquire(owner, name, around))

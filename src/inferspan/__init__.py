@@ -11,12 +11,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .blocks import generation, session
     from .caller import context
     from .export.otlp import configure
     from .instrument import Handle, flush, instrument, uninstrument
+    from .program.blocks import generation, session
+    from .program.stages import stage
     from .settings import Settings, SettingsError
-    from .stages import stage
     from .zero_code.loading import instrument_loading
 
 __all__ = [
@@ -42,11 +42,11 @@ _HOMES = {
     "configure": "export.otlp",
     "context": "caller",
     "flush": "instrument",
-    "generation": "blocks",
+    "generation": "program.blocks",
     "instrument": "instrument",
     "instrument_loading": "zero_code.loading",
-    "session": "blocks",
-    "stage": "stages",
+    "session": "program.blocks",
+    "stage": "program.stages",
     "uninstrument": "instrument",
 }
 

@@ -11,8 +11,8 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,12 @@ from inferspan.metrics.summary import Totals
 from inferspan.spans import origin
 from inferspan.spans.recorder import SpanRecorder
 
-from . import composition, stages
+from . import composition
+from .arguments import resolve, unwrap
 from .composition import Providers
 from .export import otlp
 from .guard import contain
+from .program import stages
 from .samplers import process as machine
 from .setting_checks import check_window, warn_once
 from .settings import Settings, SettingsError
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from inferspan.capture.profiler.window import Window
     from inferspan.capture.target import Target
 
-__all__ = ["Handle", "flush", "instrument", "resolve", "uninstrument", "unwrap"]
+__all__ = ["Handle", "flush", "instrument", "uninstrument"]
 
 _REMEDY = "call inferspan.uninstrument(model) first or pass the same"
 _lock = threading.RLock()
@@ -273,43 +275,6 @@ def flush(timeout: float | None = 30.0) -> bool:
     composition.deferred.catch_up()
     done = composition.writer.flush(timeout)
     return otlp.force_flush(30.0 if timeout is None else timeout) and done
-
-
-def unwrap(model: Any, tokenizer: Any, what: str = "instrument") -> tuple[Any, Any]:
-    """The module in ``model``, and the tokenizer that comes with it.
-
-    Raises:
-        TypeError: ``model`` is no module and holds none.
-    """
-    from torch import nn
-
-    from inferspan.capture.diffusion.parts import parts_of
-
-    if isinstance(model, nn.Module):
-        return model, tokenizer
-    inner: Any = None
-    with suppress(Exception):  # a property may raise anything
-        inner = parts_of(model) or getattr(model, "model", None)
-    if isinstance(inner, nn.Module):
-        return inner, tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
-    named = ", or the name of another engine's model as text" if what == "generation" else ""
-    raise TypeError(
-        f"inferspan.{what}() takes a torch.nn.Module or a pipeline of transformers or diffusers{named}, not {type(model).__name__}"
-    )
-
-
-def resolve(settings: Settings | None, overrides: Mapping[str, Any]) -> Settings:
-    """Settings from an object and single ones.
-
-    Raises:
-        SettingsError: one of them cannot be used.
-    """
-    if settings is None:
-        preset = overrides.get("preset")
-        return Settings.resolve({name: value for name, value in overrides.items() if name != "preset"}, preset=preset)
-    if not isinstance(settings, Settings):
-        raise SettingsError(f"settings must be an inferspan.Settings, not {type(settings).__name__}; pass single options as keywords")
-    return settings.override(overrides) if overrides else settings
 
 
 def _check_conflict(existing: _Instrumentation, settings: Settings | None, providers: Providers) -> None:

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 import inferspan
 from inferspan import semconv
-from inferspan.stages import OFF
+from inferspan.program.stages import OFF
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
 

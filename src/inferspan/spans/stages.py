@@ -51,7 +51,7 @@ class _FailureOf(Protocol):
 
 
 class Stage(Scope):
-    """A part of the program, from ``start`` to ``end``: see :func:`inferspan.stages.stage`.
+    """A part of the program, from ``start`` to ``end``: see :func:`inferspan.program.stages.stage`.
 
     Args:
         recorder: makes its span.
@@ -203,7 +203,7 @@ class Stage(Scope):
 
 
 class Session(Stage):
-    """Requests and stages that belong together, under one id: see :func:`inferspan.blocks.session`.
+    """Requests and stages that belong together, under one id: see :func:`inferspan.program.blocks.session`.
 
     Args:
         recorder: makes its span.

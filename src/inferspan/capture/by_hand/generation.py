@@ -56,7 +56,7 @@ class Pass:
 
 
 class Generation:
-    """One generation of a loop by hand: see :func:`inferspan.blocks.generation`.
+    """One generation of a loop by hand: see :func:`inferspan.program.blocks.generation`.
 
     Args:
         owner: instrumentation of the model.

@@ -15,12 +15,14 @@ from contextlib import ExitStack
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from . import composition, stages
-from .composition import Providers
-from .guard import contain, report
-from .instrument import resolve, unwrap
-from .setting_checks import warn_once
-from .settings import Settings, SettingsError
+from inferspan import composition
+from inferspan.arguments import resolve, unwrap
+from inferspan.composition import Providers
+from inferspan.guard import contain, report
+from inferspan.setting_checks import warn_once
+from inferspan.settings import Settings, SettingsError
+
+from . import stages
 from .stages import OffGeneration, check_name
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import inferspan
-from inferspan.stages import OFF
+from inferspan.program.stages import OFF
 
 
 def test_off_is_one_object() -> None:

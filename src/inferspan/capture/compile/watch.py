@@ -7,6 +7,7 @@ replace ``ObservedCall``: code compiled without hooks never checks for them.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 import threading
@@ -105,8 +106,10 @@ class Compiling:
         with self._lock:
             self._watchers.pop(id(watcher), None)
             # An interpreter that exits has no importers any more. An entry that stays for now does nothing, and is removed the next time.
-            if not self._watchers and self._imports in (sys.meta_path or ()) and not _iterates_importers():
-                sys.meta_path.remove(self._imports)
+            # The last model may be collected at any instruction here, and its own leave() removes the entry.
+            if not self._watchers and not _iterates_importers():
+                with contextlib.suppress(ValueError, AttributeError):
+                    sys.meta_path.remove(self._imports)
         if not self._watchers:
             self._scripting.unwrap()
         handler = self._handler()

@@ -22,7 +22,7 @@ from inferspan.attribute_values import shape_attributes
 from inferspan.capture.compile.state import compiled_graphs
 from inferspan.capture.compile.transforms import is_transforming
 from inferspan.capture.compile.watch import compiling
-from inferspan.capture.logits.heads import Masks, masks_of
+from inferspan.capture.logits.heads import Masks
 from inferspan.capture.modules.shapes import Described, describe
 from inferspan.guard import contain
 from inferspan.records import AttributeValue, Failure, ModuleInfo, RequestEnd, RequestScope
@@ -33,7 +33,7 @@ from .call import Call, current
 from .chat import embeds
 from .model_info import is_training
 from .owner import OpenPass, Owner
-from .passes.facts import attended, embedding, logit_facts, nonfinite_of
+from .passes.facts import embedding, logit_facts, look_at_input, nonfinite_of
 from .passes.given import Given, given_of, unobserved_of
 from .passes.later import runs_later
 from .recording import open_call
@@ -318,26 +318,16 @@ def start_forward(
         return None
 
     def made(scope: RequestScope, **options: Any) -> ForwardCall:
-        inputs = describe((*args[:8], *kwargs.values())) if kwargs else describe(args)
-        rows: int | None = None
-        tokens: int | None = None
-        masks: Masks = (None, None)
+        is_forward = method is None
+        pass_input = look_at_input(owner, args, kwargs, recording=scope.recording, counting=wants_embedding, is_forward=is_forward)
         given = Given()
         if scope.recording and (owner.engine.has_stages or not owner.text_only):
             with contain("modalities of the input"):
-                given = given_of(owner.model, args if method is None else (), kwargs)
-        if method is None:
-            # Arguments of other methods are not those of ``forward``.
-            rows = owner.batch_rows(args, kwargs)
-            if scope.recording and owner.settings.logits:
-                with contain("logit statistics"):
-                    masks = masks_of(owner.model, args, kwargs)
-            if wants_embedding:
-                with contain("counting input tokens"):
-                    tokens = attended(args, kwargs)
+                given = given_of(owner.model, args if is_forward else (), kwargs)
         budget = Budget(owner.settings.span_budget, steps=False)
-        call = ForwardCall(owner, inputs, opened, compiled=compiled, scope=scope, budget=budget, **options)
-        call.rows, call.masks, call.input_tokens, call.given = rows, masks, tokens, given
+        call = ForwardCall(owner, pass_input.described, opened, compiled=compiled, scope=scope, budget=budget, **options)
+        _, call.rows, call.input_tokens, call.masks = pass_input
+        call.given = given
         return call
 
     wanted = owner.settings.operation

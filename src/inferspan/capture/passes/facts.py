@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from inferspan import semconv
-from inferspan.capture.logits.heads import Masks, choices, reads
+from inferspan.capture.logits.heads import Masks, choices, masks_of, reads
 from inferspan.capture.logits.ring import LogitRing
 from inferspan.capture.logits.statistics import attributes as logit_attributes
 from inferspan.capture.logits.statistics import whole_logits
@@ -17,7 +17,50 @@ from inferspan.capture.owner import Owner
 from inferspan.guard import contain
 from inferspan.records import AttributeValue
 
-__all__ = ["attended", "embedding", "logit_facts", "nonfinite_of"]
+__all__ = ["PassInput", "attended", "embedding", "logit_facts", "look_at_input", "nonfinite_of"]
+
+
+class PassInput(NamedTuple):
+    """Facts of the arguments of a pass."""
+
+    described: Described
+    """Shapes and dtypes."""
+    rows: int | None
+    """Sequences or items; ``None`` if not known."""
+    tokens: int | None
+    """Input tokens without padding; ``None`` if not known or not asked for."""
+    masks: Masks
+    """Inputs that determine the positions of the logits; none if no statistics of them are wanted."""
+
+
+def look_at_input(
+    owner: Owner, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, recording: bool, counting: bool, is_forward: bool = True
+) -> PassInput:
+    """Take the facts of a pass from its arguments.
+
+    Args:
+        owner: instrumentation of the model.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        recording: whether the request is recorded.
+        counting: whether its tokens are counted.
+        is_forward: whether these are arguments of ``forward``; those of another method are only described.
+    """
+    described = describe((*args[:8], *kwargs.values())) if kwargs else describe(args)
+    rows = tokens = None
+    masks: Masks = (None, None)
+    if is_forward:
+        rows = owner.batch_rows(args, kwargs)
+        if rows is None and args and isinstance(args[0], Mapping):
+            # Sentence encoders take one mapping instead of keyword arguments.
+            rows = owner.batch_rows((), args[0])
+        if recording and owner.settings.logits:
+            with contain("logit statistics"):
+                masks = masks_of(owner.model, args, kwargs)
+        if counting:
+            with contain("counting input tokens"):
+                tokens = attended(args, kwargs)
+    return PassInput(described, rows, tokens, masks)
 
 
 def embedding(output: Any, outputs: Described) -> Described:

@@ -19,14 +19,14 @@ from inferspan.capture.compile.state import is_compiling
 from inferspan.capture.compile.transforms import is_transforming
 from inferspan.capture.compile.watch import compiling
 from inferspan.capture.forward import ForwardCall, close_stale, open_forward
-from inferspan.capture.logits.heads import Masks, masks_of
+from inferspan.capture.logits.heads import Masks
 from inferspan.capture.modules.shapes import describe
 from inferspan.capture.owner import OpenPass, Owner
 from inferspan.capture.root.call import end_call, settle
 from inferspan.guard import contain
 from inferspan.records import AttributeValue, Failure, ModuleInfo, RequestEnd
 
-from .facts import attended, embedding, logit_facts, nonfinite_of
+from .facts import embedding, logit_facts, look_at_input, nonfinite_of
 
 __all__ = ["SeveralPasses", "Span", "is_inside"]
 
@@ -71,20 +71,12 @@ class SeveralPasses(ForwardCall):
 
     def _begin_pass(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.passes += 1
-        rows = self.owner.batch_rows(args, kwargs)
-        if rows is None and args and isinstance(args[0], Mapping):
-            # Sentence encoders take one mapping instead of keyword arguments.
-            rows = self.owner.batch_rows((), args[0])
-        self._rows = None if rows is None or self._rows is None else self._rows + rows
-        if self.counts == "embedded":
-            tokens = attended(args, kwargs)
-            self._tokens = None if tokens is None or self._tokens is None else self._tokens + tokens
+        given = look_at_input(self.owner, args, kwargs, recording=self.recording, counting=self.counts == "embedded")
+        self._rows = None if given.rows is None or self._rows is None else self._rows + given.rows
+        self._tokens = None if given.tokens is None or self._tokens is None else self._tokens + given.tokens
         if self.recording:
-            self._pass_facts = shape_attributes(
-                describe((*args[:8], *kwargs.values())) if kwargs else describe(args), semconv.INPUT_SHAPES, semconv.INPUT_DTYPES
-            )
-            if self.owner.settings.logits:
-                self._masks = masks_of(self.owner.model, args, kwargs)
+            self._pass_facts = shape_attributes(given.described, semconv.INPUT_SHAPES, semconv.INPUT_DTYPES)
+        self._masks = given.masks
 
     def leave_again(self, info: ModuleInfo, output: Any, now: int, failure: str | None) -> None:
         """A pass has ended."""

@@ -27,7 +27,7 @@ MODULES = 423
 
 def batches(count: int, *, first: int = 0) -> list[Any]:
     """Steps as the hooks record them."""
-    from inferspan.records import ModuleBatch, ModuleCalls, ModuleInfo
+    from inferspan.records import ModuleBatch, ModuleCalls, ModuleInfo, PhaseKey
 
     infos = INFOS or [
         ModuleInfo(f"model.layers.{n // 13}.self_attn.part{n % 13}", "Linear", n // 13, f"layer {n // 13} part{n % 13}")
@@ -41,7 +41,7 @@ def batches(count: int, *, first: int = 0) -> list[Any]:
         begin = time.perf_counter_ns()
         for n, info in enumerate(infos):
             calls.add((n, n - n % 13 if n % 13 else -1, info, begin + n * 1000, begin + n * 1000 + 900, shapes, shapes, None, None))
-        made.append(ModuleBatch(step, "decode", time.time_ns() - begin, calls, {}))
+        made.append(ModuleBatch(step, PhaseKey("decode", 0), time.time_ns() - begin, calls, {}))
     return made
 
 
@@ -151,7 +151,7 @@ class Process:
 def sidecar() -> None:
     """The other process."""
     batches(1)
-    from inferspan.records import ModuleBatch, ModuleCalls
+    from inferspan.records import ModuleBatch, ModuleCalls, PhaseKey
 
     way = Packed()
     shape = SHAPES[0]
@@ -168,7 +168,7 @@ def sidecar() -> None:
         infos = [INFOS[module] for module in modules]
         columns = zip(numbers, parents, infos, starts, ends, strict=True)
         calls = ModuleCalls((*row, shape, shape, None, None) for row in columns)
-        way.write(ModuleBatch(step, "decode", offset, calls, {}), lambda: None)
+        way.write(ModuleBatch(step, PhaseKey("decode", 0), offset, calls, {}), lambda: None)
 
 
 def request(provider: Any, *, sink: Any) -> Any:

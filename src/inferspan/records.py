@@ -31,6 +31,7 @@ __all__ = [
     "ModuleInfo",
     "ModuleStage",
     "Phase",
+    "PhaseKey",
     "Profiled",
     "Record",
     "Recorder",
@@ -39,7 +40,8 @@ __all__ = [
     "RequestStart",
     "Sample",
     "Sampler",
-    "Stage", "Step", "key_of_phase", "name_of_phase",
+    "Stage",
+    "Step",
 ]
 
 AttributeValue = bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str]
@@ -81,29 +83,27 @@ class Profiled(NamedTuple):
     attributes: Attributes
 
 
-def key_of_phase(name: str, number: int) -> str:
-    """Key of the phase of that name that is the ``number``-th in its request; the first one, 0, has its name."""
-    return f"{name}#{number}" if number else name
+class PhaseKey(NamedTuple):
+    """The phase or stage that steps and module calls lie in: its name, which they have as their phase, and its number in the request.
 
+    Phases and stages of a request are numbered in one series. Without a number the spans lie directly under the request.
+    """
 
-def name_of_phase(key: str) -> str:
-    """Name of the phase with this key."""
-    return key.partition("#")[0]
+    name: str
+    number: int | None = None
 
 
 class ModuleBatch(NamedTuple):
-    """The module calls of one forward pass; ``step`` is ``None`` for a plain forward, whose calls hang under the request."""
+    """The module calls of one forward pass; without a ``step`` they lie under the phase, stage or request."""
 
     step: int | None
-    phase: str
+    phase: PhaseKey
     offset: int
     calls: ModuleCalls
     statistics: Mapping[int, Attributes]
     device: Mapping[int, float] = _NOT_MEASURED
     """Seconds on the device by the ``number`` of a call; one that is missing was not measured."""
     profiled: Sequence[Profiled] = ()
-    stage: int | None = None
-    """Number of the stage that they hang under, instead of the step or phase."""
     stages: int = 0
     """Calls of stages among the calls."""
     tokens: Mapping[int, int] = _NO_TOKENS
@@ -117,7 +117,7 @@ class Step(NamedTuple):
     """
 
     number: int
-    phase: str
+    phase: PhaseKey
     start_ns: int
     end_ns: int
     failure: str | None
@@ -128,10 +128,9 @@ class Step(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """``prefill`` or ``decode`` of one generate call, or a stage of a pipeline."""
+    """``prefill`` or ``decode`` of one request."""
 
-    name: str
-    """Key of the phase in its request; ``name_of_phase`` gives the name of its span."""
+    key: PhaseKey
     start_ns: int
     end_ns: int
     failure: str | None
@@ -139,10 +138,10 @@ class Phase(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """A part of a request beside its phases and steps, such as the vision encoder or one denoising step.
+    """A part of a model that has run in a request, such as its vision encoder or one denoising step.
 
     ``number`` is one of its request's own; ``parent`` is the number of the stage around it. Without one it lies under ``phase``, and
-    without that under the request. The metric of stages counts those that are ``counted``.
+    without that under the request.
     """
 
     number: int
@@ -152,8 +151,7 @@ class Stage(NamedTuple):
     failure: str | None
     attributes: Attributes | Callable[[], Attributes]
     parent: int | None = None
-    phase: str | None = None
-    counted: bool = True
+    phase: PhaseKey | None = None
 
 
 Record = Phase | Step | Stage | ModuleBatch
@@ -213,7 +211,7 @@ class RequestEnd:
     batch_size: int | None = None
     kv_cache_bytes: int | None = None
     step_seconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Durations of the steps by key of the phase."""
+    """Durations of the steps by name of the phase."""
     stages: Sequence[tuple[str, float]] = ()
     """Names and durations of the stages of the model."""
     entropies: Sequence[float] = ()

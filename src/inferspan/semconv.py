@@ -1100,7 +1100,7 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("start of a pipeline call",), "the call of a diffusion pipeline is not recorded"),
     ErrorPlaces(("end of a pipeline call",), "results and rates on the request span"),
     ErrorPlaces(("stages of a pipeline", "numbers of denoising steps", "shapes of a stage"), "stages, steps or attributes of them"),
-    ErrorPlaces(("start of a stage", "end of a stage", "metrics of stages"), "a stage, attributes of it, or its duration as a metric"),
+    ErrorPlaces(("start of a stage", "end of a stage"), "a stage or attributes of it"),
     ErrorPlaces(("set-up of a session", "start of a session", "end of a session"), "a session, or attributes of it"),
     ErrorPlaces(("context",), "the request span as the parent of spans inside the call"),
     ErrorPlaces(("detaching", "uninstrument", "refresh"), "an observer may stay on the model, or is not put on it"),

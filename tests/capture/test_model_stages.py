@@ -12,7 +12,7 @@ from inferspan import semconv
 from inferspan.capture import recording
 from inferspan.capture.recording import Outcome
 from inferspan.capture.target import target_of
-from inferspan.records import ModuleBatch, ModuleCalls, ModuleInfo
+from inferspan.records import ModuleBatch, ModuleCalls, ModuleInfo, PhaseKey
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
 
@@ -44,7 +44,7 @@ def _denoise(request: Any, steps: int = 2) -> None:
         number = request.new_stage()
         begin = now + 20 + 10 * index
         call = (0, -1, ModuleInfo("unet", "UNet", None, "unet"), begin + 1, begin + 2, (), (), None, None)
-        request.pending.append(ModuleBatch(None, "denoise_step", request.offset, ModuleCalls([call]), {}, stage=number))
+        request.pending.append(ModuleBatch(None, PhaseKey("denoise_step", number), request.offset, ModuleCalls([call]), {}))
         request.add_stage("denoise_step", begin, begin + 9, number=number, parent=denoise, attributes={"inferspan.denoise.index": index}, counted=False)
     request.add_stage("denoise", now + 20, now + 20 + 10 * steps, number=denoise, attributes=lambda: {"rows": 2})
     request.add_stage("vae_decode", now + 100, now + 110, failure="LookupError")
@@ -83,7 +83,7 @@ def test_a_stage_in_a_phase(telemetry: Telemetry) -> None:
     request = _start(telemetry)
     request.begin_phase(semconv.SPAN_PREFILL)
     now = request.steps.now()
-    request.add_stage("vision_encode", now, now + 1, phase=semconv.SPAN_PREFILL)
+    request.add_stage("vision_encode", now, now + 1, phase=request.steps.phase)
     request.begin_step(rows=1, tokens=4)
     request.end_step()
     request.finish(Outcome())

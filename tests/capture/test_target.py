@@ -98,8 +98,8 @@ def test_records_of_a_request() -> None:
     assert (scope.request.kind, scope.request.nested, scope.parent) == ("generate", False, None)
     assert (end.input_tokens, end.output_tokens, end.batch_size, end.failure) == (6, 3, 1, None)
     steps = [record for record in scope.records if isinstance(record, Step)]
-    assert [(step.number, step.phase) for step in steps] == [(0, "prefill"), (1, "decode"), (2, "decode")]
-    assert [phase.name for phase in scope.records if isinstance(phase, Phase)] == ["prefill", "decode"]
+    assert [(step.number, step.phase.name) for step in steps] == [(0, "prefill"), (1, "decode"), (2, "decode")]
+    assert [phase.key.name for phase in scope.records if isinstance(phase, Phase)] == ["prefill", "decode"]
     assert [batch.step for batch in scope.records if isinstance(batch, ModuleBatch)] == [0, 1, 2]
 
 

@@ -24,6 +24,7 @@ from inferspan.records import (
     ModuleCalls,
     ModuleInfo,
     ModuleStage,
+    PhaseKey,
     RequestEnd,
     RequestStart,
 )
@@ -49,7 +50,7 @@ FAILURE = Failure("ValueError", "", "")
 MLP, NORM = ModuleInfo("layers.3.mlp", "MLP", 3, "layer 3 mlp"), ModuleInfo("norm", "RMSNorm", None, "norm")
 BATCH = ModuleBatch(
     1,
-    "decode",
+    PhaseKey("decode", 1),
     0,
     ModuleCalls(
         [
@@ -68,7 +69,7 @@ BATCH = ModuleBatch(
 TOWER = ModuleInfo("vision_tower", "Tower", None, "vision_encode", ModuleStage("vision_encode", "image", "cpu"))
 STAGES = ModuleBatch(
     0,
-    "prefill",
+    PhaseKey("prefill", 0),
     0,
     ModuleCalls([(0, -1, MLP, 0, 1_000_000, (), (), None, None), (1, -1, TOWER, 0, 250_000_000, (), (), None, None)]),
     {},

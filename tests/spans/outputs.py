@@ -17,7 +17,19 @@ from inferspan import semconv
 from inferspan.export import protobuf
 from inferspan.export.files.session_file import SpanFileExporter
 from inferspan.metrics.requests import RequestMetrics
-from inferspan.records import ModelInfo, ModuleBatch, ModuleCalls, ModuleInfo, Phase, Profiled, RequestEnd, RequestStart, Stage, Step
+from inferspan.records import (
+    ModelInfo,
+    ModuleBatch,
+    ModuleCalls,
+    ModuleInfo,
+    Phase,
+    PhaseKey,
+    Profiled,
+    RequestEnd,
+    RequestStart,
+    Stage,
+    Step,
+)
 from inferspan.settings import Settings
 from inferspan.spans import attributes
 from inferspan.spans.recorder import SpanRecorder
@@ -25,6 +37,7 @@ from inferspan.spans.writer import SpanWriter
 
 __all__ = ["CASES", "STEP_ATTRIBUTES", "Emitted", "packed_spans", "recorder_on", "sdk_spans", "send", "session_file_spans"]
 
+PREFILL, DECODE = PhaseKey("prefill", 7), PhaseKey("decode", 8)
 SHAPES = (((1, 7, 64), "torch.float32"), ((), "torch.int64"))
 INFO = ModuleInfo("layers.0", "Linear", 0, "layer 0")
 BARE = ModuleInfo("head", "Größe", None, "head")
@@ -43,10 +56,10 @@ def _calls(*, times: int = 1) -> ModuleCalls:
 
 
 STATISTICS: dict[int, Any] = {0: {}, 1: {semconv.OUTPUT_STAT_NAN_COUNT: 3, "inferspan.output.stat.mean": 0.5}}
-FEW = ModuleBatch(4, "decode", 100, _calls(), STATISTICS, {0: 0.25, 2: 1.0}, (OPERATION, KERNEL))
-PLAIN = ModuleBatch(None, "forward", 100, _calls(), STATISTICS)
+FEW = ModuleBatch(4, DECODE, 100, _calls(), STATISTICS, {0: 0.25, 2: 1.0}, (OPERATION, KERNEL))
+PLAIN = ModuleBatch(None, PhaseKey("forward"), 100, _calls(), STATISTICS)
 # The second and later passes of one structure are filled into a template.
-MANY = [ModuleBatch(step, "decode", 100, _calls(times=8), STATISTICS, dict.fromkeys(range(24), 0.125)) for step in range(3)]
+MANY = [ModuleBatch(step, DECODE, 100, _calls(times=8), STATISTICS, dict.fromkeys(range(24), 0.125)) for step in range(3)]
 
 
 class Case(NamedTuple):
@@ -73,15 +86,15 @@ def _phases(*phases: Phase) -> Case:
 
 
 def _stages(*stages: Stage) -> Case:
-    return Case(stages, [attributes.of_stage(stage, "cuda:0") for stage in stages])
+    return Case(stages, [attributes.of_stage(stage) for stage in stages])
 
 
 CASES = {
     "stage": _stages(
-        Stage(0, "text_encode", 1, 9, None, {}, phase="prefill"), Stage(1, "denoise_step", 1, 9, "ValueError", lambda: STEP_ATTRIBUTES, parent=0)
+        Stage(0, "text_encode", 1, 9, None, {}, phase=PREFILL), Stage(1, "denoise_step", 1, 9, "ValueError", lambda: STEP_ATTRIBUTES, parent=0)
     ),
-    "phase": _phases(Phase("prefill", 1, 9, None, {}), Phase("decode", 1, 9, "ValueError", {"given.int": 7})),
-    "step": _steps(Step(0, "prefill", 1, 9, None, {}), Step(300, "decode", 1, 9, "ValueError", lambda: STEP_ATTRIBUTES)),
+    "phase": _phases(Phase(PREFILL, 1, 9, None, {}), Phase(DECODE, 1, 9, "ValueError", {"given.int": 7})),
+    "step": _steps(Step(0, PREFILL, 1, 9, None, {}), Step(300, DECODE, 1, 9, "ValueError", lambda: STEP_ATTRIBUTES)),
     "module, operation and kernel of a step": _modules(FEW),
     "module of a plain forward": _modules(PLAIN),
     "modules from a template": _modules(*MANY),

@@ -22,6 +22,7 @@ from inferspan.settings import Settings
 from inferspan.spans.flight_recorder import HELD_BYTES, RunningQuantile
 from inferspan.spans.recorder import SpanRecorder
 from inferspan.spans.writer import SpanWriter
+from tests.spans.outputs import DECODE, PREFILL
 
 
 class _NoMeter:
@@ -46,7 +47,7 @@ class _Bench:
 
     def request(self, seconds: float, kind: str = "generate", failure: Failure | None = None, **attributes: Any) -> bool:
         scope = self.start(kind)
-        scope.detail([Phase("prefill", 0, 1, None, {})])
+        scope.detail([Phase(PREFILL, 0, 1, None, {})])
         scope.end(RequestEnd(round(seconds * 1e9), failure, {f"inferspan.{key}": value for key, value in attributes.items()}))
         self.recorder.writer.flush(10)
         spans = self.exporter.get_finished_spans()
@@ -117,9 +118,9 @@ def _step(number: int, modules: int, rows: int = 1) -> list[Any]:
     every = [LogitStatistics(*(number + row + column / 7 for column in range(len(LogitStatistics._fields)))) for row in range(rows)]
     known: dict[str, Any] = {semconv.INPUT_SHAPES: [f"1x{number}"], semconv.OUTPUT_SHAPES: [f"1x1x{number}"], semconv.STEP_TOKENS: number}
     values = [float(value or 0) for row in [every[0]] * (rows > 1) + every for value in row]
-    kept = (number, at, at + 10**6, "decode", None, (), (), None, 0, known, None)
+    kept = (number, at, at + 10**6, DECODE, None, (), (), None, 0, known, None)
     late = StepFacts(kept, StepLogits(rows, 0, values, 0, len(values)), running=None, content=False, decode=None)
-    step = Step(number, "decode", at, at + 10**6, None, late)
+    step = Step(number, DECODE, at, at + 10**6, None, late)
     statistics = {}
     if rows == 2:
         keys = [
@@ -133,7 +134,7 @@ def _step(number: int, modules: int, rows: int = 1) -> list[Any]:
             module: {key: number + place / 7 for place, key in enumerate(keys)} | {"a": 0, "b": 0, "c": number} for module in range(modules)
         }
     device = {module: number + module / 7 for module in statistics}
-    return [ModuleBatch(number, "decode", 0, ModuleCalls(calls), statistics, device), step._replace(size=step.size + step_rows.ROW_BYTES * rows)]
+    return [ModuleBatch(number, DECODE, 0, ModuleCalls(calls), statistics, device), step._replace(size=step.size + step_rows.ROW_BYTES * rows)]
 
 
 def _long_request(bench: _Bench, steps: int, modules: int, rows: int = 1) -> Any:
@@ -142,7 +143,7 @@ def _long_request(bench: _Bench, steps: int, modules: int, rows: int = 1) -> Any
         pairs = [_step(number, modules, rows) for number in range(first, min(first + 128, steps))]
         scope.detail([batch for batch, _ in pairs if batch.calls] + [step for _, step in pairs])
         bench.recorder.writer.flush(600)  # metrics do not wait for the end
-    scope.detail([Phase("decode", 0, 10**18 + 10**12, None, {})])
+    scope.detail([Phase(DECODE, 0, 10**18 + 10**12, None, {})])
     return scope
 
 

@@ -22,10 +22,23 @@ from inferspan import guard
 from inferspan.buffer import CAPACITY
 from inferspan.caller import context as caller_context
 from inferspan.metrics.requests import RequestMetrics
-from inferspan.records import Failure, ModelInfo, ModuleBatch, ModuleCalls, ModuleInfo, Phase, Profiled, RequestEnd, RequestStart, Step
+from inferspan.records import (
+    Failure,
+    ModelInfo,
+    ModuleBatch,
+    ModuleCalls,
+    ModuleInfo,
+    Phase,
+    PhaseKey,
+    Profiled,
+    RequestEnd,
+    RequestStart,
+    Step,
+)
 from inferspan.settings import Settings
 from inferspan.spans.recorder import SpanRecorder
 from inferspan.spans.writer import SpanWriter
+from tests.spans.outputs import DECODE, PREFILL
 
 INFO = {name: ModuleInfo(name, "Linear", number, f"layer {number}") for number, name in enumerate(("layers.0", "layers.1"))}
 SHAPES = (((1, 4), "torch.float32"),)
@@ -66,7 +79,7 @@ def _start(kind: str = "generate", *, operation: str | None = "text_completion",
     return RequestStart(kind, operation, ModelInfo("org/model", "huggingface", "Model", {"inferspan.device.id": "cpu"}), at, nested, {})
 
 
-def _modules(step: int | None, phase: str, start: int) -> ModuleBatch:
+def _modules(step: int | None, phase: PhaseKey, start: int) -> ModuleBatch:
     calls = [
         (0, -1, INFO["layers.0"], start, start + 40, SHAPES, SHAPES, None, None),
         (1, 0, INFO["layers.1"], start + 10, start + 30, SHAPES, (), "ValueError", 0),
@@ -76,9 +89,9 @@ def _modules(step: int | None, phase: str, start: int) -> ModuleBatch:
 
 def _run(recorder: SpanRecorder, *, failure: Failure | None = None, attributes: Any = None) -> Any:
     scope: Any = recorder.start(_start(), None)
-    scope.detail([_modules(0, "prefill", 1100), Step(0, "prefill", 1100, 1200, None, {"inferspan.step.tokens": 4})])
-    scope.detail([Step(1, "decode", 1300, 1400, None, lambda: {"late": 1.5}), Phase("prefill", 1000, 1250, None, {})])
-    scope.detail([Phase("decode", 1250, 2000, None, {})])
+    scope.detail([_modules(0, PREFILL, 1100), Step(0, PREFILL, 1100, 1200, None, {"inferspan.step.tokens": 4})])
+    scope.detail([Step(1, DECODE, 1300, 1400, None, lambda: {"late": 1.5}), Phase(PREFILL, 1000, 1250, None, {})])
+    scope.detail([Phase(DECODE, 1250, 2000, None, {})])
     scope.end(RequestEnd(2000, failure, attributes or {}, input_tokens=4, output_tokens=2))
     assert recorder.writer.flush(10)
     return scope
@@ -232,7 +245,7 @@ def test_a_small_forward_is_whole_when_it_returns(exporter: InMemorySpanExporter
     provider = _provider(SimpleSpanProcessor(exporter))
     recorder = _recorder(lambda: provider.get_tracer("inferspan"))
     scope: Any = recorder.start(_start("forward", operation=None), None)
-    scope.detail([_modules(None, "forward", 1100)._replace(statistics={})])
+    scope.detail([_modules(None, PhaseKey("forward"), 1100)._replace(statistics={})])
     assert [span.name for span in exporter.get_finished_spans()] == ["layer 0", "layer 1"]
     scope.end(RequestEnd(2000, None, {}))
     assert [span.name for span in exporter.get_finished_spans()] == ["layer 0", "layer 1", "forward org/model"]
@@ -243,7 +256,7 @@ def test_a_kernel_keeps_its_times(exporter: InMemorySpanExporter) -> None:
     provider = _provider(SimpleSpanProcessor(exporter))
     recorder = _recorder(lambda: provider.get_tracer("inferspan"))
     scope: Any = recorder.start(_start("forward", operation=None), None)
-    scope.detail([_modules(None, "forward", 1100)._replace(profiled=[Profiled(2, 1, "gemm", 1900, 2100, {})])])
+    scope.detail([_modules(None, PhaseKey("forward"), 1100)._replace(profiled=[Profiled(2, 1, "gemm", 1900, 2100, {})])])
     scope.end(RequestEnd(2000, None, {}))
     assert recorder.writer.flush(10)
     (kernel,) = (span for span in exporter.get_finished_spans() if span.name == "gemm")
@@ -341,7 +354,7 @@ def test_failing_processors(exporter: InMemorySpanExporter, contained: list[guar
 def _many(recorder: SpanRecorder, count: int) -> None:
     scope: Any = recorder.start(_start(), None)
     for first in range(0, count, 500):
-        scope.detail([Step(number, "decode", 1300, 1400, None, {}) for number in range(first, min(count, first + 500))])
+        scope.detail([Step(number, DECODE, 1300, 1400, None, {}) for number in range(first, min(count, first + 500))])
     scope.end(RequestEnd(2000, None, {}))
 
 
@@ -437,7 +450,7 @@ def test_raw_module_calls_are_measured(exporter: InMemorySpanExporter) -> None:
     recorder = SpanRecorder(settings, lambda: provider.get_tracer("inferspan"), metrics, SpanWriter())
     scope: Any = recorder.start(_start(), None)
     scope.sender = Sink()
-    scope.detail([_modules(0, "prefill", 1100)])
+    scope.detail([_modules(0, PREFILL, 1100)])
     assert recorder.writer.flush(10)
     data: Any = reader.get_metrics_data()
     (metric,) = data.resource_metrics[0].scope_metrics[0].metrics[1:]

@@ -20,10 +20,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import Decision, StaticSampler
 
 from inferspan.records import ModelInfo, RequestEnd, RequestStart, Step
-from tests.spans.outputs import CASES, recorder_on, send
+from tests.spans.outputs import CASES, DECODE, recorder_on, send
 
 RECORDS = [
-    Step(4, "decode", 1, 9, None, {}),
+    Step(4, DECODE, 1, 9, None, {}),
     *CASES["step"].records,
     *CASES["module, operation and kernel of a step"].records,
     *CASES["phase"].records,

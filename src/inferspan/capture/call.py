@@ -17,7 +17,18 @@ from inferspan.capture.modules import recorder
 from inferspan.capture.modules.recorder import CallLog
 from inferspan.capture.modules.stages import with_tokens
 from inferspan.guard import contain
-from inferspan.records import Attributes, AttributeValue, ModuleBatch, ModuleCalls, Profiled, Record, RequestEnd, RequestScope, Stage
+from inferspan.records import (
+    Attributes,
+    AttributeValue,
+    ModuleBatch,
+    ModuleCalls,
+    PhaseKey,
+    Profiled,
+    Record,
+    RequestEnd,
+    RequestScope,
+    Stage,
+)
 
 from .budget import Budget
 from .outcome import Outcome
@@ -26,7 +37,7 @@ if TYPE_CHECKING:
     from inferspan.capture.device.clock import Measured
     from inferspan.capture.profiler.window import WindowClaim
 
-__all__ = ["ANNOUNCED", "Call", "around_here", "current", "is_in_step", "loop_by_hand", "pass_state", "step_by_hand"]
+__all__ = ["ANNOUNCED", "UNDER_REQUEST", "Call", "around_here", "current", "is_in_step", "loop_by_hand", "pass_state", "step_by_hand"]
 
 
 _NO_ATTRIBUTES: Mapping[str, AttributeValue] = {}
@@ -69,6 +80,10 @@ ANNOUNCED = (True, 0)
 """The state in which a helper of the loop has opened the step of the coming pass. Otherwise ``enter_root`` of the adapter is called."""
 
 
+UNDER_REQUEST = PhaseKey(semconv.PHASE_FORWARD)
+"""Of what lies directly under a request."""
+
+
 class Call(CallLog):
     """State of one running request; the base of plain forward and generate calls.
 
@@ -90,7 +105,9 @@ class Call(CallLog):
         self.overhead = 0
         self.part: WindowClaim | None = None
         """WindowClaim of a profiler window that this call has."""
-        self._stages = 0
+        self._numbers = 0
+        self.stage_seconds: list[tuple[str, float]] = []
+        """Names and durations of the stages that the metric counts."""
         self._granted = self._stages_granted = 0
         self._watched = False
         self._staged: list[ModuleBatch] = []
@@ -164,8 +181,8 @@ class Call(CallLog):
         """Record no stages in the coming pass."""
         self._stages_granted = self.stage_room = 0
 
-    def close_modules(self, step: int | None, phase: str, now: int, failure: str | None) -> None:
-        """Turn what the hooks have appended into a batch under ``step`` (or under the phase or request)."""
+    def close_modules(self, step: int | None, phase: PhaseKey, now: int, failure: str | None) -> None:
+        """Turn what the hooks have appended into a batch under ``step``, or without one under the phase, stage or request."""
         while self.open_calls:
             self.leave(now, failure=failure or "_OTHER")
         self.budget.spend(self._granted - self.room)
@@ -203,9 +220,9 @@ class Call(CallLog):
         self.pending += [with_tokens(batch, computed) for batch in staged]
 
     def new_stage(self) -> int:
-        """Number of a stage that begins; what is inside may be recorded before the stage itself."""
-        self._stages += 1
-        return self._stages - 1
+        """Number of a phase or stage that begins; what is inside may be recorded before the phase or stage itself."""
+        self._numbers += 1
+        return self._numbers - 1
 
     def add_stage(
         self,
@@ -215,10 +232,11 @@ class Call(CallLog):
         *,
         number: int | None = None,
         parent: int | None = None,
-        phase: str | None = None,
+        phase: PhaseKey | None = None,
         failure: str | None = None,
         attributes: Attributes | Callable[[], Attributes] = _NO_ATTRIBUTES,
         counted: bool = True,
+        budgeted: bool = False,
     ) -> bool:
         """Record a part of the model that has ended, such as its vision encoder, under this request.
 
@@ -226,30 +244,33 @@ class Call(CallLog):
             name: of its span, one of few: an index is an attribute.
             start: reading of the request's monotonic clock, in nanoseconds.
             end: likewise.
-            number: from ``new_stage``, if anything is inside: stages by ``parent``, module calls by the ``stage`` of their batch.
+            number: from ``new_stage``, if anything is inside: stages by ``parent``, steps and module calls by their ``PhaseKey``.
             parent: number of the stage around it.
-            phase: ``prefill`` or ``decode``, if it lies in one and in no stage; else it lies under the request.
+            phase: if it lies in one and in no stage; else it lies under the request.
             failure: type of the exception that ended it.
             attributes: of its span, as ``semconv`` names them, or a function that makes them later.
-            counted: whether it is a value of the metric of stages.
+            counted: whether it is a value of the metric of stages, which has those of requests that are not recorded as well.
+            budgeted: whether the budget has its span already; else it takes one as a step does.
 
         Returns:
-            Whether it is recorded: not in a request that is not, and not over the budget, of which it takes one span as a step does.
+            Whether it is recorded: not in a request that is not, and not over the budget.
         """
-        if not self.recording or not self.budget.take_step():
+        if counted:
+            self.stage_seconds.append((name, max(0, end - start) / 1e9))
+        if not self.recording or not (budgeted or self.budget.take_step()):
             return False
         number = self.new_stage() if number is None else number
-        stage = Stage(number, name, self.epoch(start), self.epoch(end), failure, attributes, parent, phase, counted)
+        stage = Stage(number, name, self.epoch(start), self.epoch(end), failure, attributes, parent, phase)
         self.pending.append(stage)
         return True
 
-    def _profiled(self, calls: ModuleCalls, recorded: int, step: int | None, phase: str) -> Sequence[Profiled]:
+    def _profiled(self, calls: ModuleCalls, recorded: int, step: int | None, phase: PhaseKey) -> Sequence[Profiled]:
         """Kernels and operations of the pass that has ended, if it was profiled."""
         part = self.part
         if part is None or not part.holds_events:
             return ()
         with contain("profiler window"):
-            in_steps = phase != semconv.PHASE_FORWARD
+            in_steps = phase.name != semconv.PHASE_FORWARD
             return part.take(
                 calls,
                 self.budget,

@@ -29,7 +29,7 @@ from inferspan.records import AttributeValue, Failure, ModuleInfo, RequestEnd, R
 
 from .adapters import call_adapters
 from .budget import Budget
-from .call import Call, current
+from .call import UNDER_REQUEST, Call, current
 from .chat import embeds
 from .model_info import is_training
 from .owner import OpenPass, Owner
@@ -161,7 +161,7 @@ class ForwardCall(Call):
                     self.part.end(now)
             self.pop(now)
             with contain("end of a forward pass"):
-                self.close_modules(None, semconv.PHASE_FORWARD, now, failure.type if failure else None)
+                self.close_modules(None, UNDER_REQUEST, now, failure.type if failure else None)
             with contain("statistics of modules"):
                 self.read_output_stats()
             with contain("end of a forward pass"):
@@ -271,6 +271,7 @@ class ForwardCall(Call):
             batch_size=self.rows,
             spans_dropped=self.budget.dropped,
             nonfinite=nonfinite,
+            stages=self.stage_seconds,
             timed=lazy is None,
             overhead_ns=self.overhead + self.owner.hook_cost * self.count + (self.part.closing_ns if self.part is not None else 0),
         )

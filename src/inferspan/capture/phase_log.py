@@ -1,37 +1,37 @@
-"""The phases of one request, which are stages in a pipeline: their times, device boundaries and attributes.
+"""The phases of one request, and the stages of its model that steps and module calls lie in: their times and device boundaries.
 
-In: beginnings and ends. Out: records, once the request has ended.
+In: beginnings and ends; one phase or stage runs at a time. Out: records, once the request has ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from inferspan import semconv
 from inferspan.guard import contain
-from inferspan.records import AttributeValue, Phase, RequestEnd, key_of_phase, name_of_phase
+from inferspan.records import AttributeValue, Phase, PhaseKey, RequestEnd
 
 from .budget import PHASES
 
 __all__ = ["PhaseLog"]
 
-_NONE: Mapping[str, AttributeValue] = MappingProxyType({})
-
 
 class _Phase(NamedTuple):
-    """An open or a finished phase; ``first_step`` is the number of its first step, ``begins`` and ``ends`` are device boundaries."""
+    """An open or a finished phase or stage.
 
-    key: str
+    ``first_step`` is the number of its first step, ``begins`` and ``ends`` are device boundaries; only a stage has attributes.
+    """
+
+    key: PhaseKey
     start: int
     first_step: int
     begins: int
     end: int = 0
     ends: int = 0
     failure: str | None = None
-    attributes: Mapping[str, AttributeValue] = _NONE
+    attributes: Mapping[str, AttributeValue] | None = None
 
 
 class _Request(Protocol):
@@ -42,18 +42,25 @@ class _Request(Protocol):
     clock: Any
     steps: Any
     pending: list[Any]
+    stage_seconds: list[tuple[str, float]]
 
     def epoch(self, now: int) -> int: ...
 
+    def new_stage(self) -> int: ...
+
+    def add_stage(
+        self, name: str, start: int, end: int, *, number: int, failure: str | None, attributes: Any, budgeted: bool
+    ) -> bool: ...
+
 
 class PhaseLog:
-    """The phases of one request. The caller contains exceptions.
+    """The phases of one request, and those of its stages that are open while something runs in them. The caller contains exceptions.
 
     Args:
         request: whose phases these are.
 
     Attributes:
-        open: the phase that runs.
+        open: the phase or stage that runs.
     """
 
     __slots__ = ("_ended", "_last", "_loose", "_request", "open")
@@ -64,47 +71,47 @@ class PhaseLog:
         self._ended: list[_Phase] = []
         self._last: _Phase | None = None
         """The phase that was open when the request was closed."""
-        self._loose: dict[str, int] = {}
-        """When the last module call ended that lies directly under a phase, by key of the phase."""
+        self._loose: dict[PhaseKey, int] = {}
+        """When the last module call ended that lies directly under a phase or stage."""
 
     @property
     def name(self) -> str | None:
-        """Name of the open phase."""
-        return None if self.open is None else name_of_phase(self.open.key)
+        """Name of the open phase or stage."""
+        return None if self.open is None else self.open.key.name
 
-    def begin(self, name: str, now: int, attributes: Mapping[str, AttributeValue]) -> str:
-        """Begin a phase; returns its key."""
+    def begin(self, name: str, now: int, attributes: Mapping[str, AttributeValue] | None = None) -> PhaseKey:
+        """Begin a phase, or a stage with ``attributes``."""
         request = self._request
         if len(self._ended) >= PHASES:
             request.budget.spend(1)
         if request.clock is not None and self._ended and self._ended[-1].end != now:
             request.clock.anchor()
-        key = key_of_phase(name, sum(name_of_phase(phase.key) == name for phase in self._ended))
+        key = PhaseKey(name, request.new_stage())
         self.open = _Phase(key, now, request.steps.index, self._boundary(), attributes=attributes)
         return key
 
     def end(self, now: int, failure: str | None, attributes: Mapping[str, AttributeValue]) -> None:
-        """End the open phase, if there is one."""
+        """End the open phase or stage, if there is one; a stage gets more ``attributes``."""
         phase, self.open = self.open, None
         if phase is None:
             return
         request = self._request
-        if phase.attributes and request.steps.modules.attached:
+        known = None if phase.attributes is None else {**phase.attributes, **attributes}
+        if known is not None and request.steps.modules.attached:
             # Modules of a stage that has no steps.
             request.steps.modules.cut_before_step(phase.key, phase.start, now)
         if request.clock is not None:
             request.clock.anchor()
-        known = {**phase.attributes, **attributes}
         self._ended.append(phase._replace(end=now, ends=self._boundary(), failure=failure, attributes=known))
 
-    def close(self, *, empty: bool) -> str | None:
+    def close(self, *, empty: bool) -> PhaseKey | None:
         """The request is being closed: no phase is open any more.
 
         Args:
             empty: whether a phase without steps, after others, is to be left out.
 
         Returns:
-            Key of the phase that module calls belong to which no step has.
+            The phase or stage that module calls belong to which no step has.
         """
         phase, self.open = self.open, None
         if phase is not None and self._ended and empty and phase.first_step == self._request.steps.index:
@@ -119,20 +126,12 @@ class PhaseLog:
         if phase is not None:
             self._ended.append(phase._replace(end=now, ends=self._boundary(), failure=failure))
 
-    def stretch(self, key: str, now: int) -> None:
-        """A phase lasts as long as the module calls directly under it."""
+    def stretch(self, key: PhaseKey, now: int) -> None:
+        """A phase or stage lasts as long as the module calls directly under it."""
         self._loose[key] = max(now, self._loose.get(key, 0))
 
-    def stages(self) -> list[tuple[str, float]]:
-        """Names and seconds of those that are stages."""
-        return [
-            (str(phase.attributes[semconv.STAGE_NAME]), (phase.end - phase.start) / 1e9)
-            for phase in self._ended
-            if semconv.STAGE_NAME in phase.attributes
-        ]
-
     def add_records(self, end: RequestEnd | None) -> RequestEnd | None:
-        """Add the records of the phases, and the device's time on them and on the request as far as it is known.
+        """Add the records of phases and stages, and the device's time on them and on the request as far as it is known.
 
         The loop has waited for most of it; nothing here does.
         """
@@ -146,12 +145,15 @@ class PhaseLog:
                 whole = clock.between(0, clock.anchors - 1)
                 if whole is not None and end is not None:
                     end = replace(end, attributes={**end.attributes, semconv.DEVICE_TIME: whole})
-        if request.recording:
-            for phase, device in zip(phases, seconds, strict=True):
-                attributes = phase.attributes if device is None else {**phase.attributes, semconv.DEVICE_TIME: device}
-                ended = request.epoch(max(phase.end, self._loose.get(phase.key, 0)))
-                request.pending.append(Phase(phase.key, request.epoch(phase.start), ended, phase.failure, attributes))
-        return end
+        for phase, device in zip(phases, seconds, strict=True):
+            attributes = {**(phase.attributes or {}), **({} if device is None else {semconv.DEVICE_TIME: device})}
+            (name, number), start, failure = phase.key, phase.start, phase.failure
+            ended = max(phase.end, self._loose.get(phase.key, 0))
+            if phase.attributes is not None and number is not None:
+                request.add_stage(name, start, ended, number=number, failure=failure, attributes=attributes, budgeted=True)
+            elif request.recording:
+                request.pending.append(Phase(phase.key, request.epoch(start), request.epoch(ended), failure, attributes))
+        return end if end is None or not request.stage_seconds else replace(end, stages=tuple(request.stage_seconds))
 
     def drop(self) -> None:
         """Drop the reference back to the request."""

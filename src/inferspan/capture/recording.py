@@ -26,7 +26,7 @@ from torch import Tensor
 
 from inferspan import semconv
 from inferspan.guard import contain
-from inferspan.records import AttributeValue, Failure, ModelInfo, ModuleCalls, RequestEnd, RequestStart
+from inferspan.records import Attributes, AttributeValue, Failure, ModelInfo, ModuleCalls, RequestEnd, RequestStart
 
 from .budget import Budget
 from .call import Call, around_here, current
@@ -47,14 +47,13 @@ class Unrecorded:
     def __bool__(self) -> bool:
         return False
 
-    def begin_phase(
-        self, name: str, *, at: int | None = None, then: str | None = None, attributes: Mapping[str, AttributeValue] | None = None
-    ) -> None:
+    def begin_phase(self, name: str, *, at: int | None = None, then: str | None = None) -> None:
         """Do nothing."""
 
-    def end_phase(
-        self, failure: Failure | None = None, *, at: int | None = None, attributes: Mapping[str, AttributeValue] | None = None
-    ) -> None:
+    def begin_stage(self, name: str, *, at: int | None = None, attributes: Attributes | None = None) -> None:
+        """Do nothing."""
+
+    def end_phase(self, failure: Failure | None = None, *, at: int | None = None, attributes: Attributes | None = None) -> None:
         """Do nothing."""
 
     def begin_step(self, rows: int | None = None, tokens: int | None = None, *, inputs: Tensor | None = None) -> None:

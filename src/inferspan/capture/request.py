@@ -6,7 +6,7 @@ On the model's path a step costs a few clock readings and appends; only the end 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from inferspan import semconv
 from inferspan.guard import contain
-from inferspan.records import AttributeValue, Failure, ModuleBatch, ModuleCalls, RequestEnd
+from inferspan.records import Attributes, AttributeValue, Failure, ModuleBatch, ModuleCalls, PhaseKey, RequestEnd
 
 from .call import Call
 from .compile.state import compiled_graphs
@@ -37,7 +37,7 @@ class Request(Call):
     """A request that is being recorded. Made by ``start``.
 
     Attributes:
-        phases: its phases and stages.
+        phases: its phases, and the stages that steps and modules lie in.
         steps: the log of its steps. An adapter for which each call counts may call it directly, and contains its errors then.
         adapter: translates a loop into this request; wrappers find it through the request of the thread.
         compiled: whether a compiled forward pass is used, in which nothing is observed.
@@ -91,39 +91,49 @@ class Request(Call):
         return self.root_id != 0 and (id(module) == self.root_id or id(module) in self.owner.members)
 
     # ------------------------------------------------------------------------------------------------------------ phases
-    def begin_phase(
-        self, name: str, *, at: int | None = None, then: str | None = None, attributes: Mapping[str, AttributeValue] | None = None
-    ) -> None:
-        """Begin a phase; one that is open ends.
+    def begin_phase(self, name: str, *, at: int | None = None, then: str | None = None) -> None:
+        """Begin a phase; a phase or stage that is open ends.
 
         Args:
             name: of its span.
             at: reading of the request's clock, default now.
             then: name of the phase that follows by itself when the first token is known.
-            attributes: of its span; a stage has its name among them.
         """
+        self._begin(name, at, then, None)
+
+    def begin_stage(self, name: str, *, at: int | None = None, attributes: Attributes | None = None) -> None:
+        """Begin a stage of the model that steps and module calls will lie in; a phase or stage that is open ends.
+
+        It is recorded with ``add_stage`` when the request ends.
+
+        Args:
+            name: of its span, one of few.
+            at: reading of the request's clock, default now.
+            attributes: of its span.
+        """
+        self._begin(name, at, None, attributes or {})
+
+    def _begin(self, name: str, at: int | None, then: str | None, attributes: Attributes | None) -> None:
         if self._finished:
             return
         with contain("start of a phase"):
             now = self.steps.now() if at is None else at
             if self.phases.open is not None:
                 self.end_phase(at=now)
-            self.steps.begin_phase(self.phases.begin(name, now, attributes or {}), now)
+            self.steps.begin_phase(self.phases.begin(name, now, attributes), now)
             self.steps.when_first_token = None if then is None else partial(self._follow, then)
 
     def _follow(self, name: str, now: int) -> None:
         self.end_phase(at=now)
         self.begin_phase(name, at=now)
 
-    def end_phase(
-        self, failure: Failure | None = None, *, at: int | None = None, attributes: Mapping[str, AttributeValue] | None = None
-    ) -> None:
-        """End the open phase; the token that was chosen last is known by now.
+    def end_phase(self, failure: Failure | None = None, *, at: int | None = None, attributes: Attributes | None = None) -> None:
+        """End the open phase or stage; the token that was chosen last is known by now.
 
         Args:
             failure: the exception that ended it.
             at: reading of the request's clock, default now.
-            attributes: more of its span.
+            attributes: more of the span, if it is a stage.
         """
         if self._finished:
             return
@@ -338,7 +348,6 @@ class Request(Call):
             token_times=steps.token_times,
             token_counts=steps.token_counts,
             step_seconds=steps.seconds,
-            stages=self.phases.stages(),
             logprobs=() if statistics is None else statistics.logprobs,
             entropies=() if statistics is None else statistics.entropies,
             top1_probabilities=() if statistics is None else statistics.top1_probabilities,
@@ -353,7 +362,7 @@ class Request(Call):
             content=owner.ids_on_spans,
         )
 
-    def close_modules(self, step: int | None, phase: str, now: int, failure: str | None) -> None:
+    def close_modules(self, step: int | None, phase: PhaseKey, now: int, failure: str | None) -> None:
         """Turn recorded module calls into a batch; a phase lasts as long as the calls directly under it.
 
         It is known here, at the end of the pass: the writer would have to search the calls for the last one.

@@ -17,7 +17,7 @@ from opentelemetry.context import Context
 
 from inferspan import semconv
 from inferspan.guard import contain, guarded
-from inferspan.records import KIND_BATCH, AttributeValue, ModuleBatch, Record, RequestEnd, RequestStart, Stage, name_of_phase
+from inferspan.records import KIND_BATCH, AttributeValue, ModuleBatch, Record, RequestEnd, RequestStart
 from inferspan.settings import Settings
 
 from .first_request import FirstRequest, first_request
@@ -152,6 +152,8 @@ class RequestMetrics:
             self._pipeline(start, end, seconds, span, third_party=third_party)
         elif not start.nested:
             self._generate(start, end, seconds, span, third_party=third_party)
+        for name, took in end.stages:
+            self._record(semconv.M_STAGE_DURATION, took, {semconv.STAGE_NAME: name, **self._model(start)}, span)
         for (place, kind), count in end.nonfinite.items():
             labels = {semconv.MODEL_NAME: self._name(start), semconv.MODULE_NAME: place, semconv.NONFINITE_KIND: kind}
             self._record(semconv.M_NONFINITE, count, labels)
@@ -226,8 +228,6 @@ class RequestMetrics:
             self._record(semconv.M_LEGACY_DURATION, seconds, failing, span)
         if end.batch_size:
             self._record(semconv.M_BATCH_SIZE, end.batch_size, model, span)
-        for name, took in end.stages:
-            self._record(semconv.M_STAGE_DURATION, took, {semconv.STAGE_NAME: name, **model}, span)
 
     def _latest(
         self, end: RequestEnd, seconds: float, labels: Mapping[str, AttributeValue], failing: Mapping[str, AttributeValue], span: Any
@@ -278,7 +278,7 @@ class RequestMetrics:
         """
         model = self._model(start)
         for phase, seconds in end.step_seconds.items():
-            self._record_many(semconv.M_STEP_DURATION, seconds, {semconv.PHASE: name_of_phase(phase), **model}, span, pause)
+            self._record_many(semconv.M_STEP_DURATION, seconds, {semconv.PHASE: phase, **model}, span, pause)
         if end.batch is not None:
             self._record_many(semconv.M_BATCH_REQUESTS, end.batch.requests, model, span, pause)
             self._record_many(semconv.M_BATCH_TOKENS, end.batch.tokens, model, span, pause)
@@ -307,20 +307,8 @@ class RequestMetrics:
                 pause()
 
     def measures(self, record: Record) -> bool:
-        """Whether ``modules`` or ``stage`` would record anything of a record."""
-        return (isinstance(record, ModuleBatch) and self.has_modules(record)) or (isinstance(record, Stage) and record.counted)
-
-    @guarded("metrics of stages")
-    def stage(self, start: RequestStart, stage: Stage, span: Any) -> None:
-        """Record the duration of a stage of a model; runs off the model's path.
-
-        Args:
-            start: the request.
-            stage: the stage.
-            span: the request's span, for exemplars.
-        """
-        seconds = max(0.0, (stage.end_ns - stage.start_ns) / 1e9)
-        self._record(semconv.M_STAGE_DURATION, seconds, {semconv.STAGE_NAME: stage.name, **self._model(start)}, span)
+        """Whether ``modules`` would record anything of a record."""
+        return isinstance(record, ModuleBatch) and self.has_modules(record)
 
     def has_modules(self, batch: ModuleBatch) -> bool:
         """Whether ``modules`` would record anything of such a batch."""
@@ -352,7 +340,7 @@ class RequestMetrics:
             if info.layer_index is not None:
                 labels[semconv.MODULE_LAYER_INDEX] = info.layer_index
             if self._settings.module_metric:
-                self._record(semconv.M_MODULE_DURATION, (ended - begun) / 1e9, {**labels, semconv.PHASE: name_of_phase(batch.phase)}, span)
+                self._record(semconv.M_MODULE_DURATION, (ended - begun) / 1e9, {**labels, semconv.PHASE: batch.phase.name}, span)
             statistics = batch.statistics.get(slot, {}) if slot is not None else {}
             imbalance = statistics.get(semconv.EXPERTS_IMBALANCE)
             if isinstance(imbalance, float):

@@ -15,7 +15,7 @@ from typing import Any
 
 from inferspan import semconv
 from inferspan.attribute_values import shape_attributes
-from inferspan.records import Attributes, AttributeValue, ModuleBatch, ModuleInfo, Phase, Profiled, Stage, Step, name_of_phase
+from inferspan.records import Attributes, AttributeValue, ModuleBatch, ModuleInfo, Phase, Profiled, Stage, Step
 
 __all__ = [
     "of_call",
@@ -37,9 +37,7 @@ _Described = tuple[tuple[Any, Any], ...]
 
 def of_phase(phase: Phase) -> dict[str, AttributeValue]:
     """Attributes of the span of a phase."""
-    found = {**phase.attributes}
-    if semconv.STAGE_NAME not in found:
-        found[semconv.PHASE] = phase.name
+    found = {**phase.attributes, semconv.PHASE: phase.key.name}
     if phase.failure is not None:
         found.update(of_failure(phase.failure))
     return found
@@ -56,25 +54,22 @@ def of_step(step: Step, device: str | None) -> dict[str, AttributeValue]:
     found: dict[str, AttributeValue] = {**(known() if callable(known) else known)}
     if device is not None:
         found[semconv.DEVICE] = device
-    found[semconv.PHASE] = name_of_phase(step.phase)
+    found[semconv.PHASE] = step.phase.name
     found[semconv.STEP_INDEX] = step.number
     if step.failure is not None:
         found.update(of_failure(step.failure))
     return found
 
 
-def of_stage(stage: Stage, device: str | None) -> dict[str, AttributeValue]:
-    """Attributes of the span of a stage of a model.
+def of_stage(stage: Stage) -> dict[str, AttributeValue]:
+    """Attributes of the span of a stage of a model, computed now if the record holds a function.
 
-    Args:
-        stage: the stage; its attributes are computed now if the record holds a function.
-        device: where the model ran, if that is known.
+    The stage may run on another device than the rest of the model, so the device is an attribute only if the record has it.
     """
     known = stage.attributes
-    found: dict[str, AttributeValue] = {} if device is None else {semconv.DEVICE: device}
-    found.update(known() if callable(known) else known)
+    found: dict[str, AttributeValue] = {**(known() if callable(known) else known)}
     if stage.phase is not None:
-        found[semconv.PHASE] = stage.phase
+        found[semconv.PHASE] = stage.phase.name
     found[semconv.STAGE_KIND] = semconv.STAGE_KIND_MODEL
     found[semconv.STAGE_NAME] = stage.name
     if stage.failure is not None:
@@ -87,7 +82,7 @@ def of_module(info: ModuleInfo, phase: str) -> Attributes:
     """Attributes that all calls of a module have in a phase."""
     found: dict[str, AttributeValue] = {} if info.layer_index is None else {semconv.MODULE_LAYER_INDEX: info.layer_index}
     found[semconv.MODULE_TYPE] = info.type
-    found[semconv.PHASE] = name_of_phase(phase)
+    found[semconv.PHASE] = phase
     found[semconv.MODULE_NAME] = info.name
     if info.stage is not None:
         if info.stage.device is not None:
@@ -138,7 +133,7 @@ def of_call(batch: ModuleBatch, call: tuple[Any, ...]) -> dict[str, AttributeVal
     """
     number, _, info, _, _, inputs, outputs, failure, slot = call
     step, phase, _, _, statistics, device, *_ = batch
-    found = {**of_inputs(inputs), **of_outputs(outputs), **of_pass(step), **of_module(info, phase)}
+    found = {**of_inputs(inputs), **of_outputs(outputs), **of_pass(step), **of_module(info, phase.name)}
     if (seconds := device.get(number)) is not None:
         found = {**of_device_time(seconds), **found}
     if (tokens := batch.tokens.get(number)) is not None:
@@ -152,4 +147,4 @@ def of_call(batch: ModuleBatch, call: tuple[Any, ...]) -> dict[str, AttributeVal
 
 def of_profiled(batch: ModuleBatch, profiled: Profiled) -> dict[str, AttributeValue]:
     """Attributes of the span of an operation or kernel."""
-    return {**profiled.attributes, **of_pass(batch.step), semconv.PHASE: name_of_phase(batch.phase)}
+    return {**profiled.attributes, **of_pass(batch.step), semconv.PHASE: batch.phase.name}

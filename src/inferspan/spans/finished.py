@@ -12,7 +12,7 @@ from typing import NamedTuple
 from opentelemetry.trace import SpanContext
 
 from inferspan.export.ids import ids
-from inferspan.records import AttributeValue, ModuleBatch, Phase, Record, RequestScope, Stage, Step, name_of_phase
+from inferspan.records import AttributeValue, ModuleBatch, Phase, Record, RequestScope, Stage, Step
 from inferspan.spans import attributes
 from inferspan.spans.request import RequestSpan, step_name
 
@@ -73,14 +73,14 @@ def linked_contexts(scopes: Sequence[RequestScope]) -> Iterator[SpanContext]:
 def one_span(request: RequestSpan, record: Phase | Step | Stage) -> FinishedSpan:
     """The span of a phase, step or stage."""
     if isinstance(record, Step):
-        name, own, parent = step_name(record.phase), request.step_id(record.number), request.above_steps(record.phase)
+        name, own, parent = step_name(record.phase.name), request.step_id(record.number), request.above_in(record.phase)
         found = attributes.of_step(record, request.device)
     elif isinstance(record, Stage):
         name, own = record.name, request.stage_id(record.number)
         parent = request.above_stage(record)
-        found = attributes.of_stage(record, request.device)
+        found = attributes.of_stage(record)
     else:
-        name, own, parent = name_of_phase(record.name), request.phase_id(record.name), request.context.span_id
+        name, own, parent = record.key.name, request.above_in(record.key), request.context.span_id
         found = attributes.of_phase(record)
     dropped = 0
     if request.limits is not None:

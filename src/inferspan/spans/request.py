@@ -17,7 +17,7 @@ from inferspan.export.ids import ids
 from inferspan.export.sdk import SpanParts, SpanStarter
 from inferspan.guard import contain
 from inferspan.metrics.requests import RequestMetrics
-from inferspan.records import KIND_BATCH, ModuleBatch, RequestStart, Stage, name_of_phase
+from inferspan.records import ModuleBatch, PhaseKey, RequestStart, Stage
 
 from .current import Scope
 
@@ -27,10 +27,10 @@ GOLDEN_RATIO_64 = 0x9E3779B97F4A7C15
 
 
 def step_name(phase: str) -> str:
-    """Name of the span of a step."""
+    """Name of the span of a step in the phase or stage of this name."""
     if phase == semconv.SPAN_PREFILL:
         return semconv.SPAN_PREFILL_STEP
-    return semconv.SPAN_DENOISE_STEP if name_of_phase(phase) == semconv.STAGE_DENOISE else semconv.SPAN_DECODE_STEP
+    return semconv.SPAN_DENOISE_STEP if phase == semconv.STAGE_DENOISE else semconv.SPAN_DECODE_STEP
 
 
 class RequestSpan:
@@ -60,7 +60,6 @@ class RequestSpan:
         self._before: otel_context.Context | None = None
         self._free: Scope | None = None
         self.token: Any = None
-        self._phase_ids: dict[str, int] = {}
         self._step_base = 0
 
     def attach(self, inside: otel_context.Context | None = None) -> None:
@@ -104,14 +103,6 @@ class RequestSpan:
             with contain("context"):
                 self._free.leave()
 
-    def phase_id(self, phase: str) -> int:
-        """Span id of a phase."""
-        return self._phase_ids.get(phase) or self._phase_ids.setdefault(phase, ids().generate_span_id())
-
-    def above_steps(self, phase: str) -> int:
-        """Span id of the parent of the steps of a phase; a batch that requests share has no phases."""
-        return self.context.span_id if self.request.kind == KIND_BATCH else self.phase_id(phase)
-
     def step_id(self, number: int) -> int:
         """Span id of a step."""
         # A request may have a hundred thousand steps, and the last child of a step may come at any time, so a table of ids could not be
@@ -120,20 +111,20 @@ class RequestSpan:
         return (self._step_base + number * GOLDEN_RATIO_64) % 2**64 or GOLDEN_RATIO_64
 
     def stage_id(self, number: int) -> int:
-        """Span id of a stage."""
+        """Span id of a phase or stage."""
         # Of the same series as the steps, from its other end.
         return self.step_id(-1 - number)
+
+    def above_in(self, phase: PhaseKey) -> int:
+        """Span id of a phase or stage, of the request if there is none: the parent of what lies in it."""
+        return self.context.span_id if phase.number is None else self.stage_id(phase.number)
 
     def above_stage(self, stage: Stage) -> int:
         """Span id of the parent of a stage."""
         if stage.parent is not None:
             return self.stage_id(stage.parent)
-        return self.context.span_id if stage.phase is None else self.phase_id(stage.phase)
+        return self.context.span_id if stage.phase is None else self.above_in(stage.phase)
 
     def above(self, batch: ModuleBatch) -> int:
         """Span id of the parent of the outermost calls of a batch."""
-        if batch.stage is not None:
-            return self.stage_id(batch.stage)
-        if batch.step is not None:
-            return self.step_id(batch.step)
-        return self.context.span_id if batch.phase == semconv.PHASE_FORWARD else self.phase_id(batch.phase)
+        return self.above_in(batch.phase) if batch.step is None else self.step_id(batch.step)

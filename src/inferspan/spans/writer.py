@@ -20,7 +20,7 @@ from opentelemetry.trace import SpanContext, Status, StatusCode
 from inferspan.buffer import CAPACITY, Buffer
 from inferspan.export.sdk import next_chunk
 from inferspan.guard import contain, guarded
-from inferspan.records import ModuleBatch, Record, RequestEnd, Stage
+from inferspan.records import ModuleBatch, Record, RequestEnd
 from inferspan.spans.packed.detail import PackedDetail
 
 from .finished import FinishedSpan, finished_spans
@@ -67,7 +67,7 @@ class Detail(NamedTuple):
     spans: bool = True
     """Whether they become spans; else they are only measured."""
     metrics: bool = True
-    """Whether modules and stages are measured; else they have been."""
+    """Whether modules are measured; else they have been."""
 
 
 class SpanWriter:
@@ -153,8 +153,6 @@ class SpanWriter:
             self._packed.finish(scope)
 
     def _measure(self, scope: RequestSpan, batch: Record, until: float | None) -> None:
-        if isinstance(batch, Stage):
-            scope.metrics.stage(scope.request, batch, scope.span)
         if not isinstance(batch, ModuleBatch):
             return
         calls = batch.calls.rows()

@@ -32,7 +32,7 @@ def _device_times(scope: Any) -> dict[Any, Any]:
             attributes = record.attributes() if callable(record.attributes) else record.attributes
             found[record.number] = attributes.get(semconv.DEVICE_TIME)
         elif isinstance(record, Phase):
-            found[record.name] = record.attributes.get(semconv.DEVICE_TIME)
+            found[record.key.name] = record.attributes.get(semconv.DEVICE_TIME)
     return {key: None if value is None else round(value * 1e3, 3) for key, value in found.items()}
 
 

@@ -22,6 +22,7 @@ from inferspan.settings import Settings
 from inferspan.spans.recorder import SpanRecorder
 from inferspan.spans.request import RequestSpan
 from inferspan.spans.writer import SpanWriter
+from tests.spans.outputs import DECODE, PREFILL
 
 SHAPES: list[Any] = [
     (),
@@ -78,7 +79,7 @@ def _batch(draw: random.Random, structure: Sequence[tuple[int, int, ModuleInfo]]
     timed = draw.choice((0.0, 0.0, 0.3, 1.0))
     device = {number: draw.random() for number, *_ in structure if draw.random() < timed}
     tokens = {number: draw.randrange(1, 10**6) for number, _, info in structure if info.stage is not None and draw.random() < 0.5}
-    phase = draw.choice(("prefill", "decode"))
+    phase = draw.choice((PREFILL, DECODE))
     return ModuleBatch(step, phase, 17 * 10**17, ModuleCalls(calls), dict(enumerate(STATISTICS)), device, tokens=tokens)
 
 
@@ -131,7 +132,7 @@ class _Pipeline:
             data = protobuf.request(b"", protobuf.scope("s"), "", [packed for packed, _ in sink.offers])
             found = list(ExportTraceServiceRequest.FromString(data).resource_spans[0].scope_spans[0].spans)
             assert sum(count for _, count in sink.offers) == len(found)
-        names = {scope.context.span_id: "request", **{scope.phase_id(phase): phase for phase in ("prefill", "decode")}}
+        names = {scope.context.span_id: "request", **{scope.above_in(phase): phase.name for phase in (PREFILL, DECODE)}}
         names |= {scope.step_id(record.step): "step" for record in records if isinstance(record, ModuleBatch) and record.step is not None}
         return _comparable(found, names)
 
@@ -196,8 +197,8 @@ def test_phases_and_steps_equal_the_encoders(state: TraceState | None) -> None:
         start = draw.randrange(1000, 2000)
         failure = draw.choice((None, None, None, "ValueError", ""))
         late = draw.choice((attributes, lambda attributes=attributes: attributes))
-        records.append(Step(number, draw.choice(("prefill", "decode")), start, start + draw.randrange(900), failure, late, links=others[: draw.randrange(4)]))
-    records += [Phase("prefill", 900, 1200, None, {}), Phase("decode", 1200, 2900, "ValueError", {"a": "b"})]
+        records.append(Step(number, draw.choice((PREFILL, DECODE)), start, start + draw.randrange(900), failure, late, links=others[: draw.randrange(4)]))
+    records += [Phase(PREFILL, 900, 1200, None, {}), Phase(DECODE, 1200, 2900, "ValueError", {"a": "b"})]
     expected = pipeline.send(records, None, state)
     found = pipeline.send(records, sink, state)
     assert found == expected
@@ -206,7 +207,7 @@ def test_phases_and_steps_equal_the_encoders(state: TraceState | None) -> None:
 
 def test_a_span_that_cannot_be_packed_costs_itself(contained: list[guard.Swallowed]) -> None:
     """A value that OTLP has no type for costs its span and no other."""
-    records = [Step(number, "decode", 1000, 1100, None, {"bad": 1j if number == 1 else 1}) for number in range(3)]  # type: ignore[dict-item]
+    records = [Step(number, DECODE, 1000, 1100, None, {"bad": 1j if number == 1 else 1}) for number in range(3)]  # type: ignore[dict-item]
     sink = _Sink()
     assert len(_Pipeline().send(records, sink)) == 2
     assert [(error.place, error.kind) for error in contained] == [("span hand-over", "TypeError")]
@@ -225,5 +226,5 @@ def test_refused_spans_are_counted() -> None:
     structure = _structure(draw, 20)
     batch = _batch(draw, structure, [((), ()) for _ in structure], 1)
     pipeline = _Pipeline()
-    pipeline.send([batch, *(Step(number, "decode", 1000, 1100, None, {}) for number in range(40))], Full())
+    pipeline.send([batch, *(Step(number, DECODE, 1000, 1100, None, {}) for number in range(40))], Full())
     assert pipeline.dropped == [19, 31, 7]

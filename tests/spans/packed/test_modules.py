@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.trace import SpanContext, TraceFlags
 
 from inferspan.export import protobuf
-from inferspan.records import ModuleBatch, ModuleCalls, ModuleInfo, Profiled
+from inferspan.records import ModuleBatch, ModuleCalls, ModuleInfo, PhaseKey, Profiled
 from inferspan.spans.packed import modules as packed_modules
 from inferspan.spans.packed.modules import ModulePacker
 from inferspan.spans.packed.template import SpanTemplate
@@ -21,7 +21,7 @@ SHAPES = (((1, 7, 64), "torch.float32"),)
 
 def _decode(count: int, step: int, infos: Sequence[ModuleInfo]) -> ModuleBatch:
     calls = ModuleCalls((n, n - 1, infos[n], n, n + 1, SHAPES, SHAPES, None, None) for n in range(count))
-    return ModuleBatch(step, "decode", 10, calls, {})
+    return ModuleBatch(step, PhaseKey("decode", 0), 10, calls, {})
 
 
 CONTEXT = SpanContext(7, 8, False, TraceFlags(1))
@@ -69,7 +69,7 @@ def test_passes_that_never_repeat_are_packed_all_the_same() -> None:
     for step in range(20):
         chosen = sorted(draw.sample(range(64), 20))
         calls = ModuleCalls((n, -1, infos[n], n, n + 1, SHAPES, (), None, None) for n in chosen)
-        (packed,) = packer.pack(CONTEXT, ModuleBatch(step, "decode", 10, calls, {}), 9)
+        (packed,) = packer.pack(CONTEXT, ModuleBatch(step, PhaseKey("decode", 0), 10, calls, {}), 9)
         data = protobuf.request(b"", b"", "", [packed[0]])
         spans = ExportTraceServiceRequest.FromString(data).resource_spans[0].scope_spans[0].spans
         assert [span.name for span in spans] == [f"layer {n}" for n in chosen]

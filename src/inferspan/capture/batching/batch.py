@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from inferspan import semconv
 from inferspan.capture.owner import Owner
-from inferspan.records import KIND_BATCH, Attributes, BatchFigures, RequestEnd, RequestScope, RequestStart, Step
+from inferspan.records import KIND_BATCH, Attributes, BatchFigures, PhaseKey, RequestEnd, RequestScope, RequestStart, Step
 
 __all__ = ["Batch"]
 
@@ -81,7 +81,7 @@ class Batch:
         attributes: dict[str, int] = {semconv.STEP_ROWS: requests, semconv.BATCH_TOKENS: tokens, semconv.STEP_WAITING: waiting}
         if blocks is not None:
             attributes[semconv.KV_CACHE_BLOCKS_USED] = blocks[0]
-        self._steps.append(Step(number, phase, start, max(start, end), None, attributes, links=tuple(links[:MOST_LINKS])))
+        self._steps.append(Step(number, PhaseKey(phase), start, max(start, end), None, attributes, links=tuple(links[:MOST_LINKS])))
         if len(self._steps) >= STEPS_AT_ONCE:
             self.hand_over()
 

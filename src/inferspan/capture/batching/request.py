@@ -20,7 +20,7 @@ from inferspan.capture.outcome import Outcome
 from inferspan.capture.owner import Owner
 from inferspan.capture.recording import open_call
 from inferspan.guard import contain
-from inferspan.records import AttributeValue, Failure, Message, Phase, RequestEnd
+from inferspan.records import AttributeValue, Failure, Message, Phase, PhaseKey, RequestEnd
 
 __all__ = ["BatchedRequest", "start_request"]
 
@@ -223,7 +223,6 @@ class BatchedRequest(Call):
             token_times=self._token_times,
             token_counts=(),
             step_seconds={},
-            stages=(),
             logprobs=(),
             entropies=(),
             top1_probabilities=(),
@@ -255,9 +254,11 @@ class BatchedRequest(Call):
         first = self._first_token
         prefill = at if first is None else min(first, at)
         start = self.epoch(min(self._scheduled, prefill))
-        self.pending.append(Phase(semconv.SPAN_PREFILL, start, self.epoch(prefill), kind if first is None else None, {}))
+        key = PhaseKey(semconv.SPAN_PREFILL, self.new_stage())
+        self.pending.append(Phase(key, start, self.epoch(prefill), kind if first is None else None, {}))
         if first is not None and self._decoded:
-            self.pending.append(Phase(semconv.SPAN_DECODE, self.epoch(prefill), self.epoch(at), kind, {}))
+            key = PhaseKey(semconv.SPAN_DECODE, self.new_stage())
+            self.pending.append(Phase(key, self.epoch(prefill), self.epoch(at), kind, {}))
 
 
 def _configuration(config: Any) -> dict[str, AttributeValue]:

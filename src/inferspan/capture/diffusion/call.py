@@ -43,8 +43,8 @@ class DiffusionCall:
         self._arguments = arguments
         self._timesteps: list[tuple[dict[str, AttributeValue], Any]] = []
         """Attributes of each step, and its timestep, which may still be on the device."""
-        self._open: str | None = None
-        """The stage that runs."""
+        self._open = False
+        """Whether a component runs that is a stage."""
         self._depth = 0
         self._steps = self._loops = 0
         self._seen = request.start
@@ -56,25 +56,24 @@ class DiffusionCall:
         self._depth += 1
         if self._depth > 1:
             return
-        self._open = name
-        self.request.begin_phase(name, attributes=self._of_stage(name, inputs, semconv.INPUT_SHAPES, semconv.INPUT_DTYPES))
+        self._open = True
+        self.request.begin_stage(name, attributes=self._shapes(inputs, semconv.INPUT_SHAPES, semconv.INPUT_DTYPES))
 
     def end_stage(self, output: Any, error: BaseException | None) -> None:
         """That component has returned or raised."""
         self._depth -= 1
-        if self._depth or self._open is None:
+        if self._depth or not self._open:
             return
-        name, self._open = self._open, None
+        self._open = False
         self._seen = self.request.steps.now()
         failure = None if error is None else Failure(error_type(error), "", "")
-        self.request.end_phase(failure, attributes=self._of_stage(name, output, semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES))
+        self.request.end_phase(failure, attributes=self._shapes(output, semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES))
 
     @staticmethod
-    def _of_stage(name: str, tensors: Any, shapes: str, dtypes: str) -> dict[str, AttributeValue]:
-        found: dict[str, AttributeValue] = {semconv.STAGE_NAME: name, semconv.STAGE_KIND: semconv.STAGE_KIND_MODEL}
+    def _shapes(tensors: Any, shapes: str, dtypes: str) -> dict[str, AttributeValue]:
         with contain("shapes of a stage"):
-            found |= shape_attributes(describe(tensors), shapes, dtypes)
-        return found
+            return shape_attributes(describe(tensors), shapes, dtypes)
+        return {}
 
     # ------------------------------------------------------------------------------------------------------------- steps
     def enter_denoiser(self) -> None:
@@ -87,9 +86,7 @@ class DiffusionCall:
         """Begin the stage of the steps, unless it runs."""
         request = self.request
         if request.phases.name != semconv.STAGE_DENOISE:
-            attributes: dict[str, AttributeValue] = {semconv.DENOISE_BLOCK: self._loops}
-            attributes |= {semconv.STAGE_NAME: semconv.STAGE_DENOISE, semconv.STAGE_KIND: semconv.STAGE_KIND_MODEL}
-            request.begin_phase(semconv.STAGE_DENOISE, at=at, attributes=attributes)
+            request.begin_stage(semconv.STAGE_DENOISE, at=at, attributes={semconv.DENOISE_BLOCK: self._loops})
             self._loops += 1
 
     def end_step(self, timestep: Any, sample: Any, result: Any) -> None:

@@ -39,8 +39,6 @@ class Measured(NamedTuple):
     token_counts: Sequence[int]
     """Tokens that came at each of these times; empty if it was one each time."""
     step_seconds: Mapping[str, Sequence[float]]
-    stages: Sequence[tuple[str, float]]
-    """Names and durations of the stages that have ended."""
     logprobs: Sequence[float]
     entropies: Sequence[float]
     top1_probabilities: Sequence[float]
@@ -178,7 +176,6 @@ def describe_end(outcome: Outcome, measured: Measured) -> RequestEnd:
         batch_size=rows,
         kv_cache_bytes=outcome.cache_bytes,
         step_seconds=measured.step_seconds,
-        stages=measured.stages,
         entropies=measured.entropies,
         top1_probabilities=measured.top1_probabilities,
         nonfinite=measured.nonfinite,

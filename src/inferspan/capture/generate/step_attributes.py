@@ -15,7 +15,7 @@ from inferspan.capture.logits.statistics import StepLogits
 from inferspan.capture.logits.statistics import attributes as logit_attributes
 from inferspan.capture.modules.shapes import Described
 from inferspan.guard import contain
-from inferspan.records import AttributeValue
+from inferspan.records import AttributeValue, PhaseKey
 
 __all__ = ["AnyStepRow", "StepFacts", "StepRow"]
 
@@ -26,7 +26,7 @@ class StepRow(NamedTuple):
     start: int
     """Reading of the monotonic clock, as ``end`` is."""
     end: int
-    phase: str
+    phase: PhaseKey
     failure: str | None
     """Type of the exception that ended it."""
     inputs: Described
@@ -43,7 +43,7 @@ class StepRow(NamedTuple):
 
 
 AnyStepRow: TypeAlias = (
-    "tuple[int, int, int, str, str | None, Described, Described, int | None, int, dict[str, Any] | None, Measured | None]"
+    "tuple[int, int, int, PhaseKey, str | None, Described, Described, int | None, int, dict[str, Any] | None, Measured | None]"
 )
 
 

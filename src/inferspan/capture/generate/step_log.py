@@ -14,11 +14,11 @@ from typing import Any
 
 from torch import Tensor
 
-from inferspan import semconv
-from inferspan.capture.call import Call
+from inferspan.capture.call import UNDER_REQUEST, Call
 from inferspan.capture.modules.shapes import Described, describe_like
 from inferspan.capture.owner import Owner
 from inferspan.guard import contain, report
+from inferspan.records import PhaseKey
 
 from .step_logits import StepStatistics
 from .step_modules import LIVE_CALLS, StepModules
@@ -53,7 +53,7 @@ class StepLog:
         cached: positions of a row that are in the cache before the first pass.
 
     Attributes:
-        phase: name of the open phase.
+        phase: the phase or stage that runs, or ran last.
         open: whether a step has begun and not ended.
         main: the tensor [rows, positions, ...] that goes into the open step, if there is one.
         width: positions of a row in the open step, if there is no main input.
@@ -67,7 +67,7 @@ class StepLog:
         when_first_token: called with that moment.
         token_times: when each token was known; of several that come at once, once.
         token_counts: tokens at each of these times; empty if one each time.
-        seconds: durations of the steps by phase.
+        seconds: durations of the steps by name of the phase.
         logits: of the step that has ended last, until its tokens are chosen.
         uniform: whether a step may look like the last one, so that the short path can serve it.
         chunked: whether the prompt may be computed in several passes.
@@ -131,7 +131,7 @@ class StepLog:
         self.statistics = statistics
         self.modules = modules
         self.now = now
-        self.phase = semconv.PHASE_FORWARD
+        self.phase = UNDER_REQUEST
         self._phase_start = self._start = self.last = request.start
         self.seconds: dict[str, array[float]] = {}
         self._phase_seconds: array[float] = array("d")
@@ -152,11 +152,11 @@ class StepLog:
         self.uniform = self.chunked = self.awaiting = False
 
     # ------------------------------------------------------------------------------------------------------------- steps
-    def begin_phase(self, name: str, now: int) -> None:
-        """Steps from now on belong to this phase."""
-        self.phase = name
+    def begin_phase(self, phase: PhaseKey, now: int) -> None:
+        """Steps from now on belong to this phase or stage."""
+        self.phase = phase
         self._phase_start = now
-        self._phase_seconds = self.seconds.setdefault(name, array("d"))
+        self._phase_seconds = self.seconds.setdefault(phase.name, array("d"))
         self._pattern = None
 
     def prepare(self) -> None:

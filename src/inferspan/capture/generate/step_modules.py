@@ -11,6 +11,7 @@ from inferspan.capture.call import Call
 from inferspan.capture.device.memory import MemoryMeter
 from inferspan.capture.owner import Owner
 from inferspan.guard import contain
+from inferspan.records import PhaseKey
 
 __all__ = ["StepModules"]
 
@@ -144,13 +145,13 @@ class StepModules:
             self._stages_on = False
             self._owner.engine.release_stages()
 
-    def cut_before_step(self, phase: str, began: int, now: int) -> None:
+    def cut_before_step(self, phase: PhaseKey, began: int, now: int) -> None:
         """Put calls from before the pass, such as those of an encoder, under the phase, which ``began`` then."""
         if self._request.recorded:
             self.cut(None, phase, began, now, None)
             self.reopen()
 
-    def cut(self, step: int | None, phase: str, began: int, now: int, failure: str | None) -> None:
+    def cut(self, step: int | None, phase: PhaseKey, began: int, now: int, failure: str | None) -> None:
         """Make a batch of the calls since ``began``, under a step or, without one, under the phase."""
         request = self._request
         if self.sampled:

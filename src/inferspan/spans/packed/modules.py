@@ -79,12 +79,12 @@ class ModulePacker:
         state = protobuf.text(b"\x1a", context.trace_state.to_header()) if context.trace_state else b""
         step = protobuf.attributes(attributes.of_pass(batch.step))
         head = PassHead(context.trace_id.to_bytes(16, "big"), state, step, batch.offset)
-        templates = self._templates(calls, batch.phase) if count >= MIN_TEMPLATE_CALLS else None
+        templates = self._templates(calls, batch.phase.name) if count >= MIN_TEMPLATE_CALLS else None
         if templates is None:
             yield from self._one_by_one(head, batch, calls, ids)
         for template in templates or ():
             some = calls.cut(template.first, template.stop)
-            template.adapt(some, lambda place, some=some: self._tail(some, place, batch.phase))  # type: ignore[misc]
+            template.adapt(some, lambda place, some=some: self._tail(some, place, batch.phase.name))  # type: ignore[misc]
             times, extra = self._late(batch, some)
             yield template.fill(head, some, ids, times, extra), template.count
         if batch.profiled:
@@ -113,7 +113,7 @@ class ModulePacker:
         packed: list[bytes] = []
         for place, (number, start, end) in enumerate(zip(calls.numbers, calls.starts, calls.ends, strict=True)):
             seconds = batch.device.get(number)
-            dynamic = head.step + self._tail(calls, place, batch.phase)
+            dynamic = head.step + self._tail(calls, place, batch.phase.name)
             if seconds is not None:
                 dynamic += _DEVICE_TIME_HEAD + _double(seconds)
             dynamic += self._extra(batch, calls, place)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter_ns
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -34,7 +34,7 @@ from .outcome import Outcome
 from .owner import Owner
 from .request import Request
 
-__all__ = ["UNRECORDED", "Outcome", "Request", "Unrecorded", "open_call", "start"]
+__all__ = ["UNRECORDED", "Outcome", "Request", "Unrecorded", "open_call", "run_recorded", "start"]
 
 C = TypeVar("C", bound=Call)
 
@@ -127,6 +127,44 @@ def start(
                 raise
             return request
     return UNRECORDED
+
+
+class Recorded(Protocol):
+    """What ends a request with its call."""
+
+    def finish(self, result: Any) -> None:
+        """The call has returned."""
+
+    def fail(self, error: BaseException) -> None:
+        """The call has raised."""
+
+
+def run_recorded(
+    recorded: Recorded,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    first: Callable[[], None] | None = None,
+) -> Any:
+    """Call ``function``, end its request with the result or the exception, and pass on either.
+
+    Args:
+        recorded: ends the request; contains its errors.
+        function: what to call.
+        args: its arguments by position.
+        kwargs: its arguments by name.
+        first: called before; an exception in it ends the request as well.
+    """
+    try:
+        if first is not None:
+            first()
+        result = function(*args, **kwargs)
+    except BaseException as error:
+        recorded.fail(error)
+        raise
+    recorded.finish(result)
+    return result
 
 
 def _is_nested(kind: str, operation: str | None, outer: Call | None) -> bool:

@@ -18,6 +18,7 @@ from inferspan.attribute_values import shape_attributes
 from inferspan.capture import recording
 from inferspan.capture.failures import error_type
 from inferspan.capture.modules.shapes import describe
+from inferspan.capture.patching import Undo
 from inferspan.guard import contain
 from inferspan.records import AttributeValue, Failure
 
@@ -33,13 +34,15 @@ class DiffusionCall:
         request: records it.
         arguments: of the call, by name.
         scheduler: of the pipeline.
+        undo: takes hooks and wrappers off the components.
     """
 
-    __slots__ = ("_arguments", "_depth", "_loops", "_open", "_seen", "_steps", "_timesteps", "request", "scheduler")
+    __slots__ = ("_arguments", "_depth", "_loops", "_open", "_seen", "_steps", "_timesteps", "_undo", "request", "scheduler")
 
-    def __init__(self, request: recording.Request, arguments: Mapping[str, Any], scheduler: Any) -> None:
+    def __init__(self, request: recording.Request, arguments: Mapping[str, Any], scheduler: Any, undo: Undo) -> None:
         self.request = request
         self.scheduler = scheduler
+        self._undo = undo
         self._arguments = arguments
         self._timesteps: list[tuple[dict[str, AttributeValue], Any]] = []
         """Attributes of each step, and its timestep, which may still be on the device."""
@@ -148,6 +151,7 @@ class DiffusionCall:
         # An interrupt that arrives in here must not leave the span open or its context attached.
         try:
             end = self.request.steps.now()
+            self._undo.close()
             if self.request.recording:
                 with contain("numbers of denoising steps"):
                     self._read_timesteps()

@@ -49,25 +49,15 @@ def attach_pipeline(owner_of: Callable[[object], Owner | None], model: nn.Module
 def _around_call(owner_of: Callable[[object], Owner | None], classes: ClassMethods) -> Any:
     def call_pipeline(original: Any, pipeline: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call: DiffusionCall | None = None
-        undo = Undo()
         if not is_dynamo_compiling():
             with contain("start of a pipeline call"):
                 parts = parts_of(pipeline)
                 owner = owner_of(parts)
                 if owner is not None and parts is not None:
-                    call = _start(owner, parts, pipeline, _bound(original, args, kwargs), undo, classes)
+                    call = _start(owner, parts, pipeline, _bound(original, args, kwargs), classes)
         if call is None:
             return original(*args, **kwargs)
-        try:
-            try:
-                result = original(*args, **kwargs)
-            finally:
-                undo.close()
-        except BaseException as error:
-            call.fail(error)
-            raise
-        call.finish(result)
-        return result
+        return recording.run_recorded(call, original, args, kwargs)
 
     return call_pipeline
 
@@ -82,9 +72,7 @@ def _bound(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict
     return dict(bound.arguments)
 
 
-def _start(
-    owner: Owner, parts: Parts, pipeline: Any, arguments: dict[str, Any], undo: Undo, classes: ClassMethods
-) -> DiffusionCall | None:
+def _start(owner: Owner, parts: Parts, pipeline: Any, arguments: dict[str, Any], classes: ClassMethods) -> DiffusionCall | None:
     close_stale(None)
     if parts.look(pipeline):
         owner.refresh()
@@ -93,8 +81,9 @@ def _start(
     request = recording.start(KIND, owner, operation=semconv.OPERATION_GENERATE_CONTENT, root=parts, **facts)
     if not isinstance(request, recording.Request):
         return None
+    undo = Undo()
     try:
-        call = request.adapter = DiffusionCall(request, arguments, scheduler)
+        call = request.adapter = DiffusionCall(request, arguments, scheduler, undo)
         with contain("stages of a pipeline"):
             _attach(parts, scheduler, owner, undo, classes)
     except BaseException as error:

@@ -16,6 +16,7 @@ from torch import nn
 from inferspan.capture.call import current
 from inferspan.capture.compile.state import is_compiling
 from inferspan.capture.owner import Owner
+from inferspan.capture.recording import run_recorded
 from inferspan.guard import contain, report
 
 from .arguments import generate_arguments, loop_config, main_input, pass_end
@@ -78,13 +79,7 @@ def around_generate(target_of: Callable[[object], Owner | None]) -> Any:
             return result
         if call is None:
             return original(*args, **kwargs)
-        try:
-            result = original(*args, **kwargs)
-        except BaseException as error:
-            call.fail(error)
-            raise
-        call.finish(result)
-        return result
+        return run_recorded(call, original, args, kwargs)
 
     return generate
 

@@ -107,14 +107,14 @@ class Generations:
             kwargs: its arguments by name.
             at_once: whether the request begins with the call; if not, ``open`` is called in it, or not at all.
         """
-        try:
-            if at_once:
-                self.open()
-            result = function(*args, **kwargs)
-        except BaseException as error:
-            if self._request is not None:
-                self._request.finish(summed(self._request.inside or (), self._request.failure_of(error)))
-            raise
+        return recording.run_recorded(self, function, args, kwargs, first=self.open if at_once else None)
+
+    def finish(self, result: Any) -> None:
+        """End the request, if it has begun: the call has returned."""
         if self._request is not None:
             self._request.finish(summed(self._request.inside or (), None))
-        return result
+
+    def fail(self, error: BaseException) -> None:
+        """End the request, if it has begun, with the exception that passes through."""
+        if self._request is not None:
+            self._request.finish(summed(self._request.inside or (), self._request.failure_of(error)))

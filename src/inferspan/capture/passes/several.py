@@ -22,6 +22,7 @@ from inferspan.capture.forward import ForwardCall, close_stale, open_forward
 from inferspan.capture.logits.heads import Masks
 from inferspan.capture.modules.shapes import describe
 from inferspan.capture.owner import OpenPass, Owner
+from inferspan.capture.recording import run_recorded
 from inferspan.capture.root.call import end_call, settle
 from inferspan.guard import contain
 from inferspan.records import AttributeValue, Failure, ModuleInfo, RequestEnd
@@ -191,18 +192,19 @@ class Span:
             at_once: whether the request begins with the call; if not, ``open`` is called in it, or not at all.
         """
         try:
-            if at_once:
-                self.open()
-            output = function(*args, **kwargs)
-            self._end(output, None)
-            return output
-        except BaseException as error:
-            self._end(None, error)
-            raise
+            return run_recorded(self, function, args, kwargs, first=self.open if at_once else None)
         finally:
             opened = self._opened
             if opened is not None and opened.registered is not None:
                 settle(opened)
+
+    def finish(self, result: Any) -> None:
+        """End the request, if it has begun: the call has returned."""
+        self._end(result, None)
+
+    def fail(self, error: BaseException) -> None:
+        """End the request, if it has begun, with the exception that passes through."""
+        self._end(None, error)
 
     def _end(self, output: Any, error: BaseException | None) -> None:
         call, self._call = self._call, None

@@ -1,14 +1,15 @@
-"""Records of modules and their calls; ``records`` has the others, and offers these as well.
+"""Records of modules and their calls, and figures of logits; ``records`` has the others, and offers these as well.
 
 A forward pass has hundreds of calls, so they lie in one list and not in objects of their own.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["ModuleCall", "ModuleCalls", "ModuleColumns", "ModuleInfo", "ModuleStage"]
+__all__ = ["ModuleCall", "ModuleCalls", "ModuleColumns", "ModuleInfo", "ModuleStage", "Moments", "RowFigures"]
 
 
 class ModuleStage(NamedTuple):
@@ -114,3 +115,56 @@ class ModuleCalls:
     def begun_before(self, moment: int) -> bool:
         """Whether some call began earlier."""
         return min(self._flat[_START::_FIELDS], default=moment) < moment
+
+
+class Moments(NamedTuple):
+    """Values of which only these are kept: how many, their mean, the sum of their squared distances from it, and the extremes.
+
+    Of means over several values each, only their number and mean are known; the others are NaN.
+    """
+
+    number: int
+    mean: float
+    squares: float
+    least: float
+    greatest: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Moments | None:
+        """Those of the finite ones among ``values``; ``None`` if there are none."""
+        finite = [value for value in values if math.isfinite(value)]
+        if not finite:
+            return None
+        mean = math.fsum(finite) / len(finite)
+        return cls(len(finite), mean, math.fsum([(value - mean) ** 2 for value in finite]), min(finite), max(finite))
+
+    @classmethod
+    def joined(cls, parts: Iterable[Moments | None]) -> Moments | None:
+        """Those of the values of all parts together (Chan, Golub and LeVeque, 1979); ``None`` of nothing."""
+        some = [part for part in parts if part is not None]
+        if len(some) < 2:
+            return some[0] if some else None
+        number = sum(part.number for part in some)
+        mean = math.fsum(part.mean * part.number for part in some) / number
+        squares = math.fsum(part.squares + part.number * (part.mean - mean) ** 2 for part in some)
+        if math.isnan(squares):
+            return cls(number, mean, math.nan, math.nan, math.nan)
+        return cls(number, mean, squares, min(part.least for part in some), max(part.greatest for part in some))
+
+
+class RowFigures(NamedTuple):
+    """What the raw logits of the steps of one sequence, or of several together, say; ``None`` where nothing was measured.
+
+    ``top1``: largest probabilities; ``chosen``: probabilities of the chosen tokens; ``logit_means`` and ``logit_stds``: of the finite
+    logits of a step. One value each for a step.
+    """
+
+    top1: Moments | None = None
+    chosen: Moments | None = None
+    logit_means: Moments | None = None
+    logit_stds: Moments | None = None
+
+    @classmethod
+    def together(cls, rows: Sequence[RowFigures]) -> RowFigures:
+        """Those of all rows together."""
+        return cls(*(Moments.joined(column) for column in zip(*rows, strict=True))) if rows else cls()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from .module_records import ModuleCall, ModuleCalls, ModuleColumns, ModuleInfo, ModuleStage
+from .module_records import ModuleCall, ModuleCalls, ModuleColumns, ModuleInfo, ModuleStage, Moments, RowFigures
 
 __all__ = [
     "KIND_BATCH",
@@ -30,6 +30,7 @@ __all__ = [
     "ModuleColumns",
     "ModuleInfo",
     "ModuleStage",
+    "Moments",
     "Phase",
     "PhaseKey",
     "Profiled",
@@ -38,6 +39,7 @@ __all__ = [
     "RequestEnd",
     "RequestScope",
     "RequestStart",
+    "RowFigures",
     "Sample",
     "Sampler",
     "Stage",
@@ -242,6 +244,12 @@ class RequestEnd:
     """Those that were in a cache already; empty if there were none."""
     input_messages: Sequence[Message] = ()
     output_messages: Sequence[Message] = ()
+    sequences: Sequence[Sequence[int]] = ()
+    """Ids of the tokens of each returned sequence. They are content: only figures of them may leave without its capture."""
+    figures: Sequence[RowFigures] = ()
+    """Of each sequence, or one of all of them together; empty if no logits were seen."""
+    findings: Sequence[str] = ()
+    """Kinds of what is wrong with the output."""
 
     @property
     def input_by_modality(self) -> Mapping[str, int]:

@@ -33,6 +33,11 @@ CALLS = {"sentence_transformers.": ("encode", "predict")}
 """Methods by which models of a library are called, whatever their mode; by the beginning of the module's name."""
 PIPELINES = (("diffusers.pipelines.pipeline_utils", "DiffusionPipeline", "register_modules"),)
 """Base classes of pipelines that are requests as a whole, each with the method in which their parts are put together."""
+CALLERS = (
+    ("transformers.pipelines.base", "Pipeline"),
+    ("transformers.pipelines.zero_shot_object_detection", "ZeroShotObjectDetectionPipeline"),
+)
+"""Classes of pipelines that call one model, perhaps several times in what is one request."""
 TEMPLATES = ("transformers.tokenization_utils_base", "transformers.processing_utils")
 """Modules whose classes apply chat templates, perhaps before the model is called for the first time."""
 
@@ -65,6 +70,8 @@ class Patches:
             self._watch.after(module, partial(self._models, name))
         for module, name, method in PIPELINES:
             self._watch.after(module, partial(self._pipelines, name, method))
+        for module, name in CALLERS:
+            self._watch.after(module, partial(self._callers, name))
         self._watch.after("transformers.generation.utils", self._generation)
         self._watch.after("torch._dynamo.eval_frame", self._optimized)
         if self._include:
@@ -196,6 +203,20 @@ class Patches:
             return getattr(model, name)(*args, **kwargs) if settled else original(*args, **kwargs)
 
         return enter
+
+    def _callers(self, name: str, module: ModuleType) -> None:
+        """Instrument the model of a pipeline before the call, which is the request, rather than in one of its batches."""
+        kind: Any = getattr(module, name)
+
+        def call(original: Any, pipeline: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            settled = False
+            with contain("first call of a model"):
+                model = getattr(pipeline, "model", None)
+                settled = self._candidates.waits(model) and not _is_compiling() and self._candidates.settle(model)
+            # What has just been put on the class is around the method now.
+            return kind.__call__(pipeline, *args, **kwargs) if settled else original(*args, **kwargs)
+
+        self._wrap(kind, "__call__", call)
 
     def _parts(self, pipeline: Any) -> Any:
         """The module that stands for a pipeline; it waits for its first call from now on, if nothing is decided about it."""

@@ -240,12 +240,17 @@ of them too, from their first call on.
 PIPELINES_NOTE = """\
 Three inputs. One call is one request, whatever batches and chunks it runs; its passes are spans of the model. Several `generate()` of a
 call are requests inside it, marked as nested. Given a generator or a data set, a pipeline returns an iterator, and each item for which the
-model has to run is a request: with `batch_size` the first item of each batch.
+model has to run is a request: with `batch_size` the first item of each batch. Where a vocoder turns the result into sound (SpeechT5), the
+request is around both.
+"""
+
+UNCHANGED_NOTE = """\
+The first call of a pipeline whose model nothing has instrumented.
 """
 
 
 def _coverage() -> str:
-    tables = (pairs.GENERATE, pairs.ZERO_CODE, pairs.BATCHED, pairs.PLAIN, pairs.STAGES, pairs.CALLED)
+    tables = (pairs.GENERATE, pairs.ZERO_CODE, pairs.BATCHED, pairs.PLAIN, pairs.STAGES, pairs.CALLED, pairs.CALLED_UNCHANGED)
     count = sum(len(row) for table in tables for row in table.values())
     lines = [NOTICE.format(source="tests/matrix/pairs.py"), "", "# Coverage", "", f"{count} pairs of a kind of model and a way to run it."]
     lines += [COVERAGE_INTRODUCTION, "## `generate()`", "", GENERATE_NOTE, *_pairs(pairs.GENERATE)]
@@ -254,6 +259,7 @@ def _coverage() -> str:
     lines += ["## Plain forward passes", "", *_pairs(pairs.PLAIN)]
     lines += ["## Stages of multimodal models", "", STAGES_NOTE, *_pairs(pairs.STAGES)]
     lines += ["## Pipelines of transformers", "", PIPELINES_NOTE, *_pairs(pairs.CALLED)]
+    lines += ["## Pipelines of transformers under zero code", "", UNCHANGED_NOTE, *_pairs(pairs.CALLED_UNCHANGED)]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -10,12 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .kinds import GENERATING
-from .pipelines import CALLS, PIPELINES
+from .pictured import TASKS
+from .pipelines import CALLS
 from .plain import MODULES, PASSES
 from .staged import STAGE_WAYS, STAGED
 from .ways import WAYS
 
-__all__ = ["BATCHED", "CALLED", "GENERATE", "PLAIN", "STAGES", "ZERO_CODE", "Outcome", "exact", "fault", "not_recorded", "said"]
+__all__ = ["BATCHED", "CALLED", "CALLED_UNCHANGED", "GENERATE", "PLAIN", "STAGES", "ZERO_CODE", "Outcome", "exact", "fault", "not_recorded", "said"]
 
 
 @dataclass(frozen=True)
@@ -204,11 +205,22 @@ STAGES: dict[str, dict[str, Outcome]] = {
     "`model(...)`, words only": _row(PROMPTED),
 }
 """Stages of each kind of multimodal model by the way to run it."""
-# A data set of chats is one that transformers cannot run.
+MATCHING, SEEN, SPEECH = "keypoint-matching", "image-text-to-text", "text-to-audio (SpeechT5)"
+# What transformers cannot run: a data set of chats, a list of pictures with words, pairs of pictures except in a list by itself.
+CANNOT = {
+    "a list": [SEEN],
+    "a list in batches": [SEEN, MATCHING, SPEECH],
+    "a generator": [MATCHING],
+    "a data set": ["text-generation (chat)", f"{SEEN} (chat)", MATCHING],
+}
+# SpeechT5 has a loop of its own.
+OWN_LOOP = said("steps: no forward pass of the model was seen")
 CALLED: dict[str, dict[str, Outcome]] = {
-    way: _row(_but(PIPELINES, "text-generation (chat)") if way == "a data set" else PIPELINES) for way in CALLS
+    way: {name: OWN_LOOP if name == SPEECH else exact for name in _but(TASKS, *CANNOT.get(way, []))} for way in CALLS
 }
 """Outcome of each pipeline by the way to call it."""
+CALLED_UNCHANGED = {way: CALLED[way] for way in ("a list", "a list in batches", "a generator")}
+"""The same of the first call of pipelines that are built under zero code and called without ``instrument()``."""
 
 
 def _check(table: dict[str, dict[str, Outcome]], ways: Iterable[str], kinds: Iterable[str]) -> None:
@@ -219,4 +231,4 @@ def _check(table: dict[str, dict[str, Outcome]], ways: Iterable[str], kinds: Ite
 _check(GENERATE, WAYS, GENERATING)
 _check(PLAIN, PASSES, MODULES)
 _check(STAGES, STAGE_WAYS, STAGED)
-_check(CALLED, CALLS, PIPELINES)
+_check(CALLED, CALLS, TASKS)

@@ -11,7 +11,7 @@ from tests.cases import models
 from .kinds import noise
 from .plain import EYES, MODULES, SMALL
 
-__all__ = ["CALLS", "PIPELINES", "CallWay", "Task"]
+__all__ = ["CALLS", "GREEDY", "PIPELINES", "TEXTS", "CallWay", "Task", "hearing", "image_processor", "images", "made", "sounds", "tokenizer"]
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", "<mask>", "system:", "user:", "assistant:", "be", "kind", "hello", "there", "again", "<image>"]
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }} {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
@@ -29,6 +29,8 @@ class Task:
         options: of a call.
         operation: of the request; ``None`` if it is none of the conventions.
         generates: whether the model generates.
+        tokens: of each answer; ``None`` if the model returns something else.
+        nested: whether ``generate()`` is a part of the request even where it is the only one.
     """
 
     name: str
@@ -37,6 +39,8 @@ class Task:
     options: dict[str, Any] = field(default_factory=dict)
     operation: str | None = None
     generates: bool = False
+    tokens: int | None = 3
+    nested: bool = False
 
     def pipeline(self) -> Any:
         """A new pipeline, always of the same weights."""
@@ -77,11 +81,12 @@ def tokenizer(padding_side: str = "left") -> Any:
     return made
 
 
-def _pipeline(task: str, model: Any, **parts: Any) -> Any:
+def made(task: str, model: Any, **parts: Any) -> Any:
+    """A pipeline of the task."""
     from transformers import pipeline
 
-    made: Any = pipeline
-    return made(task, model=model.eval(), device="cpu", **parts)
+    make: Any = pipeline
+    return make(task, model=model.eval(), device="cpu", **parts)
 
 
 def _bert(task: str, head: str, **options: Any) -> Callable[[], Any]:
@@ -89,12 +94,13 @@ def _bert(task: str, head: str, **options: Any) -> Callable[[], Any]:
         import transformers
 
         config: Any = transformers.BertConfig
-        return _pipeline(task, getattr(transformers, head)(config(**SMALL, **options)), tokenizer=tokenizer())
+        return made(task, getattr(transformers, head)(config(**SMALL, **options)), tokenizer=tokenizer())
 
     return make
 
 
-def _images(size: int = 8) -> Callable[[], list[Any]]:
+def images(size: int = 8) -> Callable[[], list[Any]]:
+    """Makes three pictures, each of one shade."""
     def make() -> list[Any]:
         import numpy
         from PIL import Image
@@ -104,14 +110,15 @@ def _images(size: int = 8) -> Callable[[], list[Any]]:
     return make
 
 
-def _image_processor(name: str, size: Any, **options: Any) -> Any:
+def image_processor(name: str, size: Any, **options: Any) -> Any:
+    """An image processor of the class ``name``."""
     import transformers
 
     return getattr(transformers, name)(size=size, **options)
 
 
 def _seen(task: str, kind: str, processor: str, size: Any, **options: Any) -> Callable[[], Any]:
-    return lambda: _pipeline(task, MODULES[kind].make(), image_processor=_image_processor(processor, size, **options))
+    return lambda: made(task, MODULES[kind].make(), image_processor=image_processor(processor, size, **options))
 
 
 def _vit(task: str, head: str) -> Callable[[], Any]:
@@ -120,29 +127,31 @@ def _vit(task: str, head: str) -> Callable[[], Any]:
 
         config: Any = transformers.ViTConfig
         model = getattr(transformers, head)(config(**EYES))
-        return _pipeline(task, model, image_processor=_image_processor("ViTImageProcessorPil", {"height": 8, "width": 8}))
+        return made(task, model, image_processor=image_processor("ViTImageProcessorPil", {"height": 8, "width": 8}))
 
     return make
 
 
 def _clip() -> Any:
     size = {"height": 8, "width": 8}
-    processor = _image_processor("CLIPImageProcessorPil", size, do_center_crop=False)
-    return _pipeline("zero-shot-image-classification", MODULES["CLIP"].make(), tokenizer=tokenizer(), image_processor=processor)
+    processor = image_processor("CLIPImageProcessorPil", size, do_center_crop=False)
+    return made("zero-shot-image-classification", MODULES["CLIP"].make(), tokenizer=tokenizer(), image_processor=processor)
 
 
-def _sounds() -> list[Any]:
+def sounds() -> list[Any]:
+    """Three sounds of different lengths."""
     return [noise(length).numpy() for length in (400, 480, 560)]
 
 
-def _hearing() -> Any:
+def hearing() -> Any:
+    """A feature extractor of raw sound."""
     import transformers
 
     return transformers.Wav2Vec2FeatureExtractor(feature_size=1, sampling_rate=16000, return_attention_mask=False)
 
 
 def _ctc() -> Any:
-    return _pipeline("automatic-speech-recognition", MODULES["wav2vec 2"].make(), tokenizer=tokenizer("right"), feature_extractor=_hearing())
+    return made("automatic-speech-recognition", MODULES["wav2vec 2"].make(), tokenizer=tokenizer("right"), feature_extractor=hearing())
 
 
 def _heard() -> Any:
@@ -156,7 +165,7 @@ def _heard() -> Any:
             num_conv_pos_embedding_groups=2, classifier_proj_size=16,
         )
     )  # fmt: skip
-    return _pipeline("audio-classification", model, feature_extractor=_hearing())
+    return made("audio-classification", model, feature_extractor=hearing())
 
 
 def _whisper() -> Any:
@@ -165,11 +174,11 @@ def _whisper() -> Any:
     model = models.whisper()
     seconds = 2 * model.config.max_source_positions // 100
     extractor: Any = transformers.WhisperFeatureExtractor
-    hearing = extractor(feature_size=model.config.num_mel_bins, chunk_length=seconds)
+    ears = extractor(feature_size=model.config.num_mel_bins, chunk_length=seconds)
     kind: Any = transformers.WhisperTokenizer
     words = {word: number for number, word in enumerate(["<|endoftext|>", "<s>", "</s>", *(f"w{number}" for number in range(61))])}
     writing = kind(vocab=words, merges=[], unk_token="<|endoftext|>", bos_token="<s>", eos_token="</s>", pad_token="</s>")
-    return _pipeline("automatic-speech-recognition", model, tokenizer=writing, feature_extractor=hearing)
+    return made("automatic-speech-recognition", model, tokenizer=writing, feature_extractor=ears)
 
 
 def _speaking() -> Any:
@@ -185,7 +194,7 @@ def _speaking() -> Any:
             noise_scale_duration=0.0,
         )
     )  # fmt: skip
-    return _pipeline("text-to-audio", model, tokenizer=tokenizer())
+    return made("text-to-audio", model, tokenizer=tokenizer())
 
 
 def _chats() -> list[Any]:
@@ -193,16 +202,16 @@ def _chats() -> list[Any]:
 
 
 GREEDY = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
-_eight, _vit_size = _images(), {"height": 8, "width": 8}
+_eight, _vit_size = images(), {"height": 8, "width": 8}
 
 PIPELINES = {
     task.name: task
     for task in (
-        Task("text-generation", lambda: _pipeline("text-generation", models.llama(), tokenizer=tokenizer()), options=GREEDY, operation="text_completion", generates=True),
-        Task("text-generation (chat)", lambda: _pipeline("text-generation", models.llama(), tokenizer=tokenizer()), _chats, GREEDY, "chat", generates=True),
-        Task("automatic-speech-recognition (Whisper)", _whisper, _sounds, {"generate_kwargs": {"max_new_tokens": 3, "min_new_tokens": 3}}, "generate_content", generates=True),
-        Task("automatic-speech-recognition (CTC)", _ctc, _sounds),
-        Task("audio-classification", _heard, _sounds),
+        Task("text-generation", lambda: made("text-generation", models.llama(), tokenizer=tokenizer()), options=GREEDY, operation="text_completion", generates=True),
+        Task("text-generation (chat)", lambda: made("text-generation", models.llama(), tokenizer=tokenizer()), _chats, GREEDY, "chat", generates=True),
+        Task("automatic-speech-recognition (Whisper)", _whisper, sounds, {"generate_kwargs": {"max_new_tokens": 3, "min_new_tokens": 3}}, "generate_content", generates=True),
+        Task("automatic-speech-recognition (CTC)", _ctc, sounds),
+        Task("audio-classification", _heard, sounds),
         Task("text-to-audio", _speaking),
         Task("text-classification", _bert("text-classification", "BertForSequenceClassification")),
         Task("token-classification", _bert("token-classification", "BertForTokenClassification")),
@@ -215,7 +224,7 @@ PIPELINES = {
         ),
         Task("image-classification", _vit("image-classification", "ViTForImageClassification"), _eight),
         Task("image-feature-extraction", _vit("image-feature-extraction", "ViTModel"), _eight, operation="embeddings"),
-        Task("object-detection", _seen("object-detection", "DETR", "DetrImageProcessorPil", {"height": 64, "width": 64}), _images(64), {"threshold": 0.0}),
+        Task("object-detection", _seen("object-detection", "DETR", "DetrImageProcessorPil", {"height": 64, "width": 64}), images(64), {"threshold": 0.0}),
         Task("zero-shot-image-classification", _clip, _eight, {"candidate_labels": ["kind", "again"], "hypothesis_template": "be {}"}),
     )
 }  # fmt: skip

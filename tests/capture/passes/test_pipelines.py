@@ -14,7 +14,8 @@ import inferspan
 from inferspan import semconv
 from tests.cases.telemetry import Telemetry
 from tests.matrix.kinds import noise
-from tests.matrix.pipelines import GREEDY, PIPELINES, TEXTS
+from tests.matrix.pictured import TASKS
+from tests.matrix.pipelines import GREEDY, PIPELINES, TEXTS, images
 
 SPEECH: dict[str, tuple[int, dict[str, Any]]] = {
     "automatic-speech-recognition (CTC)": (2400, {"chunk_length_s": 0.05}),
@@ -76,6 +77,41 @@ def test_metrics_count_the_call_once(telemetry: Telemetry) -> None:
     assert [count for _, count in metrics["gen_ai.client.inference.duration"]] == [1]
     assert telemetry.metric_sum("gen_ai.client.inference.operation.output_tokens") == 9
     assert telemetry.metric_sum("inferspan.requests.active") == 0
+
+
+def test_pictures_with_labels_are_one_request(telemetry: Telemetry) -> None:
+    """A list of pictures and one list of labels is one request, though the pipeline runs them as a stream."""
+    pipeline = TASKS["zero-shot-object-detection"].pipeline()
+    telemetry.instrument(pipeline)
+    results = pipeline(images(8)(), candidate_labels=["kind", "again"], threshold=0.0)
+    assert len(results) == 3
+    telemetry.check()
+    found = _attributes(telemetry)
+    assert [one[semconv.FORWARD_PASSES] for one in found] == [6]
+    assert [one[semconv.PIPELINE_TASK] for one in found] == ["zero-shot-object-detection"]
+
+
+def test_pictures_with_texts_are_one_generate(telemetry: Telemetry) -> None:
+    """As many pictures as texts are rows of one ``generate()``, and words alone are a text completion, in a list too."""
+    pipeline = TASKS["image-text-to-text"].pipeline()
+    telemetry.instrument(pipeline)
+    pipeline(images=[[picture] for picture in images(8)()], text=[f"<image> {text}" for text in TEXTS], generate_kwargs=GREEDY)
+    pipeline(text=[*TEXTS], generate_kwargs=GREEDY)
+    pipeline(text=TEXTS[0], generate_kwargs=GREEDY)
+    telemetry.check()
+    found = _attributes(telemetry)
+    assert [one[semconv.OPERATION_NAME] for one in found] == ["generate_content", "text_completion", "text_completion"]
+    assert [one[semconv.BATCH_SIZE] for one in found] == [3, 3, 1]
+    assert [one[semconv.OUTPUT_TOKENS] for one in found] == [9, 9, 3]
+
+
+def test_encoder_of_words_is_no_stage(telemetry: Telemetry) -> None:
+    """The encoder of SpeechT5 says that it takes sound, but is given words when the model speaks."""
+    task = TASKS["text-to-audio (SpeechT5)"]
+    pipeline = task.pipeline()
+    telemetry.instrument(pipeline)
+    pipeline(TEXTS[0], **task.options)
+    assert telemetry.spans("audio_encode") == []
 
 
 def test_task_outside_of_a_pipeline(telemetry: Telemetry) -> None:

@@ -21,12 +21,13 @@ from inferspan.capture.compile.watch import compiling
 from inferspan.capture.failures import error_type
 from inferspan.capture.forward import close_stale
 from inferspan.capture.owner import Owner
-from inferspan.capture.passes.pipelines import pipeline_task
+from inferspan.capture.passes.pipelines import SPEAKING, pipeline_task
 from inferspan.guard import contain
 from inferspan.records import Failure
 
 from .arguments import Arguments, PassEnd, drafts_tokens, features_of, main_input
 from .criteria import observe_criteria
+from .modalities import makes_media
 from .outcome import Run, describe_outcome, reused_tokens
 from .passes import RootPasses
 from .tokens import Loop, sequences_of
@@ -316,10 +317,10 @@ class GenerateCall:
             self.request.finish(outcome)
 
 
-def _operation(arguments: Arguments, chat: object) -> str:
+def _operation(arguments: Arguments, chat: object, *, makes_media: bool) -> str:
     if chat is not None:
         return semconv.OPERATION_CHAT
-    return semconv.OPERATION_GENERATE_CONTENT if arguments.media else semconv.OPERATION_TEXT_COMPLETION
+    return semconv.OPERATION_GENERATE_CONTENT if arguments.media or makes_media else semconv.OPERATION_TEXT_COMPLETION
 
 
 def start_generate(owner: Owner, model: Any, arguments: Arguments) -> GenerateCall | None:
@@ -328,9 +329,9 @@ def start_generate(owner: Owner, model: Any, arguments: Arguments) -> GenerateCa
     close_stale(None)
     arguments = features_of(arguments, model)
     chat = chat_of(model, arguments.input_ids, arguments.inputs)
-    operation = owner.settings.operation or _operation(arguments, chat)
-    run = Run(arguments, chat=chat if owner.content else None, reused=reused_tokens(arguments.caches), drafted=arguments.assisted)
     task = pipeline_task()
+    operation = owner.settings.operation or _operation(arguments, chat, makes_media=makes_media(model) or task in SPEAKING)
+    run = Run(arguments, chat=chat if owner.content else None, reused=reused_tokens(arguments.caches), drafted=arguments.assisted)
     facts: dict[str, Any] = {} if task is None else {semconv.PIPELINE_TASK: task}
     request = recording.start(
         "generate",

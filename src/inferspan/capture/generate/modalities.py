@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .tokens import Loop
 
-__all__ = ["Modalities", "given_modalities", "modalities", "placeholders"]
+__all__ = ["Modalities", "given_modalities", "makes_media", "modalities", "placeholders"]
 
 _PLACEHOLDERS = {kind: (f"{kind}_token_id", f"{kind}_token_index") for kind in ("image", "audio", "video")}
 """Attributes of configurations that hold the id of a placeholder."""
@@ -54,6 +54,12 @@ def _generated(model: Any, *, text_only: bool) -> str:
     if not kinds:
         return "text" if text_only else "unknown"
     return kinds[0] if len(kinds) == 1 and kinds[0] in _KNOWN else "unknown"
+
+
+def makes_media(model: Any) -> bool:
+    """Whether a model says that it generates something else than text, such as music."""
+    kinds = _listed(getattr(model, "output_modalities", None))
+    return bool(kinds) and "text" not in kinds
 
 
 def _tokens(model: Any) -> dict[str, int]:

@@ -94,13 +94,20 @@ def _encoders(root: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, Mo
     return {}
 
 
+def _embeds_words(root: Any, encoder: nn.Module) -> bool:
+    """Whether a model of text has put the embedding of its words into the encoder, which may say that it takes sound (SpeechT5)."""
+    words = getattr(getattr(root, "config", None), "vocab_size", None)
+    embeddings = (module for module in encoder.modules() if isinstance(module, nn.Embedding))
+    return getattr(root, "main_input_name", None) == "input_ids" and any(module.num_embeddings == words for module in embeddings)
+
+
 def _main_encoder(root: Any, modules: Mapping[str, nn.Module]) -> dict[str, ModuleStage]:
     """The encoder of an encoder-decoder whose main input is no text."""
     get = getattr(root, "get_encoder", None)
     if not getattr(getattr(root, "config", None), "is_encoder_decoder", False) or not callable(get):
         return {}
     encoder = get()
-    modality = _media(root) or _media(encoder)
+    modality = _media(root) or (None if _embeds_words(root, encoder) else _media(encoder))
     path = next((path for path, module in modules.items() if module is encoder and path), None)
     return {path: ModuleStage(_STAGE_OF[modality], modality)} if path is not None and modality in _STAGE_OF else {}
 

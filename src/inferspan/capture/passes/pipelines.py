@@ -14,6 +14,7 @@ from typing import Any
 
 from inferspan import semconv
 from inferspan.capture.compile.state import is_compiling
+from inferspan.capture.generate.modalities import makes_media
 from inferspan.capture.owner import Owner
 from inferspan.guard import contain
 from inferspan.records import AttributeValue
@@ -21,11 +22,18 @@ from inferspan.records import AttributeValue
 from .generations import Generations
 from .several import Span, is_inside
 
-__all__ = ["BASE", "ITERATORS", "Pipelines", "pipeline_task"]
+__all__ = ["BASE", "ITERATORS", "LISTS", "SPEAKING", "Pipelines", "pipeline_task"]
 
 BASE, ITERATORS = "transformers.pipelines.base", "transformers.pipelines.pt_utils"
+LISTS = ("transformers.pipelines.zero_shot_object_detection", "ZeroShotObjectDetectionPipeline")
+"""Module and class of pipelines that give a list of inputs to themselves as a generator."""
+SPEAKING = ("text-to-audio", "text-to-speech")
+"""Tasks whose result is sound, whatever their model says of itself."""
 _EMBED = ("feature-extraction", "image-feature-extraction")
-_MEDIA = ("automatic-speech-recognition", "document-question-answering", "image-text-to-text", "image-to-text", "visual-question-answering")
+_MEDIA = ("automatic-speech-recognition", "document-question-answering", "image-to-text", "visual-question-answering", *SPEAKING)
+_MIXED = ("image-text-to-text", "any-to-any")
+"""Tasks whose inputs may be words only."""
+_FEATURES = ("images", "image", "videos", "audio")
 _streams: weakref.WeakKeyDictionary[Any, tuple[str | None, Callable[[], Span | Generations | None]]] = weakref.WeakKeyDictionary()
 """Iterators that pipelines have returned, with the task and what makes the request of an item."""
 
@@ -61,7 +69,8 @@ def _chunked(pipeline: Any, kwargs: Mapping[str, Any]) -> bool:
 
 def _runs_once(pipeline: Any, inputs: Any, kwargs: Mapping[str, Any]) -> bool:
     """Whether the call runs ``generate()`` once."""
-    if _chunked(pipeline, kwargs):
+    # A vocoder is another model that runs after the first one.
+    if _chunked(pipeline, kwargs) or getattr(pipeline, "vocoder", None) is not None:
         return False
     if not isinstance(inputs, list) or _is_chat(inputs):
         return True
@@ -78,7 +87,11 @@ def _operation(owner: Owner, pipeline: Any, inputs: Any) -> str:
         return owner.settings.operation
     if isinstance(inputs, list) and inputs and all(map(_is_chat, inputs)):
         return semconv.OPERATION_CHAT
-    return semconv.OPERATION_GENERATE_CONTENT if pipeline.task in _MEDIA else semconv.OPERATION_TEXT_COMPLETION
+    media = pipeline.task in _MEDIA or makes_media(pipeline.model)
+    if pipeline.task in _MIXED:
+        items = inputs if isinstance(inputs, list) else [inputs]
+        media = any(isinstance(item, Mapping) and any(item.get(kind) is not None for kind in _FEATURES) for item in items)
+    return semconv.OPERATION_GENERATE_CONTENT if media else semconv.OPERATION_TEXT_COMPLETION
 
 
 def _facts(pipeline: Any) -> dict[str, AttributeValue]:
@@ -88,7 +101,7 @@ def _facts(pipeline: Any) -> dict[str, AttributeValue]:
 def _request(owner: Owner, pipeline: Any, inputs: Any, kwargs: Mapping[str, Any], *, lazy: bool) -> Span | Generations | None:
     """The request of a call, or of an item of a stream; ``None`` where one ``generate()`` is that."""
     if _generates(pipeline):
-        once = not _chunked(pipeline, kwargs) if lazy else _runs_once(pipeline, inputs, kwargs)
+        once = _runs_once(pipeline, None if lazy else inputs, kwargs)
         return None if once else Generations(owner, _operation(owner, pipeline, inputs), _facts(pipeline))
     wanted = owner.settings.operation
     embeds = wanted == semconv.OPERATION_EMBEDDINGS or (wanted is None and pipeline.task in _EMBED)

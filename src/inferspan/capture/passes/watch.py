@@ -10,7 +10,7 @@ from inferspan.capture.owner import Owner
 from inferspan.capture.patching import ClassMethods, Undo
 
 from .offload import HOOKS, METHODS, timed
-from .pipelines import BASE, ITERATORS, Pipelines
+from .pipelines import BASE, ITERATORS, LISTS, Pipelines
 
 __all__ = ["LibraryWatch"]
 
@@ -32,6 +32,7 @@ class LibraryWatch:
         base = [(BASE, "Pipeline", "__call__", pipelines.call), (BASE, "Pipeline", "forward", pipelines.forward)]
         self._waiting: dict[str, list[tuple[str, str, str, Any]]] = {
             ITERATORS: [*base, (ITERATORS, "PipelineIterator", "__next__", pipelines.next)],
+            LISTS[0]: [(*LISTS, "__call__", pipelines.call)],
             HOOKS: [(HOOKS, "AlignDevicesHook", name, timed) for name in METHODS],
         }
         """Rows (module, class, method, wrapper) by the module that is loaded last."""

@@ -1,7 +1,8 @@
 """A program that gives every panel something to show: one of several that serve a model each, on cards that are played back.
 
 Each round asks for what a service is asked for, a failure and a NaN among it. ``MODEL`` is ``smollm2`` or ``tiny``, ``ROUNDS`` how often,
-``SLEEP`` what each forward pass takes longer (a straggler), ``GPUS`` how many cards the host has. Telemetry goes where the environment says.
+``SLEEP`` what each forward pass takes longer (a straggler), ``GPUS`` how many cards the host has, ``OTHERS`` in how many rounds other
+models are served as well. Telemetry goes where the environment says.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from inferspan.demo import load_smollm2
 from inferspan.records import Sample
 from inferspan.samplers import allocator, host
 from tests.cases.models import llama
+from tests.integration.other_models import OtherModels
 from tests.samplers.fake_nvml import NOT_SUPPORTED, NVMLError
 from tests.samplers.recorded_nvml import RecordedNvml, recorded_torch
 
@@ -33,6 +35,8 @@ CARDS = tuple(f"GPU-{digit * 8}-52c5-4b8e-9d39-6f1e0a4c7d11" for digit in "abc")
 """The third does not tell how busy it is, like a card that is split."""
 CACHE = "cache" if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters else "past_key_values"
 """Name of the argument that takes a cache, by version of transformers."""
+GENERATIONS = 7
+"""In each round, of which one fails."""
 PAUSE = 1.2
 """Longer than the export interval, so that every round moves every counter in an export of its own."""
 
@@ -162,7 +166,7 @@ def round_of_requests(model: Any, prompts: Any, spoilt: str, encoder: Any, numbe
 
 
 def main(path: str) -> None:
-    """Instrument two models, serve the rounds, and write down when it began and ended."""
+    """Instrument the models, serve the rounds, and write down when they began and ended, and how many requests there were."""
     environment = os.environ
     play_cards(int(environment["GPUS"]))
     limit_memory(Path(path).with_suffix(".cgroup"))
@@ -182,14 +186,21 @@ def main(path: str) -> None:
     )
     encoder = llama(seed=1).model
     embedding = inferspan.instrument(encoder, model_name="tiny-embedding", operation="embeddings")
-    begun = time.time()
-    for number in range(int(environment["ROUNDS"])):
+    rounds_of_others = int(environment.get("OTHERS", "0"))
+    others = OtherModels(Path(path).parent) if rounds_of_others else None
+    begun, rounds = time.time(), int(environment["ROUNDS"])
+    requests = rounds * GENERATIONS
+    for number in range(rounds):
         round_of_requests(model, prompts, spoilt, encoder, number)
+        if others is not None and number < rounds_of_others:
+            requests += others.serve()
         time.sleep(PAUSE)
     inferspan.flush()
+    if others is not None:
+        others.close()
     embedding.uninstrument()
     handle.uninstrument()
-    Path(path).write_text(json.dumps({"begun": begun, "ended": time.time()}))
+    Path(path).write_text(json.dumps({"begun": begun, "ended": time.time(), "requests": requests, "failed": rounds}))
 
 
 if __name__ == "__main__":

@@ -22,8 +22,6 @@ from tests.integration.spans_seen import Seen, from_otlp
 
 __all__ = ["WINDOW", "Served", "serve"]
 
-GENERATIONS = 7
-"""In each round, of which one fails."""
 WINDOW = 90.0
 """Seconds before the end that panels look back on: all of the programs' run."""
 
@@ -43,12 +41,14 @@ PROGRAMS: tuple[Mapping[str, str], ...] = (
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "SLEEP": "0.02" if rank else "0",
+            "OTHERS": "0" if rank else "2",
             "OTEL_RESOURCE_ATTRIBUTES": f"{_COMMON},service.namespace=lab,service.version=2.{rank}",
         }
         for rank in range(2)
     ),
 )
-"""A language model with a card to itself, and a small one on two ranks, the second of them slow, that see the same three cards."""
+"""A language model with a card to itself, and a small one on two ranks that see the same three cards. The second rank is slow; the first
+one serves models of other kinds too."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,9 @@ class Served:
     """A moment at which everything had arrived; queries are evaluated at it."""
     metadata: Mapping[str, list[dict[str, str]]]
     """What the scrape has told Prometheus about each metric; it forgets when the programs' series end."""
+    requests: Mapping[str, int]
+    """How many requests each service had, those that failed among them."""
+    failed: int
 
     def __getitem__(self, name: str) -> Stack:
         return self.paths[name]
@@ -104,21 +107,29 @@ def serve(paths: Paths, folder: Path, environment: Mapping[str, str]) -> Served:
             process.kill()
             process.wait()
             output.close()
+    requests, failed = _said(folder)
     for stack in paths.by_name.values():
-        eventually(lambda stack=stack: _arrived(stack), timeout=60)  # type: ignore[misc]
+        eventually(lambda stack=stack: _arrived(stack, requests), timeout=60)  # type: ignore[misc]
     time.sleep(2.0)  # one more scrape, and one more evaluation of the rules
     metadata = get_json(f"{paths['scrape'].prometheus}/api/v1/metadata")["data"]
-    return Served(paths, begun, time.time(), metadata)
+    return Served(paths, begun, time.time(), metadata, requests, failed)
 
 
-def _arrived(stack: Stack) -> None:
-    wanted: dict[str, float] = {}
-    for program in PROGRAMS:
+def _said(folder: Path) -> tuple[dict[str, int], int]:
+    requests: dict[str, int] = {}
+    failed = 0
+    for number, program in enumerate(PROGRAMS):
+        said = json.loads((folder / f"program-{number}.json").read_text(encoding="utf-8"))
         service = program["OTEL_SERVICE_NAME"]
-        wanted[service] = wanted.get(service, 0) + int(program["ROUNDS"]) * GENERATIONS
+        requests[service] = requests.get(service, 0) + said["requests"]
+        failed += said["failed"]
+    return requests, failed
+
+
+def _arrived(stack: Stack, requests: Mapping[str, int]) -> None:
     for metric, selector in (
         ("gen_ai_server_request_duration_seconds_count", ""),
-        ("traces_span_metrics_calls_total", 'span_name=~"text_completion.*"'),
+        ("traces_span_metrics_calls_total", 'span_name=~"(text_completion|generate_content) .*"'),
     ):
         counted = stack.query(f"sum by (service_name) ({metric}{{{selector}}})")
-        assert {labels["service_name"]: value for labels, value in counted} == wanted, metric
+        assert {labels["service_name"]: value for labels, value in counted} == requests, metric

@@ -20,6 +20,7 @@ from inferspan.version import version as own_version
 from .bundle import add_bundle
 from .demo import add_demo
 from .failure import Failure
+from .replay import add_replay
 from .report import add_report
 from .run import add_run
 from .settings import add_settings
@@ -36,6 +37,7 @@ examples:
   INFERSPAN_SESSION_FILE=session.jsonl python app.py   record a program that calls inferspan.instrument(model)
   inferspan report session.jsonl -o report.html        look at it in a browser, with no server
   inferspan report session.jsonl --text                look at it in the terminal
+  inferspan replay session.jsonl --endpoint URL --now  send it to a collector afterwards
   inferspan demo                                       a small real model from PyPI, recorded and reported
   inferspan stack up                                   collector, Jaeger and Prometheus on this machine, no containers
   inferspan settings                                   everything that can be set, with the environment variables
@@ -112,6 +114,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"inferspan {own_version()}")
     commands = parser.add_subparsers(metavar="command", required=True)
 
-    for add in (add_run, add_report, add_settings, add_version, add_demo, add_stack, add_bundle):
+    for add in (add_run, add_report, add_replay, add_settings, add_version, add_demo, add_stack, add_bundle):
         add(commands)
     return parser

@@ -19,8 +19,8 @@ from inferspan.report.quantities import counted
 from inferspan.report.stream import LONGEST_LINE, LineCounts, SessionFileError, lines_of, open_stream
 
 __all__ = [
-    "LineCounts", "SessionFileError", "Value", "attributes_of", "count_of", "moment", "number", "objects", "read_lines", "text_of",
-    "whole_number",
+    "LineCounts", "SessionFileError", "Value", "attributes_of", "count_of", "decode_line", "hint_for", "moment", "number", "objects",
+    "read_lines", "record_after_a_torn_one", "text_of", "whole_number",
 ]  # fmt: skip
 
 Value = bool | int | float | str | tuple["Value", ...] | dict[str, "Value"]
@@ -53,10 +53,10 @@ def read_lines(path: Path, counts: LineCounts) -> Iterator[tuple[Mapping[str, An
         with open_stream(path) as stream:
             for number_of_line, line in lines_of(stream, counts):
                 text = line.strip().removeprefix(b"\xef\xbb\xbf")
-                decoded = _decode(text)
+                decoded = decode_line(text)
                 if not decoded:
                     cut_off = decoded is None and not line.endswith(b"\n")
-                    decoded = _whole_record_after_a_torn_one(text) if decoded is None else None
+                    decoded = record_after_a_torn_one(text) if decoded is None else None
                     if cut_off and not decoded:
                         counts.torn = True
                         continue
@@ -66,12 +66,12 @@ def read_lines(path: Path, counts: LineCounts) -> Iterator[tuple[Mapping[str, An
                     counts.read += 1
                     yield decoded, len(line)
     except OSError as error:
-        raise SessionFileError(f"cannot read session file {path}: {error.strerror or error}. {_hint(error)}") from None
+        raise SessionFileError(f"cannot read session file {path}: {error.strerror or error}. {hint_for(error)}") from None
     if counts.read == 0:
         raise SessionFileError(_nothing(path, counts))
 
 
-def _decode(text: bytes) -> Mapping[str, Any] | None:
+def decode_line(text: bytes) -> Mapping[str, Any] | None:
     """The object of a line, an empty one if it is JSON of something else, ``None`` if it is not JSON."""
     if not text.startswith(b"{"):
         return None
@@ -97,13 +97,14 @@ def _short_integer(digits: str) -> int | None:
     return int(digits) if len(digits) <= _LONGEST_NUMBER else None
 
 
-def _whole_record_after_a_torn_one(text: bytes) -> Mapping[str, Any] | None:
+def record_after_a_torn_one(text: bytes) -> Mapping[str, Any] | None:
     """The record at the end of a line that begins with a torn one: some writers go on in the line that a killed process left."""
     start = max(text.rfind(mark) for mark in _STARTS)
-    return _decode(text[start:]) if start > 0 else None
+    return decode_line(text[start:]) if start > 0 else None
 
 
-def _hint(error: OSError) -> str:
+def hint_for(error: OSError) -> str:
+    """What to do where a session file cannot be read."""
     if isinstance(error, FileNotFoundError):
         return "Check the path; a session file is written with INFERSPAN_SESSION_FILE=session.jsonl or Settings(session_file=...)"
     if isinstance(error, PermissionError):

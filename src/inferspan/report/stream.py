@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
@@ -90,6 +90,21 @@ class Stream:
         self._given += len(line)
         return line
 
+    def read(self, size: int) -> bytes:
+        """The next ``size`` bytes, or fewer at the end."""
+        piece = self._lines.read(size)
+        self._given += len(piece)
+        return piece
+
+    def peek(self) -> bytes:
+        """Some of the next bytes, which stay to be read; nothing at the end."""
+        return cast(bytes, self._lines.peek(1))  # type: ignore[attr-defined]
+
+    @property
+    def taken(self) -> int:
+        """Bytes read of the file, packed if it is."""
+        return self._raw.taken
+
     @property
     def expands_like_a_bomb(self) -> bool:
         """Whether the stream is packed far more tightly than any telemetry."""
@@ -127,8 +142,10 @@ def open_stream(path: Path) -> Stream:
         raise
 
 
-def lines_of(stream: Stream, counts: LineCounts) -> Iterator[tuple[int, bytes]]:
+def lines_of(stream: Stream, counts: LineCounts, skipped: Callable[[int], object] = lambda number: None) -> Iterator[tuple[int, bytes]]:
     """The lines with their numbers from 1 on; lines that are empty or too long are not among them.
+
+    ``skipped`` is called with the number of each line that is too long.
 
     The consumer counts every line that it can use in ``counts.read``. After ``_MOST_SKIPPED`` bytes without one, reading stops.
     """
@@ -144,6 +161,7 @@ def lines_of(stream: Stream, counts: LineCounts) -> Iterator[tuple[int, bytes]]:
             if not whole:
                 counts.too_long += 1
                 counts.first_too_long = counts.first_too_long or number
+                skipped(number)
                 unused += _skip_line(stream, _MOST_SKIPPED - unused)
         except (EOFError, zlib.error, gzip.BadGzipFile):
             counts.torn = True

@@ -1,0 +1,1 @@
+"""Sends recordings, of inferspan or of a collector's file exporter, to a receiver of OTLP."""

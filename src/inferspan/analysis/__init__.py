@@ -1,1 +1,1 @@
-"""What generated tokens say of a generation: counts, repetition, loops, confidence, and the findings that these give."""
+"""Figures made from records and session files: operations, and what was generated. No torch and no OpenTelemetry here."""

@@ -124,6 +124,7 @@ EVALUATION_REPETITION = "inferspan.repetition"
 EVALUATION_LOGIT_SPREAD = "inferspan.logit_spread"
 EVALUATION_NONFINITE = "inferspan.nonfinite"
 FINDING_LOW, FINDING_LOOP, FINDING_FLAT, FINDING_NONFINITE = "low", "loop", "flat", "nonfinite"
+SYSTEM_EVENT = "inferspan.system"
 USER_ID = "user.id"
 
 # request span, ours
@@ -1011,6 +1012,13 @@ EVENTS = (
         "log record",
         "a failed generate(), if a logger provider is set",
         f"`{EXCEPTION_TYPE}`, `{EXCEPTION_MESSAGE}`, `{EXCEPTION_STACKTRACE}`",
+    ),
+    Event(
+        SYSTEM_EVENT,
+        "INFO (9)",
+        "log record, in session files alone",
+        "once for each process that writes a session file",
+        "operating system, Python, CPU, memory, limits of the container, versions of packages, and the settings with where each came from",
     ),
     Event(
         EXCEPTION_EVENT,

@@ -43,7 +43,8 @@ def test_the_clock_is_named(device: tuple[float | None, float | None], clock: st
     operations.add("module", "layers.0", 4.0, device_seconds=device[1])
     operations.add_inside("module", "layers.0", 1.0, device_seconds=0.1)
     (row,) = operations.rows()
-    assert (row.clock, row.total_duration, row.self_duration) == (clock, total, pytest.approx(own))
+    assert (row.clock, row.total_duration) == (clock, total)
+    assert row.self_duration == pytest.approx(own)
 
 
 def test_time_inside_at_the_same_time_leaves_nothing_negative() -> None:
@@ -83,7 +84,12 @@ def test_operations_are_bounded() -> None:
 def test_threads_share_an_accumulator() -> None:
     """No call is lost."""
     operations = Operations()
-    threads = [threading.Thread(target=lambda: [operations.add("module", "m", 0.5) for _ in range(2_000)]) for _ in range(4)]
+
+    def add() -> None:
+        for _ in range(2_000):
+            operations.add("module", "m", 0.5)
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

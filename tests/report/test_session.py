@@ -13,7 +13,7 @@ import pytest
 from inferspan import semconv
 from inferspan.report.histogram import Histogram
 from inferspan.report.overview import request_rows, totals
-from inferspan.report.session import SessionFileError, read_session
+from inferspan.report.session import SessionFileError, read_session, read_sessions
 
 
 def test_requests_come_as_trees_with_their_callers(session_path: Path) -> None:
@@ -187,15 +187,54 @@ def test_many_points_are_thinned_and_the_last_stays(recording: Any, tmp_path: Pa
 
 
 def test_spans_over_the_memory_are_counted(recording: Any, generate: Callable[..., str], tmp_path: Path) -> None:
-    """A session that does not fit is read as far as it does, and a note says how much is missing."""
+    """Of a session that does not fit, steps and modules are left out with a note; requests and figures cover all of it."""
     for number in range(20):
         generate(recording, number * 100)
     path = recording.write(tmp_path / "session.jsonl")
-    whole = len(recording.spans)
     session = read_session(path, room=2 * path.stat().st_size + 50_000)
-    kept = sum(1 for request in session.requests for _ in (request.span, *request.phases, *request.steps))
-    assert 0 < kept < whole
-    assert f"Spans over the memory that is used for a session, left out: {session.left_out.spans}." in session.notes
+    assert session.left_out.spans > 0
+    note = "Spans over the memory that is used for a session, counted in the figures and not shown one by one:"
+    assert f"{note} {session.left_out.spans}." in session.notes
+    assert len(session.requests) == 20
+    assert session.is_incomplete(session.requests[0])
+    rows = {(row.kind, row.name): row.count for row in session.tally.operations.rows()}
+    assert (rows["step", "decode_step"], rows["module", "model.layers.1"]) == (40, 40)
+
+
+def test_requests_have_a_bound_of_their_own(recording: Any, generate: Callable[..., str], tmp_path: Path) -> None:
+    """A file of nothing but requests ends in bounded memory."""
+    for number in range(100):
+        recording.span("forward tiny", number, 1, trace=recording.trace())
+    path = recording.write(tmp_path / "session.jsonl")
+    session = read_session(path, room=path.stat().st_size)
+    assert 0 < len(session.requests) < 100
+    assert session.left_out.spans == 100 - len(session.requests)
+    assert session.tally.operations.rows()[0].count == 100
+
+
+def test_files_of_several_processes_are_one_session(recording: Any, generate: Callable[..., str], tmp_path: Path) -> None:
+    """A span that is in both files counts once, processes are told apart, and a damaged file is named."""
+    generate(recording, 0)
+    first = recording.write(tmp_path / "rank0.jsonl")
+    generate(recording, 500)
+    second = recording.write(tmp_path / "rank1.jsonl")
+    (tmp_path / "bad.jsonl").write_text("no telemetry\n")
+    session = read_sessions([first, second, tmp_path / "bad.jsonl"])
+    assert [request.span.resource for request in session.requests] == [0, 1]
+    assert session.tally.repeated == len(recording.spans) // 2
+    assert len(session.resources) == 2
+    assert any(note.startswith("bad.jsonl: The file was left out: ") for note in session.notes)
+    with pytest.raises(SessionFileError, match="no OTLP JSON lines"):
+        read_sessions([tmp_path / "bad.jsonl"])
+
+
+def test_own_time_is_that_without_what_is_inside(session_path: Path) -> None:
+    """Children come before their parents in the file, and are taken off all the same."""
+    rows = {(row.kind, row.name): row for row in read_session(session_path).tally.operations.rows()}
+    layer, attention = rows["module", "model.layers.0"], rows["module", "model.layers.0.self_attn"]
+    assert layer.total_duration == pytest.approx(0.024)
+    assert layer.self_duration == pytest.approx(layer.total_duration - attention.total_duration)
+    assert rows["phase", "prefill"].self_duration == pytest.approx(0.0)
 
 
 def test_log_records_without_a_place_are_counted(session_path: Path) -> None:

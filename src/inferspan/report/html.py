@@ -90,7 +90,7 @@ def is_stream(path: Path) -> bool:
 
 def _title(session: Session, data: dict[str, Any]) -> str:
     models = data["totals"]["models"]
-    return f"{', '.join(models[:3])}{' and others' if len(models) > 3 else ''}" if models else session.path.name
+    return f"{', '.join(models[:3])}{' and others' if len(models) > 3 else ''}" if models else session.name
 
 
 def _encodable(text: str) -> str:

@@ -1,4 +1,7 @@
-"""Where a span of ours stands in the tree: a request, or a part of one, or a stage of the program around requests."""
+"""Where a span of ours stands in the tree: a request, or a part of one, or a stage of the program around requests.
+
+And which operation it is a call of, for figures by operation.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ from typing import Any, Protocol
 
 from inferspan import semconv
 
-__all__ = ["BATCH", "MODULE", "PHASE", "PROFILED", "REQUEST", "STEP", "TOPS", "USER_STAGE", "level_of"]
+__all__ = ["BATCH", "LOAD", "MODULE", "PHASE", "PROFILED", "REQUEST", "STEP", "TOPS", "USER_STAGE", "level_of", "operation_of"]
 
 REQUEST, BATCH, PHASE, STEP, MODULE, PROFILED = "request", "batch", "phase", "step", "module", "profiled"
-USER_STAGE = "user stage"
-TOPS = (REQUEST, BATCH, USER_STAGE)
+USER_STAGE, LOAD = "user stage", "load"
+TOPS = (REQUEST, BATCH, USER_STAGE, LOAD)
 """Spans that count for themselves, wherever they hang."""
 
 
@@ -23,7 +26,7 @@ class Spanlike(Protocol):
 
 
 def level_of(span: Spanlike) -> str:
-    """``request``, ``batch``, ``phase``, ``step``, ``module``, ``profiled``, or ``user stage`` for stages and sessions of the program."""
+    """``request``, ``batch``, ``phase``, ``step``, ``module``, ``profiled``, ``load``, or ``user stage`` for stages and sessions."""
     attributes = span.attributes
     if semconv.STAGE_SELF_TIME in attributes:
         return USER_STAGE
@@ -33,9 +36,34 @@ def level_of(span: Spanlike) -> str:
         return PROFILED
     if semconv.MODULE_NAME in attributes or semconv.MODULE_TYPE in attributes:
         return MODULE
+    if semconv.LOAD_KIND in attributes and span.name in semconv.LOAD_SPANS:
+        return LOAD
     if span.name in (semconv.SPAN_PREFILL_STEP, semconv.SPAN_DECODE_STEP, semconv.SPAN_DENOISE_STEP):
         return STEP
     phase = span.name in (semconv.SPAN_PREFILL, semconv.SPAN_DECODE) and semconv.PHASE in attributes
     if phase or attributes.get(semconv.STAGE_NAME) == span.name:
         return PHASE
     return REQUEST
+
+
+_KINDS = {PHASE: "phase", STEP: "step", BATCH: "batch", LOAD: "load"}
+
+
+def operation_of(span: Spanlike, level: str) -> tuple[str, str]:
+    """Kind and name of the operation that a span is a call of, as ``analysis.operations`` counts it; ``level`` is that of the span."""
+    attributes = span.attributes
+    if level == MODULE:
+        return "module", _text(attributes.get(semconv.MODULE_NAME)) or span.name
+    if level == PHASE and attributes.get(semconv.STAGE_NAME) == span.name:
+        return "stage", span.name
+    if level in _KINDS:
+        return _KINDS[level], span.name
+    if level == PROFILED:
+        return "kernel", _text(attributes.get(semconv.KERNEL_NAME)) or _text(attributes.get(semconv.OP_NAME)) or span.name
+    if level == USER_STAGE:
+        return ("stage" if semconv.STAGE_NAME in attributes else "session"), span.name
+    return ("method" if semconv.METHOD in attributes else "request"), span.name
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

@@ -71,7 +71,7 @@ def payload(session: Session, *, budget: int = DETAIL_BUDGET) -> dict[str, Any]:
     if len(session.series) > _MOST_SERIES:
         notes.append(f"Metric series over the {_MOST_SERIES:,} that a page shows, left out: {len(session.series) - _MOST_SERIES:,}.")
     return {
-        "file": session.path.name,
+        "file": session.name,
         "notes": notes,
         "totals": plain(totals(rows)._asdict()),
         "requests": requests,

@@ -1,0 +1,186 @@
+"""Decoded lines of session files -> spans, content, series and resources, as far as there is memory for them.
+
+``Reading`` takes the blocks of the lines, file after file. Every span is counted in its ``Tally``; it is kept as a ``Span`` while there is
+room. Malformed things are left aside.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from inferspan import semconv
+from inferspan.report.levels import MODULE, PROFILED, STEP, level_of
+from inferspan.report.metric_series import SeriesTable
+from inferspan.report.otlp_lines import Value, attributes_of, moment, objects, text_of
+from inferspan.report.spans import Caller, Link, Span, SpanEvent
+from inferspan.report.tally import Tally
+
+__all__ = ["LeftOut", "Reading"]
+
+_ERROR_CODES = (2, "2", "STATUS_CODE_ERROR")
+_SPAN_SIZE = 1000
+_MOST_RESOURCES = 5_000
+"""Further ones are shown as one without attributes."""
+_DETAIL = (STEP, MODULE, PROFILED)
+_INSTANCE = "service.instance.id"
+
+
+@dataclass(slots=True)
+class LeftOut:
+    """Numbers of things in the file that could not be read, are more than fit into memory, or have no place in the report."""
+
+    spans: int = 0
+    by_kind: Counter[str] = field(default_factory=Counter)
+    """Those spans by level; steps by name."""
+    callers: int = 0
+    logs: int = 0
+    points: int = 0
+    points_over: int = 0
+    metrics: int = 0
+    other_logs: int = 0
+
+    @property
+    def notes(self) -> list[str]:
+        """One sentence for each kind."""
+        told = (
+            (self.spans, "Spans over the memory that is used for a session, counted in the figures and not shown one by one:"),
+            (self.callers, "Spans of other libraries over that memory, left out:"),
+            (self.logs, "Log records over the memory that is used for a session, left out:"),
+            (self.points_over, "Data points of further metric series than a report can hold, left out:"),
+            (self.points, "Data points of metrics that could not be read, left out:"),
+            (self.metrics, "Metrics without data points of a known kind, left out:"),
+            (self.other_logs, "Log records, which the report does not show:"),
+        )
+        return [f"{words} {number:,}." for number, words in told if number]
+
+
+class Reading:
+    """What has been read so far.
+
+    Args:
+        room: estimated bytes that spans and log records may take.
+    """
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self._reserve = -room
+        self.text = 0
+        """Memory of the texts of the line at hand, charged with the first thing of it that is kept."""
+        self._file = 0
+        self.resources: list[Mapping[str, Value]] = []
+        self._resource_numbers: dict[str, int] = {}
+        self.known: dict[Value, Value] = {}
+        self.spans: dict[tuple[str, str], Span] = {}
+        self.third_party: dict[tuple[str, str], Caller] = {}
+        self.content: dict[tuple[str, str], dict[str, Value]] = {}
+        self.systems: dict[int, Mapping[str, Value]] = {}
+        self.series = SeriesTable()
+        self.tally = Tally()
+        self.incomplete: set[int] = set()
+        self.log_records = 0
+        self.left_out = LeftOut()
+
+    def begin_file(self, number: int) -> None:
+        """What follows is of this file."""
+        self._file = number
+
+    def resource(self, block: Mapping[str, Any]) -> int:
+        """The number of the resource of a block; equal ones of a file are one, and of several files if they name their instance."""
+        holder = block.get("resource")
+        attributes = attributes_of(holder, self.known) if isinstance(holder, dict) else {}
+        key = json.dumps([0 if _INSTANCE in attributes else self._file, attributes], sort_keys=True)
+        if key not in self._resource_numbers and len(self.resources) >= _MOST_RESOURCES:
+            key, attributes = "", {}
+        number = self._resource_numbers.setdefault(key, len(self.resources))
+        if number == len(self.resources):
+            self.resources.append(attributes)
+        return number
+
+    def add_spans(self, block: Mapping[str, Any]) -> None:
+        """Take in one OTLP ``resourceSpans`` object."""
+        number = self.resource(block)
+        for holder in objects(block, "scopeSpans", "instrumentationLibrarySpans"):
+            scope = holder.get("scope") or holder.get("instrumentationLibrary")
+            ours = isinstance(scope, dict) and scope.get("name") == semconv.SCOPE
+            for raw in objects(holder, "spans"):
+                key = _ids(raw)
+                if not all(key):
+                    continue
+                if ours:
+                    self._add_span(raw, key, number)
+                elif self._take(_SPAN_SIZE // 3):
+                    parent = text_of(raw.get("parentSpanId")).lower()
+                    times = moment(raw.get("startTimeUnixNano")), moment(raw.get("endTimeUnixNano"))
+                    self.third_party[key] = Caller(text_of(raw.get("name")), parent, *times, number)
+                else:
+                    self.left_out.callers += 1
+
+    def _add_span(self, raw: Mapping[str, Any], key: tuple[str, str], resource: int) -> None:
+        if self.tally.seen(*key):
+            return
+        span = _span(raw, key, resource, self.known)
+        level = level_of(span)
+        self.tally.add(span, level)
+        if self._take(_SPAN_SIZE, reserve=level not in _DETAIL):
+            self.spans[key] = span
+            return
+        self.left_out.spans += 1
+        self.left_out.by_kind[span.name if level == STEP else level] += 1
+        self.incomplete.add(hash((span.trace_id, span.parent_id)))
+
+    def _take(self, size: int, *, reserve: bool = False) -> bool:
+        """Whether there is memory for something; charges it."""
+        if self.room <= (self._reserve if reserve else 0):
+            return False
+        self.room -= size + self.text
+        self.text = 0
+        return True
+
+    def add_logs(self, block: Mapping[str, Any]) -> None:
+        """Take in one OTLP ``resourceLogs`` object."""
+        for scope in objects(block, "scopeLogs", "instrumentationLibraryLogs"):
+            for record in objects(scope, "logRecords"):
+                name = record.get("eventName")
+                if name == semconv.SYSTEM_EVENT:
+                    self.systems[self.resource(block)] = attributes_of(record, self.known)
+                    continue
+                self.log_records += 1
+                if not self._take(0):
+                    self.left_out.logs += 1
+                    continue
+                attributes = attributes_of(record, self.known)
+                if (name or attributes.get("event.name")) == semconv.CONTENT_EVENT:
+                    self.content[_ids(record)] = {key: attributes[key] for key in semconv.MESSAGES if key in attributes}
+                else:
+                    self.left_out.other_logs += 1
+
+
+def _ids(raw: Mapping[str, Any]) -> tuple[str, str]:
+    return text_of(raw.get("traceId")).lower(), text_of(raw.get("spanId")).lower()
+
+
+def _span(raw: Mapping[str, Any], key: tuple[str, str], resource: int, known: dict[Value, Value]) -> Span:
+    status = raw.get("status")
+    status = status if isinstance(status, dict) else {}
+    name = text_of(raw.get("name"))
+    return Span(
+        trace_id=str(known.setdefault(key[0], key[0])),
+        span_id=key[1],
+        parent_id=text_of(raw.get("parentSpanId")).lower(),
+        name=str(known.setdefault(name, name)),
+        start_ns=moment(raw.get("startTimeUnixNano")),
+        end_ns=moment(raw.get("endTimeUnixNano")),
+        attributes=attributes_of(raw, known),
+        failed=status.get("code") in _ERROR_CODES,
+        status_message=text_of(status.get("message")),
+        events=tuple(
+            SpanEvent(text_of(event.get("name")), moment(event.get("timeUnixNano")), attributes_of(event, known))
+            for event in objects(raw, "events")
+        ),
+        links=tuple(Link(*_ids(link), attributes_of(link, known)) for link in objects(raw, "links")),
+        resource=resource,
+    )

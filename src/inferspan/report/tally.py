@@ -1,0 +1,89 @@
+"""Every span of a session file, once -> figures that need no span kept: by operation, by kind of span, and the time they cover.
+
+The reader shows each span to ``Tally.add`` as it comes. Spans come in any order, children usually before their parents; of each, an integer
+and the number of its operation are remembered, so that time inside is taken off its parent's own time and a repeated span counts once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from inferspan import semconv
+from inferspan.analysis.operations import Operations
+from inferspan.report.levels import operation_of
+from inferspan.report.spans import Span
+
+__all__ = ["Tally"]
+
+_MOST_REMEMBERED = 5_000_000
+"""Spans: some 100 bytes each. Further ones count in full, without the check for repeats and without own time."""
+
+
+class Tally:
+    """Adds up spans.
+
+    Attributes:
+        operations: figures by operation.
+        levels: number of spans by level.
+        first_ns, last_ns: the earliest start and the latest end, 0 if no span has both.
+        repeated: spans that came again, and were left aside.
+        forgotten: spans over those that are remembered.
+    """
+
+    def __init__(self) -> None:
+        self.operations = Operations()
+        self.levels: Counter[str] = Counter()
+        self.first_ns = self.last_ns = self.repeated = self.forgotten = 0
+        self._operations: list[tuple[str, str]] = []
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._known: dict[int, int] = {}
+        self._waiting: dict[int, tuple[float, float]] = {}
+
+    def seen(self, trace_id: str, span_id: str) -> bool:
+        """Whether a span has come before; counts it if so."""
+        if hash((trace_id, span_id)) in self._known:
+            self.repeated += 1
+            return True
+        return False
+
+    def add(self, span: Span, level: str) -> None:
+        """Count a span."""
+        self.levels[level] += 1
+        operation = operation_of(span, level)
+        attributes = span.attributes
+        device = attributes.get(semconv.DEVICE_TIME)
+        device_seconds = max(0.0, float(device)) if isinstance(device, int | float) and not isinstance(device, bool) else None
+        if not span.timed and device_seconds is None:
+            self._remember(span, operation)
+            return
+        seconds = span.seconds
+        if span.timed:
+            self.first_ns = min(self.first_ns or span.start_ns, span.start_ns)
+            self.last_ns = max(self.last_ns, span.end_ns)
+        start, end = attributes.get(semconv.MEMORY_START), attributes.get(semconv.MEMORY_END)
+        delta = end - start if type(start) is int and type(end) is int else None
+        self.operations.add(*operation, seconds, device_seconds=device_seconds, memory_delta=delta)
+        self._remember(span, operation)
+        if span.parent_id:
+            self._inside(hash((span.trace_id, span.parent_id)), seconds, device_seconds)
+
+    def _remember(self, span: Span, operation: tuple[str, str]) -> None:
+        if len(self._known) >= _MOST_REMEMBERED:
+            self.forgotten += 1
+            return
+        number = self._numbers.setdefault(operation, len(self._operations))
+        if number == len(self._operations):
+            self._operations.append(operation)
+        key = hash((span.trace_id, span.span_id))
+        self._known[key] = number
+        waiting = self._waiting.pop(key, None)
+        if waiting is not None:
+            self.operations.add_inside(*operation, waiting[0], device_seconds=waiting[1])
+
+    def _inside(self, parent: int, seconds: float, device_seconds: float | None) -> None:
+        number = self._known.get(parent)
+        if number is not None:
+            self.operations.add_inside(*self._operations[number], seconds, device_seconds=device_seconds)
+        elif len(self._waiting) < _MOST_REMEMBERED:
+            host, device = self._waiting.get(parent, (0.0, 0.0))
+            self._waiting[parent] = (host + seconds, device + (seconds if device_seconds is None else device_seconds))

@@ -80,7 +80,8 @@ def _request(trace: int, at: int) -> Iterator[dict[str, Any]]:
 def write(path: Path, spans: int) -> int:
     """Write a session file of at least as many spans; returns how many."""
     resource = {"attributes": [{"key": "service.name", "value": {"stringValue": "benchmark"}}]}
-    written, trace, batch = 0, 0, []
+    written, trace = 0, 0
+    batch: list[dict[str, Any]] = []
     with path.open("w") as file:
         while written < spans:
             trace += 1
@@ -106,7 +107,7 @@ def command(arguments: list[str]) -> tuple[float, float, int]:
 
 def opened(page: Path, folder: Path) -> float | None:
     """Seconds from the start of navigation until the page has drawn itself; ``None`` without a browser."""
-    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if browser is None:
         return None
     probe = (

@@ -133,3 +133,6 @@ def test_zero_and_huge_values_have_a_place() -> None:
     quantiles.add(1e300)
     assert quantiles.at(0.5) == 0.0
     assert quantiles.at(1.0) == pytest.approx(1e12, rel=0.02)
+    for _ in range(3 * EXACT):
+        quantiles.add(-3.0)
+    assert quantiles.at(0.5) == pytest.approx(-3.0, rel=0.0101)

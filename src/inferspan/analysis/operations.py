@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from inferspan.analysis.quantiles import Quantiles
 
@@ -24,7 +25,8 @@ OTHERS = "(others)"
 HOST, DEVICE, MIXED = "host", "device", "mixed"
 
 
-class OperationRow(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class OperationRow:
     """The figures of one operation: seconds, and bytes of memory; a figure that nothing measured is ``None``.
 
     Durations include what runs inside; operations that are nested each count in full. ``self_duration`` is without the recorded operations
@@ -48,7 +50,7 @@ class OperationRow(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """The figures under their names, without those that are ``None``."""
-        return {key: value for key, value in self._asdict().items() if value is not None}
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 class _Operation:

@@ -17,12 +17,13 @@ EXACT = 512
 RELATIVE_ERROR = 0.01
 _GROWTH = math.log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
 _SMALLEST, _LARGEST = 1e-12, 1e12
-"""Values outside count as these: with the growth above there are at most 2,764 buckets."""
-_ZERO = -(2**31)
+"""Sizes outside count as these: with the growth above there are at most 2,764 buckets for each sign."""
+_MIDDLE = 5_000
+"""Added to the index of a positive bucket, so that those of negative values are the same with a minus, and 0 is for zero."""
 
 
 class Quantiles:
-    """Takes in values that are not negative; not safe to use on several threads at once."""
+    """Takes in finite values; not safe to use on several threads at once."""
 
     __slots__ = ("_buckets", "_values", "count")
 
@@ -37,7 +38,7 @@ class Quantiles:
         return self._buckets is None
 
     def add(self, value: float) -> None:
-        """Take in a value; one below zero counts as zero."""
+        """Take in a value."""
         self.count += 1
         if self._buckets is not None:
             self._count(value, self._buckets)
@@ -62,9 +63,14 @@ class Quantiles:
             seen += self._buckets[index]
             if seen > rank:
                 break
-        return 0.0 if index == _ZERO else 2 * math.exp(index * _GROWTH) / (math.exp(_GROWTH) + 1)
+        if index == 0:
+            return 0.0
+        size = 2 * math.exp((abs(index) - _MIDDLE) * _GROWTH) / (math.exp(_GROWTH) + 1)
+        return size if index > 0 else -size
 
     @staticmethod
     def _count(value: float, buckets: dict[int, int]) -> None:
-        index = math.ceil(math.log(min(value, _LARGEST)) / _GROWTH) if value >= _SMALLEST else _ZERO
+        size = abs(value)
+        index = math.ceil(math.log(min(size, _LARGEST)) / _GROWTH) + _MIDDLE if size >= _SMALLEST else 0
+        index = index if value > 0 else -index
         buckets[index] = buckets.get(index, 0) + 1

@@ -1,13 +1,19 @@
-"""The command ``report``: makes a page or a table of a session file."""
+"""The command ``report``: makes a page, a JSON report or a table of session files."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .failure import Failure
+
+if TYPE_CHECKING:
+    from inferspan.report.session import Session
 
 __all__ = ["add_report"]
 
@@ -18,49 +24,124 @@ def add_report(commands: Any) -> None:
     """Add ``report`` to a parser's commands."""
     report = commands.add_parser(
         "report",
-        help="make an HTML report of a session file",
-        description="Read a file of OTLP JSON lines (of inferspan, or of the OpenTelemetry collector's file\n"
-        "exporter, also gzipped) and write one self-contained HTML file.",
-        epilog="examples:\n  inferspan report session.jsonl -o report.html --title 'nightly run'\n  inferspan report session.jsonl --text",
+        help="make a report of session files, as HTML, JSON or text",
+        description="Read files of OTLP JSON lines (of inferspan, or of the OpenTelemetry collector's file\n"
+        "exporter, also gzipped), of one or several processes, and write one self-contained HTML\n"
+        "file, one JSON file, or both.",
+        epilog="examples:\n  inferspan report session.jsonl -o report.html --title 'nightly run'\n"
+        "  inferspan report rank*.jsonl -o report.html --json report.json --open\n"
+        "  inferspan report runs/ --trace-url 'http://localhost:16686/trace/{trace_id}'\n"
+        "  inferspan report session.jsonl --text",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    report.add_argument("file", metavar="FILE", type=Path, help="session file, or - for standard input")
+    report.add_argument("files", metavar="FILE", type=Path, nargs="+", help="session file, folder of them, or - for standard input")
     report.add_argument(
-        "-o", "--output", metavar="HTML", type=Path, help="file to write; default: FILE with the suffix .html, of a pipe session.html"
-    )
+        "-o", "--output", metavar="HTML", type=Path,
+        help="page to write; default, without --json: FILE with the suffix .html, of a folder or pipe session.html",
+    )  # fmt: skip
+    report.add_argument("--json", metavar="JSON", type=Path, help="JSON report to write; alone or with -o")
     report.add_argument("--title", help="heading of the report; default: the names of the models")
-    report.add_argument("--text", action="store_true", help="print the table of requests and write no file")
+    report.add_argument("--text", action="store_true", help="print requests, summary and operations; writes no file of itself")
+    report.add_argument("--open", action="store_true", help="open the page in a browser")
+    report.add_argument(
+        "--trace-url", metavar="URL", help="address of a trace in Jaeger or Tempo, such as 'http://localhost:16686/trace/{trace_id}'"
+    )
     report.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    from inferspan.report.html import is_stream, write_report
-    from inferspan.report.quantities import counted
-    from inferspan.report.session import SessionFileError, read_session
-    from inferspan.report.terminal import summary
+    from inferspan.report.files import session_files
+    from inferspan.report.html import is_stream
+    from inferspan.report.session import SessionFileError, read_sessions
 
-    file: Path = Path("/dev/stdin") if str(arguments.file) == "-" else arguments.file
+    given = [Path("/dev/stdin") if str(file) == "-" else file for file in arguments.files]
+    page, figures = arguments.output, arguments.json
+    if page is None and figures is None and not arguments.text:
+        page = _beside(given[0])
+    if arguments.open and page is None:
+        raise Failure("--open needs a page: give its path with -o")
     try:
-        session = read_session(file)
+        files = session_files(given)
+        for output in (page, figures):
+            for file in files if output is not None and not is_stream(output) else ():
+                if _same_file(file, output):
+                    raise Failure(f"the report would overwrite the session file {output}: give another name with -o")
+        with _without_collections():
+            session = read_sessions(files)
+            if arguments.text:
+                _print(session)
+            written = _write(session, page, figures, arguments)
     except SessionFileError as error:
         raise Failure(str(error)) from None
-    if arguments.text:
-        print(summary(session, colour=sys.stdout.isatty()))
-        return
-    output: Path = arguments.output or _beside(file)
-    if _same_file(file, output) and not is_stream(output):
-        raise Failure(f"the report would overwrite the session file {output}: give another name with -o")
+    if written:
+        _tell(session, written)
+    if arguments.open and page is not None:
+        import webbrowser
+
+        webbrowser.open(page.absolute().as_uri())
+
+
+def _write(session: Session, page: Path | None, figures: Path | None, arguments: argparse.Namespace) -> list[Path]:
+    from inferspan.report.figures.document import write_document
+    from inferspan.report.html import write_report
+
+    written, option, output = [], "-o", page
     try:
-        write_report(session, output, title=arguments.title)
+        if page is not None:
+            write_report(session, page, title=arguments.title, trace_url=arguments.trace_url)
+            written.append(page)
+        if figures is not None:
+            option, output = "--json", figures
+            write_document(session, figures)
+            written.append(figures)
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
-        raise Failure(f"cannot write report {output}: {reason}; give another path with -o") from None
+        hint = "" if isinstance(error, ValueError) and arguments.trace_url else f"; give another path with {option}"
+        raise Failure(f"cannot write report {output}: {reason}{hint}") from None
+    return written
+
+
+def _tell(session: Session, written: list[Path]) -> None:
+    from inferspan.report.html import is_stream
+    from inferspan.report.quantities import counted
+
     failed = sum(request.span.failed for request in session.requests)
     # A page on standard output must not be followed by a text about it.
-    told = sys.stderr if is_stream(output) else sys.stdout
-    print(f"wrote {output}: {counted(len(session.requests), 'request')}, {failed} failed, {len(session.series)} metric series", file=told)
+    told = sys.stderr if any(is_stream(path) for path in written) else sys.stdout
+    names = " and ".join(map(str, written))
+    print(f"wrote {names}: {counted(len(session.requests), 'request')}, {failed} failed, {len(session.series)} metric series", file=told)
     for note in session.notes:
         print(f"note: {note}", file=told)
+
+
+def _print(session: Session) -> None:
+    from inferspan.report.figures.summary import summary_of
+    from inferspan.report.figures.table import plain_table, rich_table
+    from inferspan.report.terminal import clean, summary
+
+    terminal = sys.stdout.isatty()
+    print(summary(session, colour=terminal))
+    print("", *map(clean, summary_of(session).lines()), sep="\n")
+    rows = session.tally.operations.rows()
+    table = rich_table(rows) if terminal and rows else None
+    if table is not None:
+        import importlib
+
+        importlib.import_module("rich.console").Console().print(table)
+    elif rows:
+        print("", plain_table(rows), sep="\n")
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Millions of objects without a cycle are made: looking for cycles among them would take half of the time."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
 
 
 def _beside(file: Path) -> Path:

@@ -8,31 +8,35 @@ from __future__ import annotations
 
 import html
 import json
-import os
-import stat
-import tempfile
-from importlib import metadata, resources
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from inferspan.report.payload import payload
 from inferspan.report.session import Session
+from inferspan.report.writing import is_stream, write_text
+from inferspan.version import version
 
 __all__ = ["is_stream", "render", "write_report"]
 
 _SCRIPTS = ("page.js", "requests.js", "timeline.js", "tokens.js", "metrics.js", "start.js")
 
 
-def render(session: Session, *, title: str | None = None) -> str:
+def render(session: Session, *, title: str | None = None, trace_url: str | None = None) -> str:
     """The page as text.
 
     Args:
         session: result of ``read_session``.
         title: heading of the page; default names the models, or else the file.
+        trace_url: address of a trace in Jaeger or Tempo, with ``{trace_id}`` in it: each request then links to its trace.
+
+    Raises:
+        ValueError: ``trace_url`` is no http address, or has no ``{trace_id}``.
     """
     data = payload(session)
     data["title"] = _encodable(title or _title(session, data))
-    data["version"] = _version()
+    data["version"] = version()
+    data["traceUrl"] = _checked(trace_url)
     parts = {
         "title": html.escape(data["title"]),
         "style": _asset("report.css"),
@@ -45,47 +49,22 @@ def render(session: Session, *, title: str | None = None) -> str:
     return "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
 
 
-def write_report(session: Session, path: str | Path, *, title: str | None = None) -> Path:
+def write_report(session: Session, path: str | Path, *, title: str | None = None, trace_url: str | None = None) -> Path:
     """Write the page; readers never see an incomplete file, and only its owner may read it.
 
     Args:
         session: result of ``read_session``.
         path: file to write; an existing one, or a link, is replaced. A pipe or a device, such as ``/dev/stdout``, is written to.
         title: heading of the page.
+        trace_url: see ``render``.
 
     Raises:
         OSError: the file cannot be written.
     """
     path = Path(path)
-    text = render(session, title=title).encode("utf-8", "replace")
-    if is_stream(path):
-        with open(os.open(path, os.O_WRONLY | os.O_APPEND), "wb") as stream:
-            stream.write(text)
-        return path
-    # mkstemp creates the file exclusively, with an unpredictable name and mode 0600, so no link can be planted there.
-    handle, temporary = tempfile.mkstemp(prefix=".inferspan-", suffix=".tmp", dir=path.parent)
-    try:
-        with open(handle, "wb") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    # Drawn first: a failure must not leave anything in the folder.
+    write_text(path, [render(session, title=title, trace_url=trace_url)])
     return path
-
-
-def is_stream(path: Path) -> bool:
-    """Whether a path names something that is written to and cannot be replaced: a pipe, a device, or a link of the system's to one.
-
-    A link elsewhere is not followed.
-    """
-    if str(path.parent) in ("/dev", "/dev/fd", "/proc/self/fd"):
-        return True
-    try:
-        kind = stat.S_IFMT(os.lstat(path).st_mode)
-    except (OSError, ValueError):
-        return False
-    return kind not in (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR)
 
 
 def _title(session: Session, data: dict[str, Any]) -> str:
@@ -98,11 +77,12 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _version() -> str:
-    try:
-        return metadata.version("inferspan")
-    except metadata.PackageNotFoundError:
-        return "from source"
+def _checked(trace_url: str | None) -> str | None:
+    if trace_url is None:
+        return None
+    if not trace_url.startswith(("http://", "https://")) or "{trace_id}" not in trace_url:
+        raise ValueError(f"{trace_url!r} is no address of a trace: it must begin with http:// or https:// and hold {{trace_id}}")
+    return _encodable(trace_url)
 
 
 def _asset(name: str) -> str:

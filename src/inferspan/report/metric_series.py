@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from inferspan.analysis.quantiles import Quantiles
 from inferspan.report.histogram import ExponentialHistogram, Histogram
 from inferspan.report.otlp_lines import Value, attributes_of, moment, number, objects, text_of, whole_number
 
@@ -26,7 +27,8 @@ _KINDS = ("gauge", "sum", "histogram", "exponentialHistogram", "summary")
 class Series:
     """One metric with one attribute set of one resource; ``points`` are (nanoseconds since the epoch, value).
 
-    Values that were sent as integers stay integers: 64 bits do not fit into a double.
+    Values that were sent as integers stay integers: 64 bits do not fit into a double. Figures are those of all points, also of those
+    that were given up; ``counts_up`` says that only the last one means anything.
     """
 
     name: str
@@ -38,6 +40,17 @@ class Series:
     points: list[tuple[int, int | float]] = field(default_factory=list)
     histogram: Histogram | None = None
     exponential: ExponentialHistogram | None = None
+    counts_up: bool = False
+    count: int = 0
+    total: float = 0.0
+    minimum: int | float | None = None
+    maximum: int | float | None = None
+    quantiles: Quantiles = field(default_factory=Quantiles, compare=False)
+
+    @property
+    def average(self) -> float | None:
+        """Mean of all points."""
+        return self.total / self.count if self.count else None
 
     @property
     def last(self) -> int | float | None:
@@ -47,6 +60,12 @@ class Series:
     def append(self, time_ns: int, value: int | float) -> None:
         """Add a point; when there are too many, every second one is given up."""
         self.points.append((time_ns, value))
+        self.count += 1
+        if not self.counts_up:
+            self.total += float(value)
+            self.minimum = value if self.minimum is None else min(self.minimum, value)
+            self.maximum = value if self.maximum is None else max(self.maximum, value)
+            self.quantiles.add(float(value))
         if len(self.points) > _MOST_POINTS:
             self.points = self.points[-1::-2][::-1]
 
@@ -85,6 +104,7 @@ class SeriesTable:
         found = self._series.get(key)
         if found is None and len(self._series) < _MOST_SERIES:
             found = self._series[key] = Series(name, kind, unit, text_of(metric.get("description")), attributes, resource)
+            found.counts_up = kind == "sum" and metric[kind].get("isMonotonic") is True
         return found
 
 

@@ -217,7 +217,7 @@ def _common_value(raw: Mapping[str, Any]) -> Value | None:
             values = content.get("values") if type(content) is dict else None
             if type(values) is not list or len(values) > 64:
                 return None
-            parts = tuple([part.get("stringValue") if type(part) is dict and len(part) == 1 else None for part in values])
+            parts: tuple[Any, ...] = tuple([part.get("stringValue") if type(part) is dict and len(part) == 1 else None for part in values])
             return parts if all([type(part) is str for part in parts]) else None
     return None
 

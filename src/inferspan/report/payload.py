@@ -12,6 +12,7 @@ from typing import Any
 
 from inferspan import semconv
 from inferspan.report.breakdown import breakdowns
+from inferspan.report.figures.document import figures
 from inferspan.report.metric_series import Series
 from inferspan.report.overview import request_row, totals
 from inferspan.report.plain import plain, rounded, unknown_as_none
@@ -70,7 +71,10 @@ def payload(session: Session, *, budget: int = DETAIL_BUDGET) -> dict[str, Any]:
         notes.append(f"{left} counted in the summary but not listed.")
     if len(session.series) > _MOST_SERIES:
         notes.append(f"Metric series over the {_MOST_SERIES:,} that a page shows, left out: {len(session.series) - _MOST_SERIES:,}.")
+    shared = figures(session)
+    del shared["events"]
     return {
+        **shared,
         "file": session.name,
         "notes": notes,
         "totals": plain(totals(rows)._asdict()),

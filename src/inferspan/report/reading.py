@@ -127,7 +127,11 @@ class Reading:
         self.tally.add(span, level)
         if self._take(_SPAN_SIZE, reserve=level not in _DETAIL):
             self.spans[key] = span
-            return
+        else:
+            self.leave_out(span, level)
+
+    def leave_out(self, span: Span, level: str) -> None:
+        """Count a span that is not kept."""
         self.left_out.spans += 1
         self.left_out.by_kind[span.name if level == STEP else level] += 1
         self.incomplete.add(hash((span.trace_id, span.parent_id)))

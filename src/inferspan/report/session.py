@@ -219,9 +219,24 @@ def _grow(reading: Reading) -> tuple[dict[str, list[Span]], int]:
     for found in tops.values():
         found.sort(key=lambda span: span.start_ns)
         reached += sum(1 + _count_below(span.children) for span in found)
-    # Below a span that was not kept, others hang in the air, and are no orphans.
-    orphans = len(reading.spans) - reached
-    return tops, 0 if reading.left_out.spans else orphans
+    if reading.left_out.spans and reached < len(reading.spans):
+        # These are no orphans: they are below spans that were not kept.
+        _leave_out_loose(tops, reading)
+        return tops, 0
+    return tops, len(reading.spans) - reached
+
+
+def _leave_out_loose(tops: Mapping[str, list[Span]], reading: Reading) -> None:
+    """Count spans that are kept and hang below none of ``tops`` as left out, too."""
+    waiting = [span for found in tops.values() for span in found]
+    reached: set[int] = set()
+    while waiting:
+        span = waiting.pop()
+        reached.add(id(span))
+        waiting.extend(child for child in span.children if level_of(child) not in TOPS)
+    for span in reading.spans.values():
+        if id(span) not in reached:
+            reading.leave_out(span, level_of(span))
 
 
 def _count_below(spans: Iterable[Span]) -> int:

@@ -10,7 +10,7 @@ from collections import Counter
 
 from inferspan import semconv
 from inferspan.analysis.operations import Operations
-from inferspan.report.levels import operation_of
+from inferspan.report.levels import MODULE, operation_of
 from inferspan.report.spans import Span
 
 __all__ = ["Tally"]
@@ -38,6 +38,13 @@ class Tally:
         self._numbers: dict[tuple[str, str], int] = {}
         self._known: dict[int, int] = {}
         self._waiting: dict[int, tuple[float, float]] = {}
+        self._around_modules: set[int] = set()
+
+    @property
+    def steps_with_modules(self) -> int:
+        """Number of steps that have spans of modules inside."""
+        kinds = (self._operations[self._known[key]][0] for key in self._around_modules if key in self._known)
+        return sum(kind == "step" for kind in kinds)
 
     def seen(self, trace_id: str, span_id: str) -> bool:
         """Whether a span has come before; counts it if so."""
@@ -50,6 +57,8 @@ class Tally:
         """Count a span."""
         self.levels[level] += 1
         operation = operation_of(span, level)
+        if level == MODULE and span.parent_id and len(self._around_modules) < _MOST_REMEMBERED:
+            self._around_modules.add(hash((span.trace_id, span.parent_id)))
         attributes = span.attributes
         device = attributes.get(semconv.DEVICE_TIME)
         device_seconds = max(0.0, float(device)) if isinstance(device, int | float) and not isinstance(device, bool) else None

@@ -12,7 +12,7 @@ from inferspan.report.overview import RequestRow, Totals, request_rows, totals
 from inferspan.report.quantities import bytes_text, count_text, counted, real_text, seconds_text
 from inferspan.report.session import Session
 
-__all__ = ["summary", "table", "totals_line"]
+__all__ = ["clean", "summary", "table", "totals_line"]
 
 _LONGEST_NAME = 44
 _RED, _PLAIN = "\x1b[31m", "\x1b[0m"
@@ -30,9 +30,9 @@ def summary(session: Session, *, colour: bool = False, most: int = 50) -> str:
     """
     rows = request_rows(session)
     if rows:
-        parts = [f"{_clean(str(session.path))}: {totals_line(totals(rows))}", "", table(rows, colour=colour, most=most)]
+        parts = [f"{clean(str(session.path))}: {totals_line(totals(rows))}", "", table(rows, colour=colour, most=most)]
     else:
-        parts = [f"{_clean(str(session.path))}: no request of an instrumented model in this file"]
+        parts = [f"{clean(str(session.path))}: no request of an instrumented model in this file"]
     if session.notes:
         parts += ["", *(f"note: {note}" for note in session.notes)]
     return "\n".join(parts)
@@ -74,7 +74,7 @@ def table(rows: Sequence[RequestRow], *, colour: bool = False, most: int = 50) -
 def _cells(number: int, row: RequestRow) -> tuple[str, ...]:
     return (
         str(number),
-        _short(_clean(row.name)),
+        _short(clean(row.name)),
         count_text(row.batch),
         count_text(row.input_tokens),
         count_text(row.output_tokens),
@@ -82,7 +82,7 @@ def _cells(number: int, row: RequestRow) -> tuple[str, ...]:
         seconds_text(row.tpot),
         real_text(row.tokens_per_second),
         seconds_text(row.seconds),
-        _clean(_result(row)),
+        clean(_result(row)),
     )
 
 
@@ -114,5 +114,6 @@ def _short(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
+    """The text without control characters, which a terminal would obey."""
     return "".join(sign if sign.isprintable() else "?" for sign in text)

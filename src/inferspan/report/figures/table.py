@@ -1,0 +1,104 @@
+"""Operations of a session as a table: count, total, average, percentiles, own time and memory, as rich or plain text.
+
+In come rows of ``analysis.operations``; out comes text. Names of operations come from models and files: they reach the terminal without
+control characters, and rich without its markup.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from inferspan.analysis.operations import OperationRow
+
+__all__ = ["plain_table", "rich_table"]
+
+_LONGEST_NAME = 48
+_MIB = 1024 * 1024
+
+
+def _memory(value: float | None) -> str:
+    return "-" if value is None else f"{value / _MIB:+.1f}"
+
+
+_COLUMNS = (
+    ("operation", lambda row: f"{row.kind} {_clean(row.name)}"),
+    ("count", lambda row: f"{row.count:,}"),
+    ("total s", lambda row: f"{row.total_duration:.3f}"),
+    ("own s", lambda row: f"{row.self_duration:.3f}"),
+    ("avg s", lambda row: f"{row.avg_duration:.3f}"),
+    ("min s", lambda row: f"{row.min_duration:.3f}"),
+    ("p50 s", lambda row: f"{row.p50:.3f}"),
+    ("p95 s", lambda row: f"{row.p95:.3f}"),
+    ("max s", lambda row: f"{row.max_duration:.3f}"),
+    ("memory MiB", lambda row: _memory(row.total_memory_delta)),
+    ("avg MiB", lambda row: _memory(row.avg_memory_delta)),
+    ("clock", lambda row: row.clock),
+)
+"""Headings with the text of each row; all but the first and the last are figures."""
+_ONLY_WITH_MEMORY = ("memory MiB", "avg MiB")
+
+
+def _chosen(rows: Sequence[OperationRow], most: int) -> tuple[list[OperationRow], int]:
+    """The first ``most`` rows of each kind, and how many are left out."""
+    shown: list[OperationRow] = []
+    seen: dict[str, int] = {}
+    for row in rows:
+        seen[row.kind] = seen.get(row.kind, 0) + 1
+        if seen[row.kind] <= most:
+            shown.append(row)
+    return shown, len(rows) - len(shown)
+
+
+def _cells(rows: Sequence[OperationRow]) -> tuple[list[str], list[list[str]]]:
+    measured = any(row.total_memory_delta is not None for row in rows)
+    columns = [column for column in _COLUMNS if measured or column[0] not in _ONLY_WITH_MEMORY]
+    return [title for title, _ in columns], [[text(row) for _, text in columns] for row in rows]
+
+
+def plain_table(rows: Sequence[OperationRow], most: int = 12) -> str:
+    """A line for each operation, the largest first; empty text of no rows.
+
+    Args:
+        rows: of ``Operations.rows()``.
+        most: rows of each kind.
+    """
+    shown, left = _chosen(rows, most)
+    if not shown:
+        return ""
+    titles, lines = _cells(shown)
+    widths = [max(len(line[place]) for line in [titles, *lines]) for place in range(len(titles))]
+    last = len(titles) - 1
+
+    def padded(place: int, cell: str) -> str:
+        return cell.ljust(widths[place]) if place in (0, last) else cell.rjust(widths[place])
+
+    text = ["  ".join(padded(place, cell) for place, cell in enumerate(line)).rstrip() for line in [titles, *lines]]
+    return "\n".join([*text, *([f"{left:,} more in the report"] if left else [])])
+
+
+def rich_table(rows: Sequence[OperationRow], most: int = 12) -> Any:
+    """The same as a ``rich.table.Table``; ``None`` where rich is not installed.
+
+    Args:
+        rows: of ``Operations.rows()``.
+        most: rows of each kind.
+    """
+    try:
+        tables, texts = importlib.import_module("rich.table"), importlib.import_module("rich.text")
+    except ImportError:
+        return None
+    shown, left = _chosen(rows, most)
+    titles, lines = _cells(shown)
+    table = tables.Table(title="Operations", caption=f"{left:,} more in the report" if left else None)
+    for place, title in enumerate(titles):
+        table.add_column(title, justify="left" if place in (0, len(titles) - 1) else "right", overflow="fold" if place == 0 else "ellipsis")
+    for line in lines:
+        table.add_row(*(texts.Text(cell) for cell in line))
+    return table
+
+
+def _clean(text: str) -> str:
+    short = text if len(text) <= _LONGEST_NAME else text[: _LONGEST_NAME - 3] + "..."
+    return "".join(sign if sign.isprintable() else "?" for sign in short)

@@ -289,6 +289,7 @@ LOGITS_TOP_K_PROBABILITIES = "inferspan.logits.top_k.probabilities"
 LOGITS_TOP_K_TEXTS = "inferspan.logits.top_k.texts"
 TOKEN_ID = "inferspan.token.id"
 TOKEN_TEXT = "inferspan.token.text"
+STEP_TOKEN_TEXTS = "inferspan.token.texts"
 LOGITS_ROWS = {
     LOGITS_ENTROPY: "inferspan.logits.entropies",
     LOGITS_MAX: "inferspan.logits.maxima",

@@ -20,6 +20,7 @@ from inferspan.version import version as own_version
 from .bundle import add_bundle
 from .demo import add_demo
 from .failure import Failure
+from .live import add_live, add_tail
 from .replay import add_replay
 from .report import add_report
 from .run import add_run
@@ -38,6 +39,7 @@ examples:
   inferspan report session.jsonl -o report.html        look at it in a browser, with no server
   inferspan report session.jsonl --text                look at it in the terminal
   inferspan replay session.jsonl --endpoint URL --now  send it to a collector afterwards
+  inferspan live session.jsonl                         what runs now, while the program writes the file
   inferspan demo                                       a small real model from PyPI, recorded and reported
   inferspan stack up                                   collector, Jaeger and Prometheus on this machine, no containers
   inferspan settings                                   everything that can be set, with the environment variables
@@ -114,6 +116,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"inferspan {own_version()}")
     commands = parser.add_subparsers(metavar="command", required=True)
 
-    for add in (add_run, add_report, add_replay, add_settings, add_version, add_demo, add_stack, add_bundle):
+    for add in (
+        add_run, add_report, add_live, add_tail, add_replay, add_settings, add_version, add_demo, add_stack, add_bundle,
+    ):  # fmt: skip
         add(commands)
     return parser

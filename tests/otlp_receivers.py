@@ -45,8 +45,9 @@ class Received:
         return [s for message in self.of("traces") for r in message.resource_spans for scope in r.scope_spans for s in scope.spans]
 
     def metrics(self) -> list[Any]:
-        """All metrics, in order of arrival."""
-        return [m for message in self.of("metrics") for r in message.resource_metrics for scope in r.scope_metrics for m in scope.metrics]
+        """All metrics, in order of arrival, without those of the SDK about itself, which older releases send unasked."""
+        found = [m for message in self.of("metrics") for r in message.resource_metrics for scope in r.scope_metrics for m in scope.metrics]
+        return [metric for metric in found if not metric.name.startswith("otel.sdk.")]
 
     def logs(self) -> list[Any]:
         """All log records, in order of arrival."""

@@ -288,8 +288,8 @@ def test_session_file_beside_otlp_and_a_second_configure(program: Program, recei
     names = {}
     for file in ("a.jsonl", "b.jsonl"):
         lines = [json.loads(line) for line in (program.path / file).read_text().splitlines()]
-        spans = [line["resourceSpans"][0]["scopeSpans"][0]["spans"] for line in lines if "resourceSpans" in line]
-        names[file] = [span["name"] for batch in spans for span in batch]
+        blocks = [block for line in lines for block in line.get("resourceSpans", ())]
+        names[file] = [span["name"] for block in blocks for scope in block["scopeSpans"] for span in scope["spans"]]
         assert {key for line in lines for key in line} == {"resourceLogs", "resourceMetrics", "resourceSpans"}
     assert names == {"a.jsonl": ["one", "two"], "b.jsonl": ["two"]}
     assert program.log("INFO") == ["OpenTelemetry is set up already; nothing is changed"] * 2

@@ -42,6 +42,14 @@ ATTRIBUTES: Mapping[str, Any] = {
 }
 
 
+def known_to_the_official_encoder(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes without those that the installed encoder leaves out: before 1.43 it has none for an empty value."""
+    encoded = encode_spans([readable(1, attributes)]).resource_spans[0].scope_spans[0].spans[0].attributes
+    known = {pair.key for pair in encoded}
+    assert set(attributes) - known <= {"nothing"}
+    return {key: value for key, value in attributes.items() if key in known}
+
+
 def readable(
     number: int, attributes: Mapping[str, Any], *, root: bool = False, error: str | None = None, state: TraceState | None = None
 ) -> Any:
@@ -78,9 +86,10 @@ def packed(span: Any, *, static: Mapping[str, Any], dynamic: Mapping[str, Any]) 
 
 def test_request_equals_official_encoding() -> None:
     """A packed request parses into the message that the official encoder makes of the same spans."""
-    half = dict(list(ATTRIBUTES.items())[:9]), dict(list(ATTRIBUTES.items())[9:])
+    attributes = known_to_the_official_encoder(ATTRIBUTES)
+    half = dict(list(attributes.items())[:9]), dict(list(attributes.items())[9:])
     spans = [
-        readable(1, ATTRIBUTES),
+        readable(1, attributes),
         readable(2, {}),
         readable(3, {"a": 1}, root=True),
         readable(4, {}, error="ValueError: bad\nshape"),

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import gzip
 import importlib
+import inspect
 import os
 import random
 import sys
@@ -22,6 +23,7 @@ from opentelemetry.sdk._logs.export import LogRecordExporter, LogRecordExportRes
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricReader, MetricsData
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from inferspan.export import older_exporters
 from inferspan.export.delivery import Delivery, destination_of, own_lines_only, tell_attempt
 from inferspan.export.sdk_variables import hidden
 from inferspan.export.variables import per_signal, positive_number, read, stays_here
@@ -61,12 +63,16 @@ def build_exporter(name: str, signal: str, environ: Mapping[str, str]) -> Any:
     except ImportError as error:
         raise ImportError(f"sending {signal} by OTLP/{kind} needs another package: pip install {_PACKAGES[name]} ({error})") from error
     arguments: dict[str, Any] = {"timeout": _timeout(environ, signal), "compression": _compression(environ, signal, kind)}
-    if signal == "metrics":
+    cuts = "max_export_batch_size" in inspect.signature(exporter).parameters
+    if signal == "metrics" and cuts:
         arguments["max_export_batch_size"] = METRIC_POINTS
     with hidden(), own_lines_only() as lines:
         made = exporter(**arguments)
     _warn_of_lines(environ, signal, lines)
     _draw_apart()
+    older_exporters.adapt(made, kind)
+    if signal == "metrics" and not cuts:
+        made.export = older_exporters.in_parts(made.export, METRIC_POINTS)
     client: Any = getattr(made, "_client", None)
     if kind == "http" and arguments["compression"].value == "gzip" and hasattr(client, "_compress"):
         # The exporter compresses at level 9: five times the work of level 1 for a tenth less to send.
@@ -108,7 +114,8 @@ def _draw_apart() -> None:
 
     They draw their jitter from the global ``random``: a collector that is down would change the results of a seeded program.
     """
-    for name in ("opentelemetry.exporter.otlp.proto.grpc.exporter", "opentelemetry.exporter.otlp.common.http"):
+    newest = "opentelemetry.exporter.otlp.proto.grpc.exporter", "opentelemetry.exporter.otlp.common.http"
+    for name in newest + older_exporters.MODULES_OF_RETRIES:
         module: Any = sys.modules.get(name)
         if getattr(module, "random", None) is random:
             module.random = random.Random()
@@ -225,7 +232,7 @@ class GuardedSpans(SpanExporter):
 
 
 class GuardedMetrics(MetricExporter):
-    """Sends metrics; the exporter itself cuts the requests, by number of points."""
+    """Sends metrics; the exporter itself cuts the requests, by number of points (``METRIC_POINTS``)."""
 
     def __init__(self, make: Callable[[], Any], *, delivery: Delivery | None = None) -> None:
         self._inner, self._delivery = _Renewing(make), delivery or Delivery("metrics")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from inferspan.export import variables
 from inferspan.export.deferred import Refused, threads_can_start
 from inferspan.export.delivery import own_lines_only
+from inferspan.export.older_sdk import renew_in_children
 from inferspan.export.providers import INSTALL, SETUP, Built, current_provider, extend, file_exporter, host_has_none, take_over
 from inferspan.export.sdk import SpanParts, queue_room, span_parts
 from inferspan.export.sdk_variables import hidden
@@ -233,6 +234,7 @@ def _from_variables(environ: Mapping[str, str], session_file: str | None, automa
             from inferspan.export.resource import detected_resource
 
             resource = detected_resource(environ)
+            renew_in_children(resource)
         try:
             INSTALL[signal](built, environ, resource)
             SETUP.installed.add(signal)

@@ -2,7 +2,7 @@
 
 In come exporters and a resource, out come global providers whose batch processors and readers are pipelines of ``SETUP``. Wrong
 values in the environment are warnings and defaults. Providers of the host are never replaced or closed; a session file that was asked
-for by name is added to them through their public methods.
+for by name is added to them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from inferspan.export import variables
 from inferspan.export.delivery import Delivery
 from inferspan.export.fork import begin_at_zero_in_children
+from inferspan.export.older_sdk import joining
 from inferspan.export.sdk_variables import PROVIDERS, hidden
 from inferspan.export.shutdown import Pipeline, Pipelines
 from inferspan.setting_checks import shown, warn_once
@@ -311,9 +312,9 @@ def extend(
             provider: Any = (given or {}).get(signal) or current_provider(signal)
             if signal == "traces" and hasattr(provider, "add_span_processor"):
                 _add_spans(provider, item, os.environ)
-            elif signal == "metrics" and hasattr(provider, "add_metric_reader"):
+            elif signal == "metrics" and (join := joining(provider)) is not None:
                 reader = _reader(item, os.environ)
-                provider.add_metric_reader(reader)
+                join(reader)
                 begin_at_zero_in_children(reader, provider, ours=False)
             elif signal == "logs" and hasattr(provider, "add_log_record_processor"):
                 _add_logs(provider, item, os.environ)

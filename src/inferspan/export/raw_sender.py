@@ -22,6 +22,7 @@ from inferspan import guard, semconv
 from inferspan.export import protobuf, variables
 from inferspan.export.delivery import Delivery, destination_of
 from inferspan.export.exporters import REQUEST_LIMIT, build_exporter
+from inferspan.export.older_exporters import export_packed, sends_itself
 from inferspan.export.providers import SETUP
 from inferspan.export.shutdown import Pipeline
 
@@ -223,6 +224,8 @@ def _head(provider: Any, scope: InstrumentationScope) -> tuple[bytes, bytes, str
 
 
 def _over_http(exporter: Any) -> Callable[[bytes], bool]:
+    if sends_itself(exporter):
+        return export_packed(exporter)
     export = exporter._client.export
     return lambda data: bool(export(data).success)
 
@@ -230,11 +233,11 @@ def _over_http(exporter: Any) -> Callable[[bytes], bool]:
 def _over_grpc(exporter: Any) -> Callable[[bytes], bool]:
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-    for used in ("_translate_data", "_count_data", "_export"):
+    for used in ("_translate_data", "_export"):
         getattr(exporter, used)
     # The exporter receives bytes that are packed already; retries, deadline and reconnection stay its own.
     exporter._translate_data = ExportTraceServiceRequest.FromString
-    exporter._count_data = lambda data: 0
+    exporter._count_data = lambda data: 0  # asked for from 1.42 on
     return lambda data: exporter._export(data).name == "SUCCESS"
 
 

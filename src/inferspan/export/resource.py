@@ -15,9 +15,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from opentelemetry.sdk.resources import SERVICE_NAME, Resource, ResourceDetector
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resource, ResourceDetector
 
 from inferspan import semconv
+from inferspan.export.older_sdk import instance_id
 from inferspan.ranks import ranks
 
 __all__ = ["Detector", "detected_resource", "program_name"]
@@ -43,7 +44,8 @@ def detected_resource(environ: Mapping[str, str] | None = None) -> Resource:
     Args:
         environ: where ranks are read from, default ``os.environ``. The SDK itself reads its variables from ``os.environ``.
     """
-    found = Resource(_facts(os.environ if environ is None else environ)).merge(Resource.create())
+    facts = {SERVICE_INSTANCE_ID: instance_id(), **_facts(os.environ if environ is None else environ)}
+    found = Resource(facts).merge(Resource.create())
     if str(found.attributes.get(SERVICE_NAME, _UNNAMED)).startswith(_UNNAMED):
         name = program_name(sys.argv, sys.modules)
         if name is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp
 from torch import nn
 
 from inferspan import semconv
@@ -52,6 +53,8 @@ def _tensor_parallel(model: Any) -> Any:
 
 
 KINDS = {"DDP": _ddp, "FSDP2": _fsdp, "tensor parallel": _tensor_parallel}
+if not hasattr(torch.distributed.fsdp, "fully_shard"):
+    del KINDS["FSDP2"]  # torch before 2.6 has it for GPUs only
 
 
 def _run(model: Any, ids: Any) -> Any:

@@ -136,6 +136,8 @@ def test_logits_of_a_part_of_the_vocabulary_are_said_to_be_so(telemetry: Telemet
     assert [entropy is not None for entropy in _entropies(telemetry)] == [True] * 3 + [False] * 3 + [True] * 3
     assert [(span.attributes or {}).get(semconv.UNOBSERVED) for span in telemetry.requests()] == [None, "logits: sharded", None]
     forwards = [dict(span.attributes or {}) for span in telemetry.forwards()]
-    assert [one.get(semconv.UNOBSERVED) for one in forwards] == [None, "logits: sharded"]
+    # Once something has been compiled in the process, an older torch runs plain passes with hooks: that is another thing to say.
+    said = [str(one.get(semconv.UNOBSERVED, "")).removeprefix("context: hooks").removeprefix("; ") for one in forwards]
+    assert said == ["", "logits: sharded"]
     assert [semconv.LOGITS_ENTROPY in one for one in forwards] == [True, False]
     telemetry.check()

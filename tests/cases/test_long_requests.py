@@ -67,6 +67,14 @@ class _Discard(SpanProcessor):
         self.seen += 1
 
 
+def _lost(reader: InMemoryMetricReader) -> int:
+    """Spans that the queue had no room for, as the metrics count them."""
+    data = reader.get_metrics_data()
+    metrics = [one for block in data.resource_metrics for scope in block.scope_metrics for one in scope.metrics] if data else []
+    points: list[Any] = [point for one in metrics if one.name == semconv.M_SPANS_DROPPED for point in one.data.data_points]
+    return sum(point.value for point in points if point.attributes[semconv.DROP_REASON] == "queue_full")
+
+
 def _held() -> int:
     """Bytes that code of ours has allocated and not let go of."""
     ours = tracemalloc.Filter(True, f"{Path(inferspan.__file__).parent}/*")

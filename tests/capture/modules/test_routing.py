@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from tests.cases import models
 from tests.cases.telemetry import Telemetry
 from tests.matrix.kinds import GENERATING, SIZES, TOKENS, _made
 
+RETURNED = hasattr(importlib.import_module("transformers.models.mixtral.modeling_mixtral"), "MixtralTopKRouter")
+needs_routers = pytest.mark.skipif(not RETURNED, reason="routers of transformers 4 do not return what they have chosen")
 EXPERTS, CHOSEN = 4, 2
 MOE: dict[str, Any] = {**SIZES, **TOKENS, "num_experts_per_tok": CHOSEN, "moe_intermediate_size": 16}
 
@@ -106,7 +109,7 @@ def _generate(model: Any) -> Tensor:
     return result
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind == "Switch" else needs_routers) for kind in KINDS])
 def test_values_are_those_of_the_router(telemetry: Telemetry, kind: str) -> None:
     """On every recorded step each router has a span with the loads that its output gives, and generation is as without us."""
     model = KINDS[kind]().eval()
@@ -123,6 +126,7 @@ def test_values_are_those_of_the_router(telemetry: Telemetry, kind: str) -> None
         assert {key: attributes.get(key) for key in expected} == pytest.approx(expected, rel=1e-5)
 
 
+@needs_routers
 @pytest.mark.parametrize("modules", ["layers", "none", "all"])
 def test_routers_are_shown_with_any_selection(telemetry: Telemetry, modules: str) -> None:
     """Whatever modules are chosen, routers are among them: two layers, prefill and steps 1 and 2 of 3."""
@@ -136,6 +140,7 @@ def test_routers_are_shown_with_any_selection(telemetry: Telemetry, modules: str
         assert len(telemetry.modules()) == len(found)
 
 
+@needs_routers
 def test_metric_has_a_value_for_each_recorded_call(telemetry: Telemetry) -> None:
     """The histogram of the imbalance has the values of the spans, by layer."""
     model = KINDS["Mixtral"]().eval()
@@ -148,6 +153,7 @@ def test_metric_has_a_value_for_each_recorded_call(telemetry: Telemetry) -> None
         assert telemetry.metric_sum(semconv.M_EXPERTS_IMBALANCE, **labels) == pytest.approx(sum(values))
 
 
+@needs_routers
 def test_plain_forward_passes_have_routers_too(telemetry: Telemetry) -> None:
     """A plain pass records its routers like a step."""
     model = KINDS["OLMoE"]().eval()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.fsdp
 from torch import nn
 
 from inferspan import semconv
@@ -121,6 +122,7 @@ def test_adapters_keep_the_architecture() -> None:
     assert info.attributes[semconv.ADAPTER] == "default"
 
 
+@pytest.mark.skipif(not hasattr(torch.distributed.fsdp, "fully_shard"), reason="FSDP2 of this torch needs a GPU")
 def test_sharded_model_keeps_its_class() -> None:
     """FSDP2 makes a class of its own, which is no architecture."""
     with distributed():

@@ -373,6 +373,8 @@ def test_a_loop_with_the_helpers_of_transformers(telemetry: Telemetry) -> None:
     model = models.llama(eos_token_id=None)
     telemetry.instrument(model, modules="none")
     kwargs: dict[str, Any] = {"attention_mask": torch.ones_like(IDS), "use_cache": True}
+    if hasattr(model, "_get_initial_cache_position"):  # transformers 4
+        kwargs = model._get_initial_cache_position(IDS.shape[1], IDS.device, kwargs)
     ids = IDS
     with torch.no_grad(), inferspan.generation(model, input_tokens=IDS) as g:
         for step in range(3):

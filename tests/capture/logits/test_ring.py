@@ -216,12 +216,17 @@ def test_a_forked_child_does_not_wait_for_threads_of_its_parent() -> None:
         agree(got.rows[0], reference(row[0], 0))
 
 
+@pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning")  # of torch 2.4
 def test_parts_of_logits_are_told_from_whole_ones() -> None:
     """A DTensor is whole if it is replicated, and a plain tensor if it is as wide as the vocabulary of a tensor-parallel model."""
     from torch import distributed
     from torch._C._distributed_c10d import HashStore
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    try:
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    except ImportError:  # torch before 2.5
+        from torch.distributed._tensor import Replicate, Shard, distribute_tensor
 
     logits = torch.randn(1, 2, 8, requires_grad=True)
     distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)

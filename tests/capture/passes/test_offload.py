@@ -47,12 +47,15 @@ def _slow(model: nn.Module) -> tuple[Any, Slow]:
 def test_time_of_a_pass(telemetry: Telemetry) -> None:
     """The time is at least that of fetching the weights, and no more than that of the request."""
     model, weights = _slow(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval())
+    weights.taken = 0
+    model(torch.ones(2, 4))
+    alone = weights.taken
     telemetry.instrument(model)
     weights.taken = 0
     model(torch.ones(2, 4))
     root = telemetry.roots()[0]
     seconds = telemetry.only(telemetry.roots())[semconv.OFFLOAD_TIME]
-    assert weights.taken == 4
+    assert weights.taken == alone >= 4
     assert seconds >= weights.taken * DELAY
     assert seconds <= ((root.end_time or 0) - (root.start_time or 0)) / 1e9
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from typing import Any
 
 import pytest
+import transformers
 from transformers import Pipeline
 from transformers.pipelines.pt_utils import PipelineIterator
 
@@ -32,6 +34,8 @@ def _attributes(telemetry: Telemetry) -> list[dict[str, Any]]:
 def test_chunks_of_an_input_are_one_request(telemetry: Telemetry, kind: str, lazy: bool) -> None:
     """Long sounds are cut into chunks: a list of them is one request, and each item of a generator is one."""
     length, options = SPEECH[kind]
+    if "Whisper" in kind and "vocab" not in inspect.signature(transformers.WhisperTokenizer).parameters:
+        pytest.skip("the tokenizer of this transformers is made of files only")
     task, sounds = PIPELINES[kind], [noise(length).numpy(), noise(length // 2).numpy()]
     pipeline, chunks = task.pipeline(), []
     options = {**task.options, **options}

@@ -102,7 +102,7 @@ def _reduce(logits: Tensor, chosen: Tensor | None, top_k: int, out: Tensor | Non
         columns.append(x.new_full((x.shape[0], 3), math.nan))  # reading an id from a device would wait for it
     else:
         wanted = chosen.to(x.device, non_blocking=True).unsqueeze(-1)
-        logit = x.gather(1, wanted.clamp(0, logits.shape[1] - 1))
+        logit = x.gather(1, wanted.clamp(0, logits.shape[1] - 1).long())  # an older torch gathers by no other type
         columns += [wanted.to(x.dtype), logit, torch.gt(x, logit, out=p).sum(-1, keepdim=True)]
     # All of one dtype: otherwise cat copies one by one.
     return torch.cat([*columns, *likely], 1, out=out)

@@ -131,7 +131,7 @@ def take_apart(model: Any, *, requests: int, tokens: int = TOKENS, say: Callable
             if self.name is not None:
                 taken[self.name].append(time.perf_counter() - self.begun)
             call = current.call
-            if call is None or call.room <= 0:
+            if call is None or call.calls_left <= 0:
                 raise RuntimeError("the coming step is not recorded, so there is nothing to be taken apart")
             step.take(call)
             self.name = draw.choice(names)

@@ -22,13 +22,13 @@ def unwrap(model: Any, tokenizer: Any, what: str = "instrument") -> tuple[Any, A
     """
     from torch import nn
 
-    from inferspan.capture.diffusion.parts import parts_of
+    from inferspan.capture.diffusion.components import components_of
 
     if isinstance(model, nn.Module):
         return model, tokenizer
     inner: Any = None
     with suppress(Exception):  # a property may raise anything
-        inner = parts_of(model) or getattr(model, "model", None)
+        inner = components_of(model) or getattr(model, "model", None)
     if isinstance(inner, nn.Module):
         return inner, tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
     named = ", or the name of another engine's model as text" if what == "generation" else ""

@@ -23,7 +23,7 @@ def test_never_exceeded(total: int) -> None:
     """Whatever is asked for, no more than the budget is granted, request and phases apart."""
     budget = Budget(total)
     for _ in range(50):
-        room = budget.module_room(7)
+        room = budget.modules_allowed(7)
         budget.take_step()
         budget.spend(min(room, 7))
     assert budget.spent <= max(total, 3)
@@ -32,17 +32,17 @@ def test_never_exceeded(total: int) -> None:
 def test_first_pass_shows_what_fits_and_later_ones_are_whole() -> None:
     """The first pass gets the room there is, a later one all of its modules or none."""
     budget = Budget(20)
-    assert budget.module_room(100) == 20 * 9 // 10 - 3 - 1
+    assert budget.modules_allowed(100) == 20 * 9 // 10 - 3 - 1
     budget.take_step()
     budget.spend(5)
-    assert budget.module_room(8) == 8
-    assert budget.module_room(9) == 0
+    assert budget.modules_allowed(8) == 8
+    assert budget.modules_allowed(9) == 0
 
 
 def test_plain_forward() -> None:
     """A plain forward pass has one span of its own and the rest for its modules."""
     budget = Budget(10, steps=False)
-    assert budget.module_room(50, whole=False) == 9
+    assert budget.modules_allowed(50, whole=False) == 9
     budget.spend(9)
     budget.leave_out(41)
     assert (budget.spent, budget.dropped) == (10, 41)

@@ -26,7 +26,7 @@ from tests.cases.telemetry import Telemetry
 
 PLACES: list[tuple[Any, str]] = [
     (budget.Budget, "take_step"),
-    (budget.Budget, "module_room"),
+    (budget.Budget, "modules_allowed"),
     (budget.Budget, "spend"),
     (call.Call, "close_modules"),
     (call.Call, "hand_over"),

@@ -104,7 +104,7 @@ def test_memory_of_a_long_request(steps: int, mebibytes: int, settings: dict[str
             call.steps.prepare()
             call.steps.begin(zero)
             for info in infos:
-                if request.room > 0:
+                if request.calls_left > 0:
                     now = perf_counter_ns()
                     request.enter(info, (), now)
                     request.leave(now)

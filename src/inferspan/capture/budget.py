@@ -40,7 +40,7 @@ class Budget:
         self._gap = 2
         self._skip = 0
 
-    def module_room(self, expected: int, *, whole: bool = True) -> int:
+    def modules_allowed(self, expected: int, *, whole: bool = True) -> int:
         """How many module spans the coming forward pass may have, its own span kept free.
 
         With ``whole``, 0 where ``expected`` of them do not fit, unless it is the first pass, which shows as much as there is room for.
@@ -50,7 +50,7 @@ class Budget:
             return 0
         return max(0, room)
 
-    def stage_room(self, modules: int) -> int:
+    def stages_allowed(self, modules: int) -> int:
         """How many calls of stages the coming forward pass may have.
 
         Args:
@@ -58,7 +58,7 @@ class Budget:
         """
         return max(0, self.total - self.spent - self._step - modules)
 
-    def profiled_room(self, passes: int, modules: int) -> int:
+    def profiled_allowed(self, passes: int, modules: int) -> int:
         """How many kernels and operations the profiled pass that has just ended may show.
 
         Args:

@@ -103,8 +103,8 @@ class Call(CallLog):
         """Device times of the forward pass that was closed last, still to be read."""
         self.pending: list[Record] = []
         self.overhead = 0
-        self.part: WindowClaim | None = None
-        """WindowClaim of a profiler window that this call has."""
+        self.window_claim: WindowClaim | None = None
+        """The profiler window that this call has a part in."""
         self._numbers = 0
         self.stage_seconds: list[tuple[str, float]] = []
         """Names and durations of the stages that the metric counts."""
@@ -166,32 +166,32 @@ class Call(CallLog):
 
     def open_modules(self, expected: int, *, whole: bool) -> bool:
         """Let the hooks record the coming forward pass, if the budget has room for it."""
-        self._granted = self.room = self.budget.module_room(expected, whole=whole)
-        self._watched = self.room > 0 or not whole
+        self._granted = self.calls_left = self.budget.modules_allowed(expected, whole=whole)
+        self._watched = self.calls_left > 0 or not whole
         self.missed = self.count = 0
-        return self.room > 0
+        return self.calls_left > 0
 
     def open_stages(self) -> None:
         """Let the stages of the coming pass be recorded; comes after ``open_modules``, if modules are recorded as well."""
-        self._stages_granted = self.stage_room = self.budget.stage_room(self._granted)
+        self._stages_granted = self.stages_left = self.budget.stages_allowed(self._granted)
         if not self._granted:
             self.count = 0
 
     def cancel_stages(self) -> None:
         """Record no stages in the coming pass."""
-        self._stages_granted = self.stage_room = 0
+        self._stages_granted = self.stages_left = 0
 
     def close_modules(self, step: int | None, phase: PhaseKey, now: int, failure: str | None) -> None:
         """Turn what the hooks have appended into a batch under ``step``, or without one under the phase, stage or request."""
         while self.open_calls:
             self.leave(now, failure=failure or "_OTHER")
-        self.budget.spend(self._granted - self.room)
+        self.budget.spend(self._granted - self.calls_left)
         if self._watched:
             self.budget.leave_out(self.missed)
-        stages = self._stages_granted - max(0, self.stage_room)
+        stages = self._stages_granted - max(0, self.stages_left)
         self.budget.spend(stages)
-        self.budget.leave_out(max(0, -self.stage_room))
-        self._granted = self.room = self.missed = self._stages_granted = self.stage_room = 0
+        self.budget.leave_out(max(0, -self.stages_left))
+        self._granted = self.calls_left = self.missed = self._stages_granted = self.stages_left = 0
         self._watched = False
         self.measured = self.clock.end_pass() if self.clock is not None else None
         recorded = self.recorded
@@ -266,15 +266,15 @@ class Call(CallLog):
 
     def _profiled(self, calls: ModuleCalls, recorded: int, step: int | None, phase: PhaseKey) -> Sequence[Profiled]:
         """Kernels and operations of the pass that has ended, if it was profiled."""
-        part = self.part
-        if part is None or not part.holds_events:
+        claim = self.window_claim
+        if claim is None or not claim.holds_events:
             return ()
         with contain("profiler window"):
             in_steps = phase.name != semconv.PHASE_FORWARD
-            return part.take(
+            return claim.take(
                 calls,
                 self.budget,
-                passes=part.window.left if in_steps else 0,
+                passes=claim.window.left if in_steps else 0,
                 modules=recorded,
                 shown=step is not None or not in_steps,
             )
@@ -329,10 +329,10 @@ class Call(CallLog):
         if self.clock is not None:
             with contain("device clock"):
                 self.clock.close()
-        self.release_part()
+        self.release_window_claim()
 
-    def release_part(self) -> None:
+    def release_window_claim(self) -> None:
         """Release the profiler window."""
-        if self.part is not None:
+        if self.window_claim is not None:
             with contain("profiler window"):
-                self.part.release()
+                self.window_claim.release()

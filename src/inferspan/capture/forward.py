@@ -94,7 +94,7 @@ class ForwardCall(Call):
         engine = owner.engine
         expected = 0 if self.compiled else engine.expected
         self.budget.reserved = 0 if self.compiled else engine.stages
-        if expected and self.budget.module_room(expected, whole=False):
+        if expected and self.budget.modules_allowed(expected, whole=False):
             self.open_modules(expected, whole=False)
             engine.acquire()
             self.modules = True
@@ -108,7 +108,7 @@ class ForwardCall(Call):
         if self.clock is not None:
             self.clock.begin()
         if owner.windows.active:
-            self.part = owner.windows.claim(first_call=self.warmup)
+            self.window_claim = owner.windows.claim(first_call=self.warmup)
 
     def enter_again(self, info: ModuleInfo, arguments: tuple[Any, ...]) -> None:
         """The model calls itself: one more module call inside this request."""
@@ -116,7 +116,7 @@ class ForwardCall(Call):
         self.inner.append(not is_transforming())
         if not self.inner[-1]:
             return
-        if self.room <= 0:
+        if self.calls_left <= 0:
             self.missed += 1
         else:
             number = self.enter(info, describe(arguments[0]), perf_counter_ns())
@@ -146,7 +146,7 @@ class ForwardCall(Call):
                 self._end(output, failure, now)
             else:
                 self.pop(now)
-                self.release_part()
+                self.release_window_claim()
 
     def _end(self, output: Any, failure: Failure | None, now: int) -> None:
         end = RequestEnd(self.epoch(now), failure, {})
@@ -156,9 +156,9 @@ class ForwardCall(Call):
                 self._leave_device()
             if self.clock is not None:
                 self.clock.end()
-            if self.part is not None:
+            if self.window_claim is not None:
                 with contain("profiler window"):
-                    self.part.end(now)
+                    self.window_claim.end(now)
             self.pop(now)
             with contain("end of a forward pass"):
                 self.close_modules(None, UNDER_REQUEST, now, failure.type if failure else None)
@@ -208,10 +208,10 @@ class ForwardCall(Call):
             self.clock.abandon()
             self.clock = None
 
-    def release_part(self) -> None:
+    def release_window_claim(self) -> None:
         """Release the profiler window, on the call's own thread: only there can it be closed."""
         if threading.get_ident() == self.thread:
-            super().release_part()
+            super().release_window_claim()
 
     def abandon(self, now: int) -> None:
         """The call around this one ends, so an interrupt has passed through both."""
@@ -226,13 +226,13 @@ class ForwardCall(Call):
 
     def _describe_end(self, output: Any, failure: Failure | None, now: int) -> RequestEnd:
         attributes: dict[str, AttributeValue] = {}
-        outputs = describe(output)
+        outputs, claim = describe(output), self.window_claim
         lazy = runs_later(output)
         if self.recording:
             attributes |= shape_attributes(self.inputs, semconv.INPUT_SHAPES, semconv.INPUT_DTYPES)
             attributes |= shape_attributes(outputs, semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES)
-            if self.part is not None and self.part.steps:
-                attributes |= {semconv.PROFILER_STEPS: self.part.steps, **self.part.attributes}
+            if claim is not None and claim.steps:
+                attributes |= {semconv.PROFILER_STEPS: claim.steps, **claim.attributes}
             if self.warmup or compiled_graphs() > self.graphs:
                 attributes[semconv.WARMUP] = True
             if self.compiled:
@@ -273,7 +273,7 @@ class ForwardCall(Call):
             nonfinite=nonfinite,
             stages=self.stage_seconds,
             timed=lazy is None,
-            overhead_ns=self.overhead + self.owner.hook_cost * self.count + (self.part.closing_ns if self.part is not None else 0),
+            overhead_ns=self.overhead + self.owner.hook_cost * self.count + (0 if claim is None else claim.closing_ns),
         )
 
 
@@ -380,9 +380,9 @@ def _begin(call: ForwardCall, *, embeds: bool) -> None:
         if embeds:
             call.counts = "embedded"
         call.push()
-        if call.part is not None:
+        if call.window_claim is not None:
             with contain("profiler window"):
-                call.part.begin()
+                call.window_claim.begin()
             if call.clock is not None:
                 call.clock.begin()
         call.overhead = perf_counter_ns() - call.start

@@ -44,7 +44,7 @@ class Request(Call):
         end: when it ended, once it is closed.
     """
 
-    __slots__ = ("adapter", "budget", "measured", "owner", "part", "recording", "root_id", "steps")
+    __slots__ = ("adapter", "budget", "measured", "owner", "recording", "root_id", "steps", "window_claim")
 
     def __init__(self, kind: str, owner: Owner, *, root: object, cached: int, now: Callable[[], int], **options: Any) -> None:
         super().__init__(**options)
@@ -222,7 +222,7 @@ class Request(Call):
         step = number if kept and kept[-1][0] == number else None
         for calls in given:
             spans = len(calls)
-            if spans > self.budget.module_room(spans, whole=False):
+            if spans > self.budget.modules_allowed(spans, whole=False):
                 self.budget.leave_out(spans)
                 continue
             self.budget.spend(spans)
@@ -323,8 +323,8 @@ class Request(Call):
             attributes[semconv.OFFLOAD_TIME] = self.moving_ns / 1e9
         if self._warmup or compiled_graphs() > self._graphs:
             attributes[semconv.WARMUP] = True
-        if self.part is not None and self.part.steps:
-            attributes[semconv.PROFILER_STEPS] = self.part.steps
+        if self.window_claim is not None and self.window_claim.steps:
+            attributes[semconv.PROFILER_STEPS] = self.window_claim.steps
         return attributes
 
     def _measure(self, outcome: Outcome) -> Measured:

@@ -20,7 +20,7 @@ from inferspan.capture.compile.optimized import shows_call
 from inferspan.capture.compile.watch import compiling
 from inferspan.capture.device.clock import CallClock, DeviceClock
 from inferspan.capture.device.energy import RequestEnergy
-from inferspan.capture.diffusion.parts import Parts
+from inferspan.capture.diffusion.components import Components
 from inferspan.capture.diffusion.wrappers import attach_pipeline
 from inferspan.capture.generate.wrappers import METHODS, around_generate, generating_modules
 from inferspan.capture.modules.hooks import ModuleObservers
@@ -100,7 +100,7 @@ class Target:
         self._layout: Layout | None = None
         self.root_info = ModuleInfo("", type(model).__name__, None, type(model).__name__)
         self.text_only = is_text_only(model)
-        self.engine = ModuleObservers(model, settings, () if isinstance(model, Parts) else settings.stages)
+        self.engine = ModuleObservers(model, settings, () if isinstance(model, Components) else settings.stages)
         self.methods = chosen_methods(model, settings.methods)
         self.scripted = isinstance(model, torch.jit.ScriptModule)
         self.has_plain_generate = has_plain_generate(model)

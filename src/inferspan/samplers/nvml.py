@@ -18,7 +18,7 @@ from inferspan.records import Sample
 
 from . import nvml_rows as rows
 from .nvml_devices import Device, is_mig, visible_devices
-from .nvml_session import GPU_IS_LOST, UNINITIALIZED, NvmlSession, Pause
+from .nvml_library import GPU_IS_LOST, UNINITIALIZED, NvmlLibrary, Pause
 
 __all__ = ["NvmlSampler"]
 
@@ -60,7 +60,7 @@ class NvmlSampler:
         self._environ = environ
         self._pid = pid
         self._clock = clock
-        self._session = NvmlSession(library=library, pid=pid, clock=clock)
+        self._library = NvmlLibrary(library=library, pid=pid, clock=clock)
         self._devices: dict[str, Device] = {}  # kept for life: what was probed, and where counters began
         self._pauses: dict[str, Pause] = {}
         self._sharing: Mapping[str, bool] = {}
@@ -82,18 +82,18 @@ class NvmlSampler:
 
     def close(self) -> None:
         """Shut NVML down if this process initialised it here; a later ``collect`` initialises it again."""
-        self._session.close()
+        self._library.close()
 
     def _each(self, read: Callable[[Device], Any]) -> list[Any]:
         """Results of ``read`` for each device of this process; repeated once if another library has shut NVML down meanwhile."""
         for _ in range(2):
-            if not self._session.ready():
+            if not self._library.ready():
                 self._sharing = {}
                 return []
             try:
                 return self._round(read)
             except _Uninitialized:
-                self._session.lapse()
+                self._library.lapse()
         return []
 
     def _round(self, read: Callable[[Device], Any]) -> list[Any]:
@@ -115,9 +115,9 @@ class NvmlSampler:
         self._sharing = sharing
         if silent and not found:
             # The devices were taken away while the library still answers.
-            self._session.fail()
+            self._library.fail()
         else:
-            self._session.works()
+            self._library.works()
         return found
 
     # ------------------------------------------------------------------------------------------------ devices of ours
@@ -136,7 +136,7 @@ class NvmlSampler:
         return list(found.values())
 
     def _names(self, cuda: Mapping[str, str] | None) -> list[str]:
-        inventory = self._session.inventory
+        inventory = self._library.inventory
         # NVML does not list a lost GPU, so devices of this process stay its own where the list decides.
         lost = [device.uuid for device in self._devices.values() if device.is_lost]
         if self._all_gpus:
@@ -149,13 +149,13 @@ class NvmlSampler:
 
     def _device(self, name: str) -> Device | None:
         """The device of a UUID or of the beginning of one; it has no handle if it is lost."""
-        session, known, pause = self._session, self._devices.get(name), self._pauses.get(name)
-        if known is not None and known.handle is not None and known.session == session.number:
+        library, known, pause = self._library, self._devices.get(name), self._pauses.get(name)
+        if known is not None and known.handle is not None and known.init == library.number:
             return known
         if pause is not None and not pause.over:
             return known if known is not None and known.is_lost else None
         try:
-            entry = session.inventory.find(name)
+            entry = library.inventory.find(name)
         except Exception as error:
             self._judge(error)
             self._pause(name)
@@ -165,13 +165,13 @@ class NvmlSampler:
             device.is_lost, device.handle = True, None
             return device
         if entry is None:
-            session.inventory.forget()  # MIG instances come and go
+            library.inventory.forget()  # MIG instances come and go
             self._pause(name)
             return None
         device = self._devices.setdefault(entry.uuid, Device(entry.uuid))
         self._devices[name] = device
-        if device.handle is None or device.session != session.number:
-            device.attach(session.library, entry, session=session.number)
+        if device.handle is None or device.init != library.number:
+            device.attach(library.library, entry, init=library.number)
         return device
 
     def _pause(self, name: str) -> None:
@@ -219,7 +219,7 @@ class NvmlSampler:
 
     def _query(self, device: Device) -> rows.Query:
         fields = [row.field for row in device.rows if row.field is not None]
-        return rows.Query(self._session.library, device.handle, pid=self._pid(), fields=fields)
+        return rows.Query(self._library.library, device.handle, pid=self._pid(), fields=fields)
 
     def _values(
         self, device: Device, query: rows.Query, wanted: Sequence[rows.Row]
@@ -244,7 +244,7 @@ class NvmlSampler:
     def _drop(self, device: Device) -> None:
         """Look the device up again after a pause."""
         device.handle = None
-        self._session.inventory.forget()
+        self._library.inventory.forget()
         for name in self._names_of(device):
             self._pause(name)
 

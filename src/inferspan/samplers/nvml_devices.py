@@ -177,7 +177,7 @@ class Device:
     def __init__(self, uuid: str) -> None:
         self.uuid = uuid
         self.handle: Any = None
-        self.session = 0
+        self.init = 0
         self.is_lost = False
         self.cuda: str | None = None
         self.shared = True
@@ -185,9 +185,9 @@ class Device:
         self._base: dict[str, AttributeValue] = {semconv.HW_ID: uuid, semconv.HW_VENDOR: "NVIDIA"}
         self._rises = Rises()
 
-    def attach(self, library: Any, entry: Entry, *, session: int) -> None:
-        """Take a handle, which is good for one session, and the names that NVML has for the device."""
-        self.handle, self.session, self.is_lost = entry.handle, session, False
+    def attach(self, library: Any, entry: Entry, *, init: int) -> None:
+        """Take a handle, which is good for one init of NVML, and the names that NVML has for the device."""
+        self.handle, self.init, self.is_lost = entry.handle, init, False
         if entry.split:
             self.rows = [row for row in self.rows if row.where != UNSPLIT]
         card = entry.handle

@@ -221,9 +221,9 @@ class Patches:
     def _parts(self, pipeline: Any) -> Any:
         """The module that stands for a pipeline; it waits for its first call from now on, if nothing is decided about it."""
         with contain("first call of a model"):
-            from inferspan.capture.diffusion.parts import parts_of
+            from inferspan.capture.diffusion.components import components_of
 
-            parts = parts_of(pipeline)
+            parts = components_of(pipeline)
             if parts is not None and self._candidates.open and not self._candidates.knows(parts):
                 self._candidates.add(parts)
             return parts

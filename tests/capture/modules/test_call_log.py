@@ -32,7 +32,7 @@ def _told(log: Any, seed: int) -> list[Any]:
             (1, log.discard),
         ]
         (call,) = draw.choices([call for _, call in calls], [weight for weight, _ in calls])
-        seen.append((answer_of(call), log.room, log.missed, log.count, log.open_calls, log.recorded))
+        seen.append((answer_of(call), log.calls_left, log.missed, log.count, log.open_calls, log.recorded))
     return [*seen, rows_of(log)]
 
 
@@ -50,7 +50,7 @@ OUTER = (0, -1, INFOS[0], 10, 2**62, ("in",), (), "KeyError", None)
 def _log_of_two_calls(implementation: Implementation) -> Any:
     """A log with two ended calls, ``INNER`` inside ``OUTER``, and room for three more."""
     log = implementation.log()
-    log.room = 5
+    log.calls_left = 5
     log.enter(INFOS[0], ("in",), 10)
     log.enter(INFOS[1], (), 2**40)
     log.leave(2**40 + 7, ("out",), None, 3)
@@ -78,7 +78,7 @@ def test_columns_are_one_list_for_each_field(implementation: Implementation) -> 
 def test_a_log_counts_its_calls(implementation: Implementation) -> None:
     """Each call takes one of the places that the pass has, and gets the next number."""
     log = _log_of_two_calls(implementation)
-    assert (log.room, log.count, log.recorded, log.open_calls) == (3, 2, 2, 0)
+    assert (log.calls_left, log.count, log.recorded, log.open_calls) == (3, 2, 2, 0)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -45,7 +45,7 @@ def test_shapes_of_everything(implementation: Implementation, running: None) -> 
     for args, kwargs in [*forms, *draw.choices(forms, k=300)]:
         (given, _), more = draw.choice(forms), draw.choice((None, torch.ones(2), (torch.ones(1, 2), None), [torch.ones(3)]))
         module.answer = lambda *_, given=given, more=more, **__: given or more
-        log.room = 1
+        log.calls_left = 1
         output = observed(*args, **kwargs)
         assert output is (given or more) or output == given
         (row,) = rows_of(log)
@@ -68,7 +68,7 @@ def test_types_of_everything(implementation: Implementation, running: None) -> N
     engine, log = object(), implementation.log()
     log.engine, recorder.current.call = engine, log
     for first, second in itertools.permutations(tensors, 2):
-        observed, log.room = observe(implementation, Counted(), engine), 4
+        observed, log.calls_left = observe(implementation, Counted(), engine), 4
         for tensor in (first, first, first, second):
             observed(tensor)
         recorder.bind()  # forgets how many could not be read
@@ -124,7 +124,7 @@ def test_reading_that_lets_others_in(running: None, readings: list[Callable[[], 
     module, engine = Counted(), object()
     module.answer = lambda *_: None
     observed, log = observe(IN_C_CODE, module, engine), IN_C_CODE.log()
-    log.engine, recorder.current.call, log.room = engine, log, 99
+    log.engine, recorder.current.call, log.calls_left = engine, log, 99
     few, many = _Shaped(2), _Shaped(7)
     for _ in range(3):
         observed(few)
@@ -146,7 +146,7 @@ def test_readings_that_fail(running: None, readings: list[Callable[[], int]]) ->
     readings += [lambda: -1] * 200
     few, many = _Shaped(2), _Shaped(7)
     for _ in range(100):
-        observed, log.room = observe(IN_C_CODE, Counted(), engine), 4
+        observed, log.calls_left = observe(IN_C_CODE, Counted(), engine), 4
         for tensor in (few, few, few, many):
             observed(tensor)
         assert [inputs[0][0] for inputs in log.cut().columns().inputs] == [(2,), (2,), (2,), (7,)]

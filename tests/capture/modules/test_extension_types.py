@@ -22,7 +22,7 @@ def test_half_made_objects_in_c(running: None) -> None:
     """What was deleted counts as ``None``, and what was not initialised does nothing."""
     module, engine = Counted(), object()
     observed, log = observe(IN_C_CODE, module, engine), C.CallLog()
-    log.engine, recorder.current.call, log.room = engine, log, 9
+    log.engine, recorder.current.call, log.calls_left = engine, log, 9
     del log.clock, log.output_stats
     assert observed(5) == 5
     assert log.recorded == 1
@@ -55,7 +55,7 @@ def test_loaded_again(running: None, monkeypatch: pytest.MonkeyPatch) -> None:
     loader.exec_module(other)
     for found in (C, again, other):
         log = found.CallLog()
-        log.engine, recorder.current.call, log.room = engine, log, 9
+        log.engine, recorder.current.call, log.calls_left = engine, log, 9
         assert observed(5) == 5 and log.recorded == 1
 
 
@@ -87,4 +87,4 @@ def test_bad_values_in_c() -> None:
     events = C.Boundaries((), 1, 1, None).cut()
     assert answer_of(lambda: events.slots(0)) is IndexError
     assert answer_of(lambda: events.seconds((), 0, 0)) is ValueError
-    assert answer_of(lambda: setattr(C.CallLog(), "room", "much")) is TypeError
+    assert answer_of(lambda: setattr(C.CallLog(), "calls_left", "much")) is TypeError

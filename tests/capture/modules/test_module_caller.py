@@ -28,7 +28,7 @@ def test_failing_forward(implementation: Implementation, running: None, error: t
     """The very exception passes through, and the call is recorded as failed, with those inside of it that it left open."""
     module, engine = Counted(), object()
     observed, log = observe(implementation, module, engine), implementation.log()
-    log.engine, recorder.current.call, log.room = engine, log, 3
+    log.engine, recorder.current.call, log.calls_left = engine, log, 3
     raised = error("theirs")
 
     def fail(*_: Any, **__: Any) -> None:
@@ -49,15 +49,15 @@ def test_a_stage_has_room_of_its_own(implementation: Implementation, running: No
     """A stage is recorded where modules have no room, and the other way round; those that found none are counted apart."""
     info, engine, log = ModuleInfo("eyes", "Eyes", None, "eyes", ModuleStage("eyes")), object(), implementation.log()
     stage, module = observe(implementation, Counted(), engine, info), observe(implementation, Counted(), engine)
-    log.engine, recorder.current.call, log.stage_room = engine, log, 1
+    log.engine, recorder.current.call, log.stages_left = engine, log, 1
     for call in (stage, module, stage, stage, module):
         call(torch.ones(2))
-    assert (log.room, log.missed, log.stage_room) == (0, 2, -2)
-    log.room = 1
+    assert (log.calls_left, log.missed, log.stages_left) == (0, 2, -2)
+    log.calls_left = 1
     for call in (stage, module):
         call(torch.ones(2))
     log.enter(info, (), 1)
-    assert (log.room, log.missed, log.stage_room) == (0, 2, -4)
+    assert (log.calls_left, log.missed, log.stages_left) == (0, 2, -4)
     log.leave(2)
     assert [row[2] for row in rows_of(log)] == [info, INFOS[0], info]
 
@@ -67,7 +67,7 @@ def test_call_that_another_has_ended(implementation: Implementation, running: No
     """Where the frame of a call has gone while it ran, one of the same module that is open ends in its place, as what it is."""
     module, engine = Counted(), object()
     observed, log = observe(implementation, module, engine), implementation.log()
-    log.engine, recorder.current.call, log.room = engine, log, 9
+    log.engine, recorder.current.call, log.calls_left = engine, log, 9
     x = torch.ones(2)
     module.answer = lambda *_: (log.leave(5), log.enter(INFOS[0], ("other",), 1), x)[2]
     observed(x)
@@ -90,13 +90,13 @@ def test_who_is_recorded(implementation: Implementation, running: None) -> None:
     assert observed(x) is x and (log.recorded, log.missed) == (0, 0)  # of another engine
     log.engine = engine
     assert observed(x) is x and (log.recorded, log.missed) == (0, 1)  # no room
-    log.room = 1
-    assert observed(x) is x and observed(x) is x and (log.recorded, log.missed, log.room) == (1, 2, 0)
-    log.room = 1
+    log.calls_left = 1
+    assert observed(x) is x and observed(x) is x and (log.recorded, log.missed, log.calls_left) == (1, 2, 0)
+    log.calls_left = 1
     thread = threading.Thread(target=observed, args=(x,))
     thread.start()
     thread.join()
-    assert (log.recorded, log.room) == (1, 1)
+    assert (log.recorded, log.calls_left) == (1, 1)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -112,7 +112,7 @@ def test_clock_of_a_call(implementation: Implementation, running: None) -> None:
     outer.answer = lambda x: (fake.work.__setitem__(0, fake.work[0] + 2), inner_observed(x), fake.work.__setitem__(0, fake.work[0] + 1))[1]
     inner.answer = lambda x: (fake.work.__setitem__(0, fake.work[0] + 4), x + 1)[1]
     outer_observed = observe(implementation, outer, engine)
-    log.engine, recorder.current.call, log.room, log.clock = engine, log, 9, clock
+    log.engine, recorder.current.call, log.calls_left, log.clock = engine, log, 9, clock
     outer_observed(torch.ones(2))
     events = clock.cut()
     with pools[0].reading():
@@ -130,7 +130,7 @@ def test_arguments_that_change_while_they_are_read(implementation: Implementatio
     """A mode of the program's may be asked for a shape, and may do anything then."""
     module, engine = Counted(), object()
     observed, log = observe(implementation, module, engine), implementation.log()
-    log.engine, recorder.current.call, log.room = engine, log, 99
+    log.engine, recorder.current.call, log.calls_left = engine, log, 99
     call = ctypes.pythonapi.PyObject_Call  # hands on the very dictionary
     call.restype, call.argtypes = ctypes.py_object, [ctypes.py_object] * 3
     given: dict[str, Any] = {}
@@ -154,7 +154,7 @@ def test_nothing_is_kept_by_a_call(implementation: Implementation, running: None
     """Neither inputs and outputs, nor the module once it is gone, nor what a call has raised."""
     module, engine = Counted(), Thing()
     observed, log = observe(implementation, module, engine), implementation.log()
-    log.engine, recorder.current.call, log.room = engine, log, 99
+    log.engine, recorder.current.call, log.calls_left = engine, log, 99
 
     def fail(*_: Any) -> None:
         raise ValueError("theirs")
@@ -189,7 +189,7 @@ def test_tensor_is_the_plain_one() -> None:
         implementation: Any = param.values[0]
         module, engine = Counted(), object()
         observed, log = observe(implementation, module, engine), implementation.log()
-        log.engine, recorder.current.call, log.room = engine, log, 9
+        log.engine, recorder.current.call, log.calls_left = engine, log, 9
         try:
             loud = torch.ones(2).as_subclass(Loud)
             assert observed(loud) is loud and observed((loud, 1)) is not None

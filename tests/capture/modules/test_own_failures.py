@@ -34,7 +34,7 @@ def test_own_failures(implementation: Implementation, running: None, monkeypatch
 
     module, engine = Counted(), object()
     observed, log = observe(implementation, module, engine), implementation.log()
-    log.engine, recorder.current.call, log.room = engine, log, 9
+    log.engine, recorder.current.call, log.calls_left = engine, log, 9
     calls: list[Any] = []
 
     def answer(*args: Any) -> Any:
@@ -72,7 +72,7 @@ def test_own_failures_keep_nothing(implementation: Implementation, running: None
 
     module, engine = Counted(), object()
     observed, log = observe(implementation, module, engine), implementation.log()
-    log.engine, recorder.current.call, log.room = engine, log, 9
+    log.engine, recorder.current.call, log.calls_left = engine, log, 9
     module.answer = lambda *_: [torch.ones(2)]
     gc.collect()
     gc.disable()
@@ -95,7 +95,7 @@ def test_clock_that_fails_once(implementation: Implementation, running: None, co
     """Where a call begins on the device is not known then; that it was made, and did not fail, is."""
     module, engine = Counted(), object()
     observed, log = observe(implementation, module, engine), implementation.log()
-    log.engine, recorder.current.call, log.room = engine, log, 9
+    log.engine, recorder.current.call, log.calls_left = engine, log, 9
     answers: list[Any] = [3, 2, RuntimeError("the driver")]
 
     def record() -> Any:
@@ -124,7 +124,7 @@ def test_log_handler_that_raises(implementation: Implementation, running: None, 
 
     module, engine = Counted(), object()
     observed, log = observe(implementation, module, engine), implementation.log()
-    log.engine, recorder.current.call, log.room = engine, log, 9
+    log.engine, recorder.current.call, log.calls_left = engine, log, 9
     monkeypatch.setattr(guard, "_logged", set())
     monkeypatch.setattr(logging.getLogger("inferspan"), "handle", fail)
     x = torch.ones(3, 3)
@@ -152,7 +152,7 @@ def test_limit_of_recursion(running: None, contained: list[guard.Swallowed]) -> 
 
     plain = deepest()
     observed, log = observe(IN_C_CODE, module, engine), IN_C_CODE.log()
-    log.engine, recorder.current.call, log.room = engine, log, 10**6
+    log.engine, recorder.current.call, log.calls_left = engine, log, 10**6
     assert observed.attached and deepest() >= plain
     contained.clear()
 
@@ -166,7 +166,7 @@ def test_interrupt_while_recording(implementation: Implementation, running: None
 
     module, engine = Counted(), object()
     observed, log = observe(implementation, module, engine), implementation.log()
-    log.engine, recorder.current.call, log.room = engine, log, 9
+    log.engine, recorder.current.call, log.calls_left = engine, log, 9
     with described_by(monkeypatch, interrupted), pytest.raises(KeyboardInterrupt):
         observed(torch.ones(3, 3))
     assert observed(torch.ones(3, 3)).shape == (3, 3)

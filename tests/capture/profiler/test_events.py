@@ -8,7 +8,7 @@ import pytest
 
 from inferspan import semconv
 from inferspan.capture.profiler.events import ProfilerEvent, place, short_name
-from inferspan.capture.profiler.session import MARK, read_events
+from inferspan.capture.profiler.torch_profiler import MARK, read_events
 from inferspan.records import ModuleCalls, ModuleInfo
 
 HERE, OTHER = 100, 200
@@ -124,7 +124,7 @@ LAYERS = _calls((1, 55_050, 55_300), (0, 54_000, 56_500), (2, 57_000, 58_000))
 
 
 def _placed(**options: Any) -> Any:
-    given = {"since": 50_000, "until": 58_000, "first": 3, "room": 100, "with_ops": False, "device": "cuda", **options}
+    given = {"since": 50_000, "until": 58_000, "first": 3, "limit": 100, "with_ops": False, "device": "cuda", **options}
     return place(given.pop("rows", ROWS), given.pop("calls", LAYERS), **given)
 
 
@@ -184,7 +184,7 @@ def test_only_of_this_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("room", "names"),
+    ("limit", "names"),
     [
         (5, ["aten::linear", "gemm", "triton_poi_fused_0", "Memcpy DtoH", "Memset"]),
         (4, ["gemm", "triton_poi_fused_0", "Memcpy DtoH", "Memset"]),
@@ -194,9 +194,9 @@ def test_only_of_this_pass() -> None:
         (-3, []),
     ],
 )
-def test_too_little_room(room: int, names: list[str]) -> None:
+def test_a_limit_keeps_the_longest(limit: int, names: list[str]) -> None:
     """Operations go first, then the shortest kernels; all of them are counted."""
-    placed = _placed(room=room, with_ops=True)
+    placed = _placed(limit=limit, with_ops=True)
     assert [record.name for record in placed.records] == names
     assert placed.left_out == 5 - len(names) and placed.kernels == 4
     # Whose operation has gone hangs under the module instead.

@@ -24,8 +24,8 @@ from inferspan.capture.patching import ClassMethods, Undo
 from inferspan.guard import contain, report
 
 from .call import DiffusionCall
+from .components import Components, _plain, components_of
 from .outcome import facts_of
-from .parts import Parts, _plain, parts_of
 
 __all__ = ["attach_pipeline"]
 
@@ -41,7 +41,7 @@ def attach_pipeline(owner_of: Callable[[object], Owner | None], model: nn.Module
         classes: the wrapped methods of classes.
         undo: where the way back is put.
     """
-    pipeline = model.pipeline if isinstance(model, Parts) else None
+    pipeline = model.pipeline if isinstance(model, Components) else None
     if pipeline is not None:
         undo.push(classes.acquire(type(pipeline), "__call__", _around_call(owner_of, classes)))
 
@@ -51,7 +51,7 @@ def _around_call(owner_of: Callable[[object], Owner | None], classes: ClassMetho
         call: DiffusionCall | None = None
         if not is_dynamo_compiling():
             with contain("start of a pipeline call"):
-                parts = parts_of(pipeline)
+                parts = components_of(pipeline)
                 owner = owner_of(parts)
                 if owner is not None and parts is not None:
                     call = _start(owner, parts, pipeline, _bound(original, args, kwargs), classes)
@@ -72,7 +72,7 @@ def _bound(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict
     return dict(bound.arguments)
 
 
-def _start(owner: Owner, parts: Parts, pipeline: Any, arguments: dict[str, Any], classes: ClassMethods) -> DiffusionCall | None:
+def _start(owner: Owner, parts: Components, pipeline: Any, arguments: dict[str, Any], classes: ClassMethods) -> DiffusionCall | None:
     close_stale(None)
     if parts.look(pipeline):
         owner.refresh()
@@ -98,7 +98,7 @@ def _is_wanted(stage: str, chosen: str | tuple[tuple[str, tuple[str, ...]], ...]
     return isinstance(chosen, str) or any(name == stage for name, _ in chosen)
 
 
-def _attach(parts: Parts, scheduler: Any, owner: Owner, undo: Undo, classes: ClassMethods) -> None:
+def _attach(parts: Components, scheduler: Any, owner: Owner, undo: Undo, classes: ClassMethods) -> None:
     """Put hooks and wrappers on the components; ``undo`` takes them off when the call has ended."""
     wanted = owner.settings.steps != "none"
     for name, stage in parts.stages.items():

@@ -185,11 +185,11 @@ class StepLog:
         request = self._request
         clock, modules = request.clock, self.modules
         began = 0
-        if clock is not None or modules.attached or request.part is not None:
+        if clock is not None or modules.attached or request.window_claim is not None:
             began = self.now()
-            if request.part is not None:
+            if request.window_claim is not None:
                 with contain("profiler window"):
-                    request.part.begin()
+                    request.window_claim.begin()
             if modules.attached:
                 self._pattern = None
                 modules.cut_before_step(self.phase, self._phase_start, began)
@@ -294,13 +294,13 @@ class StepLog:
 
     def close(self, now: int, outputs: Described, failure: str | None) -> int | None:
         """End the open step, or one whose beginning was not seen; the positions of a row that it had, if known."""
-        request, modules, part, clock = self._request, self.modules, self._request.part, self._request.clock
-        if part is not None:
+        request, modules, claim, clock = self._request, self.modules, self._request.window_claim, self._request.clock
+        if claim is not None:
             if clock is not None:
                 clock.end()
             with contain("profiler window"):
-                part.end(now)
-        profiled = part is not None and part.holds_events
+                claim.end(now)
+        profiled = claim is not None and claim.holds_events
         index, self.index = self.index, self.index + 1
         self.open = False
         main, self.main = self.main, None
@@ -330,14 +330,14 @@ class StepLog:
             if length is None:
                 length = (self.cached if self.first_token is None else 0) + (width or 0)
                 self.embedded = length if inputs and inputs[0][1].is_floating_point else 0
-            more = part.attributes if profiled and part is not None else None
+            more = claim.attributes if profiled and claim is not None else None
             self.rows.kept.append((index, self._start, now, self.phase, failure, inputs, outputs, width, length, more, request.measured))
         coming = index + 1
-        unlike = modules.attached or modules.every_step or coming == modules.next_sampled or part is not None
+        unlike = modules.attached or modules.every_step or coming == modules.next_sampled or claim is not None
         if unlike or self._owner.windows.active:
             modules.choose(coming)
         else:
-            request.room = modules.refused = 0
+            request.calls_left = modules.refused = 0
         if len(self.rows.kept) > self.rows.most:
             self.rows.hand_over_some()
         elif modules.live_calls >= LIVE_CALLS:
@@ -373,7 +373,7 @@ class StepLog:
     def _pattern_of(self, main: Any, outputs: Described) -> _Pattern | None:
         """The pattern of the step that has just ended, if the next ones are likely to match it."""
         modules = self.modules
-        if modules.attached or modules.refused or modules.every_step or self._request.part is not None or not self.uniform:
+        if modules.attached or modules.refused or modules.every_step or self._request.window_claim is not None or not self.uniform:
             return None
         if self.first_token is None or self.length is None or (self._recording and not self._all_steps):
             return None

@@ -72,9 +72,9 @@ class StepModules:
     def choose(self, index: int) -> None:
         """Decide whether the step ``index`` is recorded with its modules, and attach or detach observers for it."""
         owner, request = self._owner, self._request
-        if request.part is None and owner.windows.active:
-            request.part = owner.windows.claim(first_call=self._warmup)
-        profiled = request.part is not None and request.part.due
+        if request.window_claim is None and owner.windows.active:
+            request.window_claim = owner.windows.claim(first_call=self._warmup)
+        profiled = request.window_claim is not None and request.window_claim.due
         wanted = owner.engine.expected > 0 and (self.every_step or profiled or index == self.next_sampled)
         if index == self.next_sampled:
             self.next_sampled = max(1, index * 2)
@@ -134,7 +134,7 @@ class StepModules:
         self.attached = False
 
     def _release_modules(self) -> None:
-        self._request.room = 0
+        self._request.calls_left = 0
         if self.sampled:
             self.sampled = False
             self._owner.engine.release()

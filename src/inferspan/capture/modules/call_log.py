@@ -48,8 +48,8 @@ class CallLog:
     """The log of one request.
 
     Attributes:
-        room: module calls that the pass may still record; further ones are only counted.
-        stage_room: the same for calls of stages; below 0 it counts those that were left out.
+        calls_left: module calls that the pass may still record; further ones are only counted.
+        stages_left: the same for calls of stages; below 0 it counts those that were left out.
         missed: calls that were only counted, stages not among them.
         count: the number of the next call.
         engine: the observers whose modules write to this log; modules of another model, inside of this one, do not.
@@ -57,8 +57,8 @@ class CallLog:
         output_stats: collects statistics of the outputs; ``None`` if none are wanted.
     """
 
-    room: int
-    stage_room: int
+    calls_left: int
+    stages_left: int
     missed: int
     count: int
     engine: object
@@ -66,7 +66,7 @@ class CallLog:
     output_stats: OutputStats | None
 
     def __init__(self) -> None:
-        self.room = self.stage_room = self.missed = self.count = 0
+        self.calls_left = self.stages_left = self.missed = self.count = 0
         self.engine = None
         self.clock = None
         self.output_stats = None
@@ -86,9 +86,9 @@ class CallLog:
     def enter(self, info: ModuleInfo, inputs: Described, now: int) -> int:
         """Begin a call inside of the innermost one; its number."""
         if getattr(info, "stage", None) is None:
-            self.room -= 1
+            self.calls_left -= 1
         else:
-            self.stage_room -= 1
+            self.stages_left -= 1
         number = self.count
         self.count = number + 1
         self.opened.append((number, info, now, inputs))
@@ -215,9 +215,9 @@ class ModuleCaller:
         call: CallLog | None = current.call
         if is_dynamo_compiling() or call is None or call.engine is not self.engine:
             return forward(*args, **kwargs)
-        if (call.stage_room if self.stage else call.room) <= 0:
+        if (call.stages_left if self.stage else call.calls_left) <= 0:
             if self.stage:
-                call.stage_room -= 1
+                call.stages_left -= 1
             else:
                 call.missed += 1
             return forward(*args, **kwargs)
@@ -237,9 +237,9 @@ class ModuleCaller:
                     inputs = ()
             # Written out, as is ``leave`` below: a call more would be a tenth of it all.
             if self.stage:
-                call.stage_room -= 1
+                call.stages_left -= 1
             else:
-                call.room -= 1
+                call.calls_left -= 1
             number = call.count
             call.count = number + 1
             opened = call.opened

@@ -67,9 +67,9 @@ class EnterHook(CopiedAway):
         call: CallLog | None = current.call
         if call is None or call.engine is not self._engine:
             return
-        if (call.stage_room if self.stage else call.room) <= 0:
+        if (call.stages_left if self.stage else call.calls_left) <= 0:
             if self.stage:
-                call.stage_room -= 1
+                call.stages_left -= 1
             else:
                 call.missed += 1
             return

@@ -1,6 +1,6 @@
 """Places kernels and operations under the module call that launched them, within the span budget.
 
-In: rows of one forward pass as ``session`` has read them, and its module calls. Out: ``Profiled`` records and totals. An operation
+In: rows of one forward pass as ``torch_profiler`` has read them, and its module calls. Out: ``Profiled`` records and totals. An operation
 belongs to the innermost module call that was running when it began; a kernel to the operation or module call that was running when the
 host launched it, whenever the device came to it. No torch here, so that it can be tried with made-up rows.
 """
@@ -62,9 +62,9 @@ class _Candidate(NamedTuple):
 
 
 def place(
-    events: Sequence[ProfilerEvent], calls: ModuleCalls, *, since: int, until: int, first: int, room: int, with_ops: bool, device: str
+    events: Sequence[ProfilerEvent], calls: ModuleCalls, *, since: int, until: int, first: int, limit: int, with_ops: bool, device: str
 ) -> Placed:
-    """Find the parent of each event and keep as many as there is room for.
+    """Find the parent of each event and keep as many as there is limit for.
 
     Left out are operations first, the shortest before longer ones, then kernels and copies, the shortest before longer ones.
 
@@ -74,7 +74,7 @@ def place(
         since: monotonic time at which the pass began; what was launched before is not of this pass.
         until: monotonic time at which it ended.
         first: number that the first record gets; higher than that of any module call.
-        room: records that there may be.
+        limit: records that there may be.
         with_ops: whether operations get records.
         device: kind of device that kernels run on.
     """
@@ -92,8 +92,8 @@ def place(
             kernels.append(_Candidate(event, op, moment, max(0, event.start - moment) if launch is not None else None))
     owners = inside.innermost([*(event.start for event in ops), *(kernel.module for kernel in kernels)])
     kernels = [kernel._replace(module=owner) for kernel, owner in zip(kernels, owners[len(ops) :], strict=True)]
-    chosen = _longest(kernels, room)
-    shown = set(_longest(range(len(ops)), room - len(chosen), key=lambda at: ops[at].end - ops[at].start)) if with_ops else set()
+    chosen = _longest(kernels, limit)
+    shown = set(_longest(range(len(ops)), limit - len(chosen), key=lambda at: ops[at].end - ops[at].start)) if with_ops else set()
     numbers = {at: first + order for order, at in enumerate(sorted(shown))}
     records = [_op_record(numbers[at], owners[at], inside.cut(owners[at], ops[at], until)) for at in sorted(shown)]
     for order, kernel in enumerate(chosen):
@@ -114,11 +114,11 @@ def _outermost(ops: list[ProfilerEvent]) -> tuple[list[ProfilerEvent], dict[int,
     return found, keys
 
 
-def _longest(items: Iterable[Any], room: int, key: Any = lambda kernel: kernel.event.end - kernel.event.start) -> list[Any]:
+def _longest(items: Iterable[Any], limit: int, key: Any = lambda kernel: kernel.event.end - kernel.event.start) -> list[Any]:
     items = list(items)
-    if len(items) <= room:
+    if len(items) <= limit:
         return items
-    kept = set(sorted(range(len(items)), key=lambda at: -key(items[at]))[: max(0, room)])
+    kept = set(sorted(range(len(items)), key=lambda at: -key(items[at]))[: max(0, limit)])
     return [item for at, item in enumerate(items) if at in kept]
 
 

@@ -1,7 +1,7 @@
 """Windows in which the forward passes of a model are profiled: how they are opened, which request has one, and the results.
 
 ``with handle.profile(steps=3):``, a setting or a signal opens a window on a model. The first recorded request that begins a pass in it, on
-any thread, has it until it ends; then the next one may. Each pass is a profiler session of its own, so none is open while code outside of
+any thread, has it until it ends; then the next one may. Each pass has a profiler of its own, so none is open while code outside of
 the model runs. If a pass cannot be profiled, the log and ``Window.note`` have one line; the program is not affected.
 """
 
@@ -20,7 +20,7 @@ from inferspan.guard import contain
 from inferspan.records import AttributeValue, ModuleCalls, Profiled
 
 from .events import ProfilerEvent, place
-from .session import ProfilerSession, open_session
+from .torch_profiler import OpenProfiler, open_profiler
 
 __all__ = ["Window", "WindowClaim", "Windows"]
 
@@ -186,7 +186,7 @@ class WindowClaim:
         self._device = device
         self.closing_ns = 0
         """Time that closing the profiler and reading it took."""
-        self._session: ProfilerSession | None = None
+        self._profiler: OpenProfiler | None = None
         self._since = 0
         self._until = 0
         self._events: list[ProfilerEvent] | None = None
@@ -209,29 +209,29 @@ class WindowClaim:
 
     def begin(self) -> None:
         """Open the profiler: the pass is about to start on this thread."""
-        if self._session is not None or not self.due:
+        if self._profiler is not None or not self.due:
             return
         if self._device == "cuda" and is_capturing():
             self.window.tell("a CUDA graph is being captured")
             return
-        opened = open_session("cuda" if self._device == "cuda" else None)
+        opened = open_profiler("cuda" if self._device == "cuda" else None)
         if isinstance(opened, str):
             self.window.tell(opened)
             return
-        self._session = opened
+        self._profiler = opened
         self._since = perf_counter_ns()
 
     def end(self, now: int) -> None:
         """Close the profiler: the pass ended at ``now``. On CUDA this waits for the device."""
-        session = self._session
-        if session is None or not session.on_this_thread:
+        profiler = self._profiler
+        if profiler is None or not profiler.on_this_thread:
             return
-        self._session = None
+        self._profiler = None
         self._until = now
         began = perf_counter_ns()
-        session.stop()
+        profiler.stop()
         with contain("profiler window"):
-            self._events = session.events()
+            self._events = profiler.events()
         self.closing_ns += perf_counter_ns() - began
         if self._events is not None:
             self.steps += 1
@@ -257,7 +257,7 @@ class WindowClaim:
             since=self._since,
             until=self._until,
             first=max(numbers, default=-1) + 1,
-            room=budget.profiled_room(passes, modules) if shown else 0,
+            limit=budget.profiled_allowed(passes, modules) if shown else 0,
             with_ops=self.with_ops,
             device=self._device or "",
         )
@@ -278,10 +278,10 @@ class WindowClaim:
         """The request has ended; once only. Closes a profiler that it left open, if this is its thread."""
         if self._released:
             return
-        session, self._session = self._session, None
+        profiler, self._profiler = self._profiler, None
         try:
-            if session is not None and session.on_this_thread:
-                session.stop()
+            if profiler is not None and profiler.on_this_thread:
+                profiler.stop()
         finally:
             self._released = True
             self._events = None

@@ -101,9 +101,9 @@ push_frame(CallLog *log, PyObject *info, PyObject *inputs, int64_t moment, int s
     frame->inputs = owned(inputs);
     frame->start = moment;
     if (stage)
-        log->stage_room--;
+        log->stages_left--;
     else
-        log->room--;
+        log->calls_left--;
     return 0;
 }
 
@@ -233,8 +233,8 @@ log_discard(PyObject *self, PyObject *unused)
 }
 
 static PyMemberDef log_members[] = {
-    {"room", T_PYSSIZET, offsetof(CallLog, room), 0, NULL},
-    {"stage_room", T_PYSSIZET, offsetof(CallLog, stage_room), 0, NULL},
+    {"calls_left", T_PYSSIZET, offsetof(CallLog, calls_left), 0, NULL},
+    {"stages_left", T_PYSSIZET, offsetof(CallLog, stages_left), 0, NULL},
     {"missed", T_PYSSIZET, offsetof(CallLog, missed), 0, NULL},
     {"count", T_PYSSIZET, offsetof(CallLog, count), 0, NULL},
     {"engine", T_OBJECT, offsetof(CallLog, engine), 0, NULL},

@@ -2,7 +2,7 @@
 #include "recorder.h"
 
 /* Incremented here and in extension.py with every change of the interface between C and Python. */
-#define ABI 5
+#define ABI 6
 
 State state;
 

@@ -276,9 +276,9 @@ call_module(PyObject *self, PyObject *args, PyObject *kwargs)
         CallLog *log = (CallLog *)call;
         if (plain == TRACED || !PyObject_TypeCheck(call, state.call_log_type) || log->engine != caller->engine)
             output = PyObject_Call(forward, args, kwargs);
-        else if ((caller->stage ? log->stage_room : log->room) <= 0) {
+        else if ((caller->stage ? log->stages_left : log->calls_left) <= 0) {
             if (caller->stage)
-                log->stage_room--;
+                log->stages_left--;
             else
                 log->missed++;
             output = PyObject_Call(forward, args, kwargs);

@@ -168,8 +168,8 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    Py_ssize_t room, missed, count;
-    Py_ssize_t stage_room; /* as room, for calls of stages; below 0 it counts those that were left out */
+    Py_ssize_t calls_left, missed, count;
+    Py_ssize_t stages_left; /* as calls_left, for calls of stages; below 0 it counts those that were left out */
     PyObject *engine, *clock, *output_stats; /* NULL is None */
     Frame *frames;
     Py_ssize_t open, frames_capacity;

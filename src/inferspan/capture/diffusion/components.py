@@ -1,6 +1,6 @@
 """A diffusion pipeline as a module: its components together, each with the stage that it runs.
 
-A pipeline of diffusers is no ``nn.Module``, but everything else here is about modules. ``Parts`` holds the components of one, is never
+A pipeline of diffusers is no ``nn.Module``, but everything else here is about modules. ``Components`` holds the components of one, is never
 called, and lives as long as its pipeline. diffusers is only looked up, never imported.
 """
 
@@ -15,13 +15,13 @@ from torch import nn
 
 from inferspan import semconv
 
-__all__ = ["Parts", "is_diffusion_pipeline", "parts_of"]
+__all__ = ["Components", "components_of", "is_diffusion_pipeline"]
 
 _TEXT = ("text_encoder", "text_model", "prompt_encoder", "language_model")
 _DENOISERS = ("unet", "transformer", "prior", "dit", "denoiser", "decoder")
 """How the names of components begin that predict the noise."""
 _NO_DENOISERS = ("controlnet", "adapter", "connector", "projection", "upsampler", "upscaler")
-_known: weakref.WeakKeyDictionary[Any, Parts] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[Any, Components] = weakref.WeakKeyDictionary()
 
 
 def is_diffusion_pipeline(thing: object) -> bool:
@@ -60,7 +60,7 @@ def _is_denoiser(name: str, module: nn.Module) -> bool:
     return mixin is not None and issubclass(kind, mixin) and not any(word in name for word in _NO_DENOISERS)
 
 
-class Parts(nn.Module):
+class Components(nn.Module):
     """The components of one pipeline.
 
     Args:
@@ -112,14 +112,14 @@ class Parts(nn.Module):
         raise NotImplementedError("call the pipeline")
 
 
-def parts_of(pipeline: Any) -> Parts | None:
+def components_of(pipeline: Any) -> Components | None:
     """The parts of a pipeline, the same object as long as the pipeline lives; ``None`` for anything else."""
     if not is_diffusion_pipeline(pipeline):
         return None
     parts = _known.get(pipeline)
     if parts is None:
         # A class of its own, because telemetry shows the name of a model's class.
-        kind = type(type(pipeline).__name__, (Parts,), {"__module__": type(pipeline).__module__})
+        kind = type(type(pipeline).__name__, (Components,), {"__module__": type(pipeline).__module__})
         # Without a lock, which a forked child could find held: of two threads, the first one's is taken by both.
         parts = _known.setdefault(pipeline, kind(pipeline))
     return parts

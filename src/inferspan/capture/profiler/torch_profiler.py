@@ -1,7 +1,7 @@
 """torch's profiler around one forward pass: opened and closed on the model's thread, and read as rows without torch.
 
 In: the kind of device. Out: ``ProfilerEvent`` rows on the monotonic clock. Kineto allows one profiler a process; a second one crashes the
-process instead of raising, even while it is warming up. So a session is not opened while another profiler is open, and one that the
+process instead of raising, even while it is warming up. So no profiler is opened while another profiler is open, and one that the
 program starts meanwhile finds this one closed: on the pass's own thread it is cut short, other threads wait for its end.
 """
 
@@ -22,7 +22,7 @@ from inferspan.guard import contain
 
 from .events import KERNEL, LAUNCH, MEMCPY, MEMSET, OP, ProfilerEvent
 
-__all__ = ["ProfilerSession", "open_session", "read_events"]
+__all__ = ["OpenProfiler", "open_profiler", "read_events"]
 
 # As Any, because torch does not declare the names that are needed here.
 _profiler: Any = profiler
@@ -57,7 +57,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew)
 
 
-class ProfilerSession:
+class OpenProfiler:
     """One opened profiler.
 
     Args:
@@ -146,25 +146,25 @@ class ProfilerSession:
         self._turn.release()
 
 
-def open_session(device: str | None) -> ProfilerSession | str:
+def open_profiler(device: str | None) -> OpenProfiler | str:
     """Open the profiler on the calling thread, or say in words why it cannot be.
 
     Args:
         device: ``"cuda"`` where kernels are wanted, else ``None``.
     """
-    session = ProfilerSession(device)
-    if not session._turn.acquire(blocking=False):
+    opened = OpenProfiler(device)
+    if not opened._turn.acquire(blocking=False):
         return OWN
     try:
-        session.hold_others()
+        opened.hold_others()
         if _is_profiled():
-            session._let_others()
+            opened._let_others()
             return OTHER
-        session.start()
+        opened.start()
     except BaseException:
-        session._let_others()
+        opened._let_others()
         raise
-    return session
+    return opened
 
 
 def _is_profiled() -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from .nvml_devices import Inventory
 
-__all__ = ["GPU_IS_LOST", "UNINITIALIZED", "NvmlSession", "Pause"]
+__all__ = ["GPU_IS_LOST", "UNINITIALIZED", "NvmlLibrary", "Pause"]
 
 _log = logging.getLogger("inferspan")
 
@@ -45,7 +45,7 @@ class Pause:
         return self._clock() >= self._until
 
 
-class NvmlSession:
+class NvmlLibrary:
     """An initialised NVML, or the attempt at one.
 
     Args:

@@ -18,7 +18,7 @@ from benchmarks.models import Workload
 from benchmarks.receiver import Arrived, count
 from benchmarks.rows import PLAIN, Row
 
-__all__ = ["Measured", "Run", "measure", "note", "problem_of", "settle", "times", "why_not"]
+__all__ = ["Measured", "RowResult", "Run", "measure", "note", "problem_of", "settle", "times", "why_not"]
 
 MINIMUM = 3
 """Rounds that are made even if the time is over."""
@@ -42,15 +42,25 @@ class Run:
 
 
 @dataclass
-class Measured:
-    """A row's runs and the plain ones beside them, or why there are none."""
+class RowResult:
+    """A row, and why it was not measured or what is wrong with what was; subclasses have the measurements."""
 
     row: Row
+    problem: str | None = field(default=None, kw_only=True)
+    failed: bool = field(default=False, kw_only=True)
+    """Whether the problem came up in a request; else the row cannot be measured here."""
+
+    def fail(self, problem: str) -> None:
+        """A request has shown a problem: no more of this row."""
+        self.problem, self.failed = problem, True
+
+
+@dataclass
+class Measured(RowResult):
+    """A row's runs and the plain ones beside them."""
+
     runs: list[Run] = field(default_factory=list)
     plain: list[Run] = field(default_factory=list)
-    problem: str | None = None
-    """Why it was not measured, or what is wrong with what was."""
-    failed: bool = False
 
 
 SETTLE = 0.1
@@ -159,12 +169,12 @@ def _guarded(work: Workload, one: Measured, address: str, *, keep: bool, first_p
         run = once(work, row, address, piped=row.piped)
         plain = plain or once(work, PLAIN, address, piped=row.piped)
     except Exception as error:  # a peer, or a setting, that cannot run here
-        one.problem, one.failed = problem_of(error), True
+        one.fail(problem_of(error))
         note(f"FAILED {work.name} {work.mode}, {row.name}: {one.problem}")
         return
     expected = row.expected(work)
     if expected is not None and run.arrived.total != expected:
-        one.problem, one.failed = f"{run.arrived.total:,} spans arrived, not {expected:,}", True
+        one.fail(f"{run.arrived.total:,} spans arrived, not {expected:,}")
         note(f"FAILED {work.name} {work.mode}, {row.name}: {one.problem}")
     if keep:
         one.runs.append(run)

@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks.models import Workload
 from benchmarks.ratios import quantile
-from benchmarks.rounds import problem_of, why_not
-from benchmarks.rows import Row
+from benchmarks.rounds import RowResult, problem_of, why_not
+from benchmarks.rows import PLAIN, Row
 
 __all__ = ["COLUMNS", "Timings", "lines_of", "time_in_place"]
 
@@ -41,12 +41,10 @@ COLUMNS = (
 
 
 @dataclass
-class Timings:
+class Timings(RowResult):
     """Nanoseconds of the wrappers of a setting, by name; of the plain model, the time that measuring takes."""
 
-    name: str
     values: dict[str, list[int]] = field(default_factory=dict)
-    problem: str | None = None
 
     def of(self, name: str, share: float) -> float:
         """A quantile, in microseconds; 0 if that wrapper was never there."""
@@ -172,32 +170,35 @@ def time_in_place(
     deadline = clock() + seconds
     work = replace(work, providers={"tracer_provider": TracerProvider(shutdown_on_exit=False)})
     kind, device = type(work.model), next(work.model.parameters()).device
-    plain = Timings("plain: what the measurement takes")
-    found = [plain, *(Timings(row.name, problem=why_not(work, row)) for row in rows)]
+    found = [Timings(PLAIN), *(Timings(row, problem=why_not(work, row)) for row in rows)]
     for _ in range(3 if work.compiled else 1):
         work.request()
     made = -1
     while (requests is None or made < requests) and clock() < deadline:
-        for one, row in zip(found, [None, *rows], strict=True):
+        for one in found:
             if one.problem is not None:
                 continue
             stopwatch = _Stopwatch(kind, work.tokens, device)
             try:
                 with _watched(kind, stopwatch):
-                    undo = (lambda: None) if row is None else row.attach(work)
+                    undo = one.row.attach(work)
                     try:
                         work.request(stopping_criteria=[stopwatch])
                     finally:
                         stopwatch.restore()
                         undo()
             except Exception as error:
-                one.problem = problem_of(error)
+                one.fail(problem_of(error))
             # The first request of each warms up.
             for name, values in stopwatch.found.items() if made >= 0 else ():
                 one.values.setdefault(name, []).extend(values)
         made += 1
         say(f"{made} requests of each setting")
     return found
+
+
+def _name_of(one: Timings) -> str:
+    return "plain: what the measurement takes" if one.row is PLAIN else one.row.name
 
 
 def lines_of(work: Workload, found: Sequence[Timings]) -> list[dict[str, Any]]:
@@ -210,7 +211,7 @@ def lines_of(work: Workload, found: Sequence[Timings]) -> list[dict[str, Any]]:
     lines = []
     for one in found:
         sums = [sum(part.of(name, share) for name in names.values()) for part in (one, found[0]) for share in (0.25, 0.5)]
-        line = {"model": work.name, "mode": work.mode, "setting": one.name, "steps": len(one.values.get(STEP, [])), "step": cell(one, STEP, 1e3)}
+        line = {"model": work.name, "mode": work.mode, "setting": _name_of(one), "steps": len(one.values.get(STEP, [])), "step": cell(one, STEP, 1e3)}
         line |= {key: cell(one, name) for key, name in names.items()}
         line["sum"] = "" if one is found[0] else one.problem or f"{sums[0] - sums[2]:.1f} ({sums[1] - sums[3]:.1f})"
         line["failed"] = one.problem is not None

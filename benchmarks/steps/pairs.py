@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from benchmarks import peers
 from benchmarks.models import Workload
 from benchmarks.ratios import Ratio, quantile, ratio_of
-from benchmarks.rounds import problem_of, settle, why_not
+from benchmarks.rounds import RowResult, problem_of, settle, why_not
 from benchmarks.rows import ROWS, Row
 from benchmarks.steps.switch import Switch
 
@@ -53,16 +53,12 @@ class Timed(NamedTuple):
 
 
 @dataclass
-class Compared:
-    """A row, its steps and what was recorded in them, or why there are none."""
+class Compared(RowResult):
+    """A row's steps, and what was recorded in them."""
 
-    row: Row
     steps: list[Timed] = field(default_factory=list)
     spans: Counter[int] = field(default_factory=Counter)
     """How many recorded decode steps had so many spans, their own included."""
-    problem: str | None = None
-    """Why it was not measured, or what is wrong with what was."""
-    failed: bool = False
 
 
 def neighbours(steps: Sequence[Timed], variant: str) -> list[list[tuple[float, float]]]:
@@ -211,17 +207,16 @@ class _Session:
             with guard.observe(contained.append):
                 self._request(one.row, turns)
         except Exception as error:
-            one.problem, one.failed = problem_of(error), True
+            one.fail(problem_of(error))
             return
         spans, of_steps = _count(handed)
         expected = one.row.expected(replace(work, tokens=turns.noted))
         if contained:
-            one.problem = f"contained an error of its own: {contained[0].place}: {contained[0].kind}"
+            one.fail(f"contained an error of its own: {contained[0].place}: {contained[0].kind}")
         elif spans != expected:
-            one.problem = f"{spans:,} spans in {turns.noted} steps, not {expected:,}"
+            one.fail(f"{spans:,} spans in {turns.noted} steps, not {expected:,}")
         elif keep and compiled_graphs() != graphs:
-            one.problem = "something was compiled in a request that is measured"
-        one.failed = one.problem is not None
+            one.fail("something was compiled in a request that is measured")
         if keep:
             one.steps += turns.timed
             one.spans += of_steps

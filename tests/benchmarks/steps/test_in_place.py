@@ -11,6 +11,7 @@ import torch
 
 from benchmarks import machine
 from benchmarks.models import LLAMA, Workload, llama, prepare
+from benchmarks.rows import PLAIN
 from benchmarks.steps import in_place
 from benchmarks.steps.in_place import CRITERIA, FIRST, METHODS, STEP, Timings, lines_of, time_in_place
 from benchmarks.steps.pairs import SETTINGS
@@ -34,7 +35,7 @@ def found(work: Workload) -> Iterator[list[Timings]]:
 
 def test_the_plain_model_comes_first(found: list[Timings]) -> None:
     """Lines come in the order of the settings."""
-    assert [one.name for one in found][1:] == [SETTINGS["unsampled"].name, SETTINGS["default"].name]
+    assert [one.row.name for one in found][1:] == [SETTINGS["unsampled"].name, SETTINGS["default"].name]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -65,8 +66,8 @@ def test_a_setting_that_fails_says_why(work: Workload) -> None:
 
 def test_the_sum_is_without_the_measurement(work: Workload) -> None:
     """What measuring takes is known from the plain model."""
-    plain = Timings("plain", {METHODS[0]: [2000], METHODS[1]: [1000], STEP: [5000]})
-    ours = Timings("ours", {METHODS[0]: [7000], METHODS[1]: [8000], CRITERIA: [4000], STEP: [6000]})
+    plain = Timings(PLAIN, {METHODS[0]: [2000], METHODS[1]: [1000], STEP: [5000]})
+    ours = Timings(SETTINGS["default"], {METHODS[0]: [7000], METHODS[1]: [8000], CRITERIA: [4000], STEP: [6000]})
     assert lines_of(work, [plain, ours])[1]["sum"] == "16.0 (16.0)"
 
 

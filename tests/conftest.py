@@ -1,15 +1,23 @@
-"""Fixtures for every test: a clean environment, and no contained error of ours that the test did not expect."""
+"""Fixtures for every test: a clean environment, and no contained error of ours that the test did not expect.
+
+Tests that ask for it get a listener to everything that is emitted, torch on one thread, and libraries that keep their remarks to themselves.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
+import warnings
 from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from inferspan import extension, guard, setting_checks
 from inferspan.metrics.first_request import first_request
+
+if TYPE_CHECKING:
+    from tests.cases.telemetry import Telemetry
 
 KEPT = ("INFERSPAN_EXTENSION", "INFERSPAN_BUILD_EXTENSION")
 """They choose what is tested, and say what must be there."""
@@ -57,3 +65,37 @@ def contained() -> Iterator[list[guard.Swallowed]]:
     with guard.observe(errors.append):
         yield errors
     assert not errors, "inferspan contained errors of its own:\n" + "\n".join(map(str, errors))
+
+
+@pytest.fixture
+def telemetry() -> Iterator[Telemetry]:
+    """Everything that inferspan emits during the test."""
+    from tests.cases.telemetry import Telemetry
+
+    listener = Telemetry()
+    yield listener
+    listener.close()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Tiny models are slower on more threads, and sums in another order are other sums."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def quiet(one_thread: None) -> Iterator[None]:
+    """One thread, and no remarks of torch and transformers."""
+    import transformers
+
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    transformers.logging.set_verbosity(verbosity)

@@ -7,7 +7,6 @@ import random
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,22 +22,7 @@ from inferspan import SettingsError
 from tests.cases.models import llama, prompt
 from tests.cases.telemetry import Telemetry
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny models are slower on more threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def telemetry() -> Iterator[Telemetry]:
-    """Everything that inferspan emits during the test."""
-    listener = Telemetry()
-    yield listener
-    listener.close()
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def _state(model: nn.Module) -> tuple[Any, ...]:

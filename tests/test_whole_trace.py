@@ -62,14 +62,6 @@ def as_text(spans: list[ReadableSpan]) -> str:
     return "\n".join(lines) + "\n"
 
 
-@pytest.fixture
-def telemetry() -> Any:
-    """Everything that is emitted during the test."""
-    listener = Telemetry()
-    yield listener
-    listener.close()
-
-
 GENERATE = """\
 text_completion
   | gen_ai.operation.name = text_completion

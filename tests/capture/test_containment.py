@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,6 +22,8 @@ from inferspan.capture.modules import hooks as module_hooks
 from inferspan.capture.root import pair as root_pair
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 PLACES: list[tuple[Any, str]] = [
     (budget.Budget, "take_step"),
@@ -93,23 +94,6 @@ PLACES: list[tuple[Any, str]] = [
     (wrappers, "pass_end"),
     (wrappers, "start_generate"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums in another order are other sums."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def telemetry() -> Iterator[Telemetry]:
-    """Everything that inferspan emits during the test."""
-    listener = Telemetry()
-    yield listener
-    listener.close()
 
 
 def _run(model: Any) -> tuple[Any, Any]:

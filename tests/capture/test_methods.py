@@ -21,14 +21,6 @@ from tests.cases.telemetry import Telemetry
 HIDDEN = torch.ones(2, 4)
 
 
-@pytest.fixture
-def telemetry() -> Iterator[Telemetry]:
-    """In memory."""
-    made = Telemetry()
-    yield made
-    made.close()
-
-
 class Autoencoder(nn.Module):
     """Two halves that are called on their own, and a known method."""
 

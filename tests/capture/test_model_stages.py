@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,14 +14,6 @@ from inferspan.capture.target import target_of
 from inferspan.records import ModuleBatch, ModuleCalls, ModuleInfo, PhaseKey
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
-
-
-@pytest.fixture
-def telemetry() -> Iterator[Telemetry]:
-    """Everything that is emitted during the test."""
-    listener = Telemetry()
-    yield listener
-    listener.close()
 
 
 def _start(telemetry: Telemetry, **settings: Any) -> Any:

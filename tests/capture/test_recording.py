@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -22,26 +21,11 @@ from tests.cases import models
 from tests.cases.telemetry import Telemetry
 from tests.test_whole_trace import as_text
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROMPT = models.prompt(2, 6)
 TOKENS = 9
 FAILURE = Failure("LookupError", "theirs", "")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums in another order are other sums."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def telemetry() -> Iterator[Telemetry]:
-    """Everything that inferspan emits during the test."""
-    listener = Telemetry()
-    yield listener
-    listener.close()
 
 
 def _start(model: Any, **options: Any) -> Any:

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
-from tests.cases.telemetry import Telemetry
-
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny models are slower on more threads, and sums in another order are other sums."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def everywhere(one_thread: None) -> None:
+    """For every test of the folder."""
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
 
 
-@pytest.fixture
-def telemetry() -> Iterator[Telemetry]:
-    """Everything that inferspan emits during the test."""
-    listener = Telemetry()
-    yield listener
-    listener.close()

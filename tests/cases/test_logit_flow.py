@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,14 +15,6 @@ from inferspan.capture.logits.ring import LogitRing
 from tests.capture.logits.fused_fakes import FakeKernel, FakeLink
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
-
-
-@pytest.fixture
-def telemetry() -> Iterator[Telemetry]:
-    """Everything that inferspan emits during the test."""
-    listener = Telemetry()
-    yield listener
-    listener.close()
 
 
 def _generate(model: Any, tokens: int, **options: Any) -> Any:

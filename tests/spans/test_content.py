@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from opentelemetry import trace
 from opentelemetry._logs import SeverityNumber
 from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
@@ -25,6 +23,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import inferspan
 from tests.cases.models import llama, prompt
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 IDS = ("inferspan.tokens.ids", "inferspan.token.id", "inferspan.token.text", "inferspan.logits.top_k.ids", "inferspan.logits.top_k.texts")
 MESSAGES = ("gen_ai.input.messages", "gen_ai.output.messages")
@@ -74,15 +74,6 @@ class _Everything:
         data = self.reader.get_metrics_data()
         parts += [encode_metrics(data)] if data else []
         return b"".join(part.SerializeToString() for part in parts)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny models are slower on more threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def _generate(model: Any, **options: Any) -> Any:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 from opentelemetry import context as otel_context
 from opentelemetry._logs import NoOpLoggerProvider, SeverityNumber
 from opentelemetry.sdk._logs import LoggerProvider
@@ -21,17 +19,10 @@ from opentelemetry.trace import StatusCode
 import inferspan
 from tests.cases.models import llama, prompt
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 VARIABLE = "OTEL_SEMCONV_EXCEPTION_SIGNAL_OPT_IN"
 EVENT = "gen_ai.client.inference.exception"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny models are slower on more threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class _Signals:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,14 +24,6 @@ from tests.cases.telemetry import Telemetry
 
 QUIET: dict[str, Any] = {"nvml": False, "host": False, "allocator": False}
 SECOND = 1e9
-
-
-@pytest.fixture
-def telemetry() -> Iterator[Telemetry]:
-    """Everything that is emitted during the test."""
-    listener = Telemetry()
-    yield listener
-    listener.close()
 
 
 @pytest.fixture

@@ -1,5 +1,10 @@
-"""The listener of each test, and torch on one thread."""
+"""Torch on one thread."""
 
-from tests.capture.listening import one_thread, telemetry
+from __future__ import annotations
 
-__all__ = ["one_thread", "telemetry"]
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def everywhere(one_thread: None) -> None:
+    """For every test of the folder."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,6 @@ from tests.cases.telemetry import Telemetry
 
 STEPS = 3
 pytestmark = [pytest.mark.filterwarnings("ignore")]
-
-
-@pytest.fixture
-def telemetry() -> Iterator[Telemetry]:
-    """Everything that inferspan emits during the test."""
-    listener = Telemetry()
-    yield listener
-    listener.close()
 
 
 @pytest.fixture

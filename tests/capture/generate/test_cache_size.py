@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -47,14 +47,6 @@ KINDS: dict[str, Callable[[], Any]] = {
         shared_expert_intermediate_size=16, head_dim=8, **EXPERTS,
     ),
 }  # fmt: skip
-
-
-@pytest.fixture
-def telemetry() -> Iterator[Telemetry]:
-    """Everything that inferspan emits during the test."""
-    listener = Telemetry()
-    yield listener
-    listener.close()
 
 
 CACHES = ("cache", "past_key_values", "cache_params", "state")

@@ -22,14 +22,6 @@ LENGTHS = (6, 2, 5)
 RIGHT = torch.tensor([[1] * length + [0] * (8 - length) for length in LENGTHS])
 
 
-@pytest.fixture
-def telemetry() -> Any:
-    """Everything that inferspan emits during the test."""
-    listener = Telemetry()
-    yield listener
-    listener.close()
-
-
 def _entropy(rows: Tensor) -> float:
     shares = rows.double().log_softmax(-1)
     return float(-(shares.exp() * shares).sum(-1).mean())

@@ -9,7 +9,6 @@ import torch
 import torch._dynamo  # so that it can tell when something is compiled
 
 from inferspan.capture.modules import recorder
-from tests.cases.telemetry import Telemetry
 
 
 @pytest.fixture
@@ -25,9 +24,3 @@ def nothing_compiled() -> None:
     torch._dynamo.reset()
 
 
-@pytest.fixture
-def telemetry() -> Iterator[Telemetry]:
-    """Spans and metrics in memory."""
-    found = Telemetry()
-    yield found
-    found.close()

@@ -1,9 +1,7 @@
-"""The listener of each test, and models of sentence-transformers that need no download."""
+"""Models of sentence-transformers that need no download."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import pytest
 import torch
 import transformers
 
-from tests.cases.telemetry import Telemetry
 from tests.matrix.pipelines import tokenizer
 
 LONGEST = 4
@@ -19,25 +16,9 @@ LONGEST = 4
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """One thread, a fixed seed, and no remarks of the libraries."""
-    threads, verbosity = torch.get_num_threads(), transformers.logging.get_verbosity()
-    torch.set_num_threads(1)
+def everywhere(quiet: None) -> None:
+    """No remarks of the libraries, and a fixed seed."""
     torch.manual_seed(0)
-    transformers.logging.set_verbosity_error()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    transformers.logging.set_verbosity(verbosity)
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def telemetry() -> Iterator[Telemetry]:
-    """Everything that inferspan emits during the test."""
-    listener = Telemetry()
-    yield listener
-    listener.close()
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -19,14 +18,6 @@ from tests.cases import models
 from tests.cases.telemetry import Telemetry
 
 HIDDEN = torch.ones(2, 4)
-
-
-@pytest.fixture
-def telemetry() -> Iterator[Telemetry]:
-    """In memory, and checked at the end."""
-    made = Telemetry()
-    yield made
-    made.close()
 
 
 class Asking(nn.Module):

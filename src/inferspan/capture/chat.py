@@ -1,7 +1,7 @@
 """Facts of the operation, never guessed: prompts that a chat template has made, and the library that runs a model.
 
 While a model is instrumented, tokenizers note what ``apply_chat_template`` returns: tensors by identity, also after ``BatchEncoding.to``,
-and texts by their hash, until a tokenizer turns them into tensors. Where a pipeline calls ``generate()``, its frame on the stack has the
+and texts and lists of ids by their hash. Where a pipeline calls ``generate()``, its frame on the stack has the
 messages. A prompt that was changed in between is no known chat.
 """
 
@@ -20,13 +20,15 @@ from inferspan.guard import contain
 from .call import current
 from .patching import ClassMethods
 
-__all__ = ["chat_of", "embeds", "watch_templates"]
+__all__ = ["chat_of", "chat_of_ids", "embeds", "watch_templates"]
 
 Chat = tuple[Any, ...]
 """Role dicts, or lists of them for a batch."""
-MOST_TENSORS, MOST_TEXTS, MOST_FRAMES = 256, 64, 40
+MOST_TENSORS, MOST_TEXTS, MOST_LISTS, MOST_FRAMES = 256, 64, 1024, 40
 _tensors: dict[int, tuple[weakref.ref[Any], Chat]] = {}
 _texts: OrderedDict[int, Chat] = OrderedDict()
+_lists: OrderedDict[int, Chat] = OrderedDict()
+"""Chats by the hash of their ids, as continuous batching takes them."""
 _capturing: set[object] = set()
 """One object for each instrumented model whose content is captured; without any, messages are not kept."""
 _UNKNOWN: Chat = (None,)
@@ -45,8 +47,21 @@ def _known(value: Any) -> Chat | None:
     return found[1] if found is not None and found[0]() is value else None
 
 
+def _note_list(ids: Any, chat: Chat) -> None:
+    """Remember ids, or those of several chats."""
+    if not isinstance(ids, list) or not ids:
+        return
+    if isinstance(ids[0], list):
+        for row, one in zip(ids, chat, strict=False):
+            _note_list(row, one if isinstance(one, tuple) else (one,))
+    elif isinstance(ids[0], int):
+        while len(_lists) >= MOST_LISTS:
+            _lists.popitem(last=False)
+        _lists[hash(tuple(ids))] = chat
+
+
 def _note(rendered: Any, chat: Chat) -> None:
-    """Remember the result of a template: a text, a tensor, several of them, or a mapping with tensors."""
+    """Remember the result of a template: a text, a tensor, ids in a list, several of them, or a mapping with tensors or ids."""
     if isinstance(rendered, str):
         while len(_texts) >= MOST_TEXTS:
             _texts.popitem(last=False)
@@ -55,9 +70,12 @@ def _note(rendered: Any, chat: Chat) -> None:
         _note_tensor(rendered, chat)
     elif isinstance(rendered, Mapping):
         _note_tensor(rendered.get("input_ids"), chat)
+        _note_list(rendered.get("input_ids"), chat)
     elif isinstance(rendered, list) and rendered and all(isinstance(text, str) for text in rendered):
         for text, one in zip(rendered, chat, strict=False):
             _note(text, one if isinstance(one, tuple) else (one,))
+    else:
+        _note_list(rendered, chat)
 
 
 def _copied(conversation: Any) -> Chat:
@@ -67,11 +85,15 @@ def _copied(conversation: Any) -> Chat:
     return tuple(dict(part) if isinstance(part, Mapping) else _copied(part) for part in conversation)
 
 
+def _length(conversation: Any) -> int:
+    return len(conversation) if isinstance(conversation, list | tuple) else 0
+
+
 def _around_template(original: Any, tokenizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rendered = original(*args, **kwargs)
     with contain("chat template"):
         conversation = args[0] if args else kwargs.get("conversation")
-        _note(rendered, _copied(conversation) if _capturing else _UNKNOWN * MOST_TEXTS)
+        _note(rendered, _copied(conversation) if _capturing else _UNKNOWN * max(MOST_TEXTS, _length(conversation)))
     return rendered
 
 
@@ -131,6 +153,7 @@ def _release(user: object) -> None:
     _capturing.discard(user)
     if not _capturing:
         _texts.clear()
+        _lists.clear()
         _tensors.clear()
 
 
@@ -181,6 +204,13 @@ def chat_of(model: Any, *prompts: Any) -> Chat | None:
             chats = given if isinstance(given, list) else [given]
             if pipeline.model is model and chats and all(isinstance(one, kinds) for one in chats):
                 return _copied(chats[0] if len(chats) == 1 else chats)
+    return None
+
+
+def chat_of_ids(ids: Any) -> Chat | None:
+    """The messages of a prompt that is a list of ids; ``None`` if it is no chat, or if that is not known."""
+    with contain("chat template"):
+        return _lists.get(hash(tuple(ids))) if _lists and isinstance(ids, list | tuple) else None
     return None
 
 

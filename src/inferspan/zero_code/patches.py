@@ -38,6 +38,8 @@ CALLERS = (
     ("transformers.pipelines.zero_shot_object_detection", "ZeroShotObjectDetectionPipeline"),
 )
 """Classes of pipelines that call one model, perhaps several times in what is one request."""
+SERVER = "transformers.cli.serving.utils"
+"""Module of ``transformers serve`` whose thread runs a model for the first time."""
 TEMPLATES = ("transformers.tokenization_utils_base", "transformers.processing_utils")
 """Modules whose classes apply chat templates, perhaps before the model is called for the first time."""
 
@@ -70,6 +72,7 @@ class Patches:
             self._watch.after(module, partial(self._models, name))
         for module, name, method in PIPELINES:
             self._watch.after(module, partial(self._pipelines, name, method))
+        self._watch.after(SERVER, self._serving)
         for module, name in CALLERS:
             self._watch.after(module, partial(self._callers, name))
         self._watch.after("transformers.generation.utils", self._generation)
@@ -217,6 +220,12 @@ class Patches:
             return kind.__call__(pipeline, *args, **kwargs) if settled else original(*args, **kwargs)
 
         self._wrap(kind, "__call__", call)
+
+    def _serving(self, module: ModuleType) -> None:
+        from inferspan.capture.passes.serving import SUBMITS, THREAD, carried
+
+        for name in SUBMITS:
+            self._wrap(getattr(module, THREAD), name, carried)
 
     def _parts(self, pipeline: Any) -> Any:
         """The module that stands for a pipeline; it waits for its first call from now on, if nothing is decided about it."""

@@ -12,6 +12,7 @@ from inferspan import semconv
 from tests.capture.batching.loops import PROMPTS, bounded, generate_batch, manager, of_request, requests, results, said_by, steps, tokens
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
+from tests.matrix.pipelines import tokenizer
 
 
 def _whole(telemetry: Telemetry) -> list[str]:
@@ -234,3 +235,24 @@ def test_latencies_under_the_names_of_vllm(telemetry: Telemetry) -> None:
     said = telemetry.only()
     parts = [said[key] for key in (semconv.LATENCY_QUEUE, semconv.LATENCY_PREFILL, semconv.LATENCY_DECODE)]
     assert sum(parts) == pytest.approx(said[semconv.LATENCY_E2E], abs=1e-6)
+
+
+def test_prompts_that_a_chat_template_has_made(telemetry: Telemetry) -> None:
+    """Ids in lists are known to be a chat, one or several, also as a copy; those that were changed are not."""
+    model, words = models.llama(), tokenizer()
+    telemetry.instrument(model)
+    user = [{"role": "user", "content": "hello there"}]
+    one = words.apply_chat_template(user)["input_ids"]
+    several = words.apply_chat_template([[{"role": "user", "content": "be kind"}], [{"role": "user", "content": "again"}]])["input_ids"]
+    flat = words.apply_chat_template([{"role": "system", "content": "be kind"}, *user], return_dict=False)
+    generate_batch(model, [[*one], *several, flat, [*one, 9]])
+    known = {span[semconv.RESPONSE_ID]: span[semconv.OPERATION_NAME] for span in map(said_by, requests(telemetry))}
+    assert [known[name] for name in sorted(known)] == ["chat"] * 4 + ["text_completion"]
+
+
+def test_messages_of_a_chat_are_captured_on_demand(telemetry: Telemetry) -> None:
+    """Captured messages keep their roles."""
+    model, words = models.llama(), tokenizer()
+    telemetry.instrument(model, words, capture_content="SPAN_ONLY")
+    generate_batch(model, [words.apply_chat_template([{"role": "system", "content": "be kind"}])["input_ids"]])
+    assert '"system"' in str(said_by(requests(telemetry)[0])[semconv.INPUT_MESSAGES])

@@ -45,6 +45,7 @@ class BatchedRequest(Call):
     Args:
         owner: instrumentation of the model.
         config: the generation config of the loop.
+        chat: messages that the prompt was made of, where that is known and content is captured.
         **options: see :class:`Call`.
 
     Attributes:
@@ -54,10 +55,11 @@ class BatchedRequest(Call):
         expected: sequences that it returns.
     """
 
-    def __init__(self, owner: Owner, config: Any, **options: Any) -> None:
+    def __init__(self, owner: Owner, config: Any, chat: Sequence[Any] | None, **options: Any) -> None:
         super().__init__(budget=Budget(owner.settings.span_budget, steps=False), **options)
         self.owner = owner
         self.counts = "generated"
+        self._chat = chat
         self.request_id = ""
         self.names: tuple[str, ...] = ()
         """The ids of its sequences in the loop, its own last."""
@@ -242,8 +244,9 @@ class BatchedRequest(Call):
         if not owner.content or owner.tokenizer is None or self.request_id not in self._outputs:
             return (), ()
         limit, prompt = owner.settings.max_content_chars, _Ids(self._outputs[self.request_id].prompt_ids)
+        inputs = messages.chat_messages(self._chat, max_chars=limit) if self._chat is not None else []
         return (
-            messages.input_messages(owner.tokenizer, prompt, None, max_chars=limit),
+            inputs or messages.input_messages(owner.tokenizer, prompt, None, max_chars=limit),
             messages.output_messages(owner.tokenizer, [list(row) for row in sequences], list(reasons), max_chars=limit),
         )
 
@@ -280,12 +283,13 @@ def _configuration(config: Any) -> dict[str, AttributeValue]:
     return found
 
 
-def start_request(owner: Owner, config: Any, given: Mapping[str, Any]) -> BatchedRequest | None:
+def start_request(owner: Owner, config: Any, chat: Sequence[Any] | None, given: Mapping[str, Any]) -> BatchedRequest | None:
     """Begin a request on the thread of its caller, or ``None`` where telemetry stays out.
 
     Args:
         owner: instrumentation of the model.
         config: the generation config of the loop.
+        chat: messages that the prompt was made of; ``None`` if it is no chat, or if that is not known.
         given: keyword arguments of the caller.
     """
     compiling.listen()
@@ -294,9 +298,9 @@ def start_request(owner: Owner, config: Any, given: Mapping[str, Any]) -> Batche
         facts[semconv.RESPONSE_ID] = given["request_id"]
 
     def made(**options: Any) -> BatchedRequest:
-        return BatchedRequest(owner, config, **options)
+        return BatchedRequest(owner, config, chat if owner.content else None, **options)
 
-    operation = owner.settings.operation or semconv.OPERATION_TEXT_COMPLETION
+    operation = owner.settings.operation or (semconv.OPERATION_TEXT_COMPLETION if chat is None else semconv.OPERATION_CHAT)
     request = open_call(KIND, owner, made, operation=operation, facts=facts, attached=False)
     if request is not None:
         request.overhead = perf_counter_ns() - request.start

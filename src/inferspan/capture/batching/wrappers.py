@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from inferspan.capture.chat import chat_of_ids
 from inferspan.capture.failures import failure_of
 from inferspan.capture.owner import Owner
 from inferspan.capture.patching import ClassMethods, Undo
@@ -161,7 +162,7 @@ def _around_add_request(reader_of: Callable[[Any], BatchReader | None]) -> Any:
     def add_request(original: Any, manager: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         arriving: tuple[BatchReader, BatchedRequest] | None = None
         with contain("start of a batched request"):
-            arriving = _begin(reader_of(manager), manager, kwargs)
+            arriving = _begin(reader_of(manager), manager, args, kwargs)
         if arriving is None:
             return original(*args, **kwargs)
         before, _here.arriving = _here.arriving, arriving
@@ -181,13 +182,16 @@ def _around_add_request(reader_of: Callable[[Any], BatchReader | None]) -> Any:
     return add_request
 
 
-def _begin(found: BatchReader | None, manager: Any, kwargs: dict[str, Any]) -> tuple[BatchReader, BatchedRequest] | None:
+def _begin(
+    found: BatchReader | None, manager: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[BatchReader, BatchedRequest] | None:
     if found is None or not getattr(manager, "is_tp_driver", True):
         return None
     if found.count >= MOST_OPEN:
         warn_once("more than %d requests wait in continuous batching; those beyond are not recorded", MOST_OPEN)
         return None
-    request = start_request(found.owner, manager.generation_config, kwargs)
+    chat = chat_of_ids(args[0] if args else kwargs.get("input_ids"))
+    request = start_request(found.owner, manager.generation_config, chat, kwargs)
     if request is None:
         return None
     found.begun(request)

@@ -11,12 +11,13 @@ from inferspan.capture.patching import ClassMethods, Undo
 
 from .offload import HOOKS, METHODS, timed
 from .pipelines import BASE, ITERATORS, LISTS, Pipelines
+from .serving import SERVING, SUBMITS, THREAD, carried
 
 __all__ = ["LibraryWatch"]
 
 
 class LibraryWatch:
-    """Pipelines of transformers, and the hooks by which accelerate moves weights.
+    """Pipelines of transformers, the thread of its server, and the hooks by which accelerate moves weights.
 
     Args:
         owner_of: finds the instrumentation of a model, if it has one.
@@ -33,6 +34,7 @@ class LibraryWatch:
         self._waiting: dict[str, list[tuple[str, str, str, Any]]] = {
             ITERATORS: [*base, (ITERATORS, "PipelineIterator", "__next__", pipelines.next)],
             LISTS[0]: [(*LISTS, "__call__", pipelines.call)],
+            SERVING: [(SERVING, THREAD, name, carried) for name in SUBMITS],
             HOOKS: [(HOOKS, "AlignDevicesHook", name, timed) for name in METHODS],
         }
         """Rows (module, class, method, wrapper) by the module that is loaded last."""

@@ -199,6 +199,7 @@ MODEL_NAME = "inferspan.model.name"
 MODEL_REVISION = "inferspan.model.revision"
 MODEL_ARCHITECTURE = "inferspan.model.architecture"
 MODEL_TYPE = "inferspan.model.type"
+MODEL_MODALITIES = "inferspan.model.modalities"
 MODEL_PARAMETERS = "inferspan.model.parameter.count"
 MODEL_DTYPE = "inferspan.model.dtype"
 MODEL_QUANTIZATION_METHOD = "inferspan.model.quantization.method"
@@ -847,6 +848,7 @@ ATTRIBUTES = (
     Attribute(MODEL_REVISION, "string", f"{_R}, {_L}", "commit of the hub repository"),
     Attribute(MODEL_ARCHITECTURE, "string", f"{_R}, {_L}", "class of the model"),
     Attribute(MODEL_TYPE, "string", f"{_R}, {_L}", "`config.model_type`"),
+    Attribute(MODEL_MODALITIES, "string[]", _R, "what the model takes, of `text`, `image`, `audio`, `video`; absent if that is text only or not known. Those that `inferspan.input.modalities` lacks were not given"),
     Attribute(MODEL_PARAMETERS, "int", f"{_R}, {_L}", "parameters, tied ones once; absent where weights are packed, so that they cannot be counted"),
     Attribute(MODEL_DTYPE, "string", f"{_R}, {_L}", "dtype of the first floating-point parameter, at this call"),
     Attribute(MODEL_QUANTIZATION_METHOD, "string", f"{_R}, {_L}", "from `config.quantization_config`"),

@@ -71,6 +71,15 @@ def test_llama() -> None:
     assert {key: info.attributes.get(key) for key in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("make", "taken"),
+    [(models.llama, None), (models.llava, ["text", "image"]), (models.qwen2_audio, ["text", "audio"])],
+)
+def test_modalities_that_a_model_takes(make: Any, taken: list[str] | None) -> None:
+    """A model that takes more than text says what, so that a request lacks a modality rather than having none of it."""
+    assert _info(make()).attributes.get(semconv.MODEL_MODALITIES) == taken
+
+
 def test_plain_module() -> None:
     """A module of the user's is named by its class; settings name it otherwise."""
     info = _info(nn.Linear(2, 2))

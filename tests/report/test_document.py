@@ -111,6 +111,16 @@ def test_a_model_without_audio_this_time_says_so(recording: Any, tmp_path: Path)
     assert [event["input_shapes"] for event in events if event["type"] == "audio_input"] == [["1x80x3000"], None]
 
 
+def test_a_model_that_takes_audio_says_so_without_any(recording: Any, tmp_path: Path) -> None:
+    """The model's modalities tell that audio is lacking, also where no request has had any; a model of text has no such input."""
+    for model, taken in (("hears", ["text", "audio"]), ("reads", None)):
+        attributes: dict[str, Any] = {semconv.OPERATION_NAME: "chat", semconv.REQUEST_MODEL: model}
+        attributes |= {semconv.MODEL_MODALITIES: taken} if taken else {}
+        recording.span(f"chat {model}", 0, 20, trace=recording.trace(), attributes=attributes)
+    events = report_of(recording.write(tmp_path / "session.jsonl"))["events"]
+    assert [event["input_shapes"] for event in events if event["type"] == "audio_input"] == [None]
+
+
 def test_the_summary_counts_events_and_times(session_path: Path) -> None:
     """Events by type, seconds by module with what is inside and the own ones beside it, the largest first."""
     found = report_of(session_path)

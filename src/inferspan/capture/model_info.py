@@ -23,6 +23,7 @@ from inferspan.records import AttributeValue, ModelInfo
 from inferspan.settings import Settings
 
 from .adapters import ActiveAdapters
+from .generate.modalities import takes_modalities
 
 __all__ = [
     "ModelFacts",
@@ -308,6 +309,9 @@ def _collect(model: nn.Module, settings: Settings, state: _State | None) -> Mode
             if isinstance(value, str) and value:
                 attributes[key] = value
         attributes |= _quantization(config)
+        taken = takes_modalities(inner)
+        if taken:
+            attributes[semconv.MODEL_MODALITIES] = taken
     with contain("model facts"):
         attributes |= _compilation(model)
     with contain("model facts"):

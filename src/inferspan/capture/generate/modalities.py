@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .tokens import Loop
 
-__all__ = ["Modalities", "given_modalities", "makes_media", "modalities", "placeholders"]
+__all__ = ["Modalities", "given_modalities", "makes_media", "modalities", "placeholders", "takes_modalities"]
 
 _PLACEHOLDERS = {kind: (f"{kind}_token_id", f"{kind}_token_index") for kind in ("image", "audio", "video")}
 """Attributes of configurations that hold the id of a placeholder."""
@@ -60,6 +60,14 @@ def makes_media(model: Any) -> bool:
     """Whether a model says that it generates something else than text, such as music."""
     kinds = _listed(getattr(model, "output_modalities", None))
     return bool(kinds) and "text" not in kinds
+
+
+def takes_modalities(model: Any) -> list[str]:
+    """The modalities that a model takes, in a fixed order; empty if it takes text only, or says nothing."""
+    media = _taken(model)
+    told = _listed(getattr(model, "input_modalities", None))
+    text = {"text"} if "text" in told or not told else set()
+    return [kind for kind in _ORDER if kind in media | text] if media else []
 
 
 def _tokens(model: Any) -> dict[str, int]:

@@ -95,7 +95,7 @@ class Events(Sequence[dict[str, Any]]):
 
 def events_of(session: Session) -> Events:
     """The events of a session by time; those at the same time in the order in which they must have happened."""
-    takes_audio = {request.model for request in session.requests if _has_stage(request, semconv.STAGE_AUDIO_ENCODE)}
+    takes_audio = {request.model for request in session.requests if _takes_audio(request)}
     found: list[_Seed] = []
     for request in session.requests:
         found.extend(_of_request(request, takes_audio))
@@ -223,6 +223,11 @@ def _own(span: Span) -> Iterator[_Seed]:
 
 def _metadata(span: Span) -> dict[str, Any]:
     return {key: value for key, value in span.attributes.items() if key not in _SHOWN_APART}
+
+
+def _takes_audio(request: Request) -> bool:
+    told = request.span.attributes.get(semconv.MODEL_MODALITIES)
+    return "audio" in told if isinstance(told, list | tuple) else _has_stage(request, semconv.STAGE_AUDIO_ENCODE)
 
 
 def _has_stage(request: Request, name: str) -> bool:

@@ -70,7 +70,7 @@ class Settings:
     token_arrays: bool = _setting(True, check.boolean, "log-probabilities, entropies and intervals per token on the request span")
     device_time: bool = _setting(True, check.boolean, "device time of requests, phases, steps and recorded module calls on CUDA, by events that nothing waits for")
     output_stats: bool = _setting(False, check.boolean, "mean, deviation, extremes and NaN counts of every recorded module's output")
-    routing: bool = _setting(False, check.boolean, "routers of experts get spans on recorded steps, with the tokens of each expert, the imbalance, the entropy of the router and dropped tokens; transformers 5")
+    routing: bool = _setting(False, check.boolean, "routers of experts get spans on recorded steps, with the tokens of each expert, the imbalance, the entropy of the router and dropped tokens")
     entropy_metric: bool = _setting(False, check.boolean, "histograms of the entropy and of the largest probability of each recorded step")
     module_metric: bool = _setting(False, check.boolean, "histogram of the duration of each recorded module call: a series for each module and phase, of which the SDK keeps 2,000")
     # which requests are worth their detail

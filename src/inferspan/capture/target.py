@@ -307,7 +307,7 @@ class Target:
 
     def new_output_stats(self) -> OutputStats | None:
         """A collector of module output statistics, where the settings want them."""
-        return new_collector(self.engine.experts, outputs=self.settings.output_stats)
+        return new_collector(self.engine.routing, outputs=self.settings.output_stats)
 
     def profile(self, steps: int, *, cpu_ops: bool | None) -> Window:
         """A profiler window on this model, opened by ``with``."""

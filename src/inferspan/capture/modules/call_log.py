@@ -278,7 +278,7 @@ class ModuleCaller:
                 except RuntimeError:
                     outputs = ()
             collector = call.output_stats
-            statistics = collector.append(output) if collector is not None else None
+            statistics = collector.append(output, self.info) if collector is not None else None
             call.done.add((number, opened[-1][0] if opened else -1, self.info, frame[2], now, inputs, outputs, None, statistics))
         except Exception as error:
             report("module call", error)

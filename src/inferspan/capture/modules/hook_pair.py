@@ -122,7 +122,7 @@ class ExitHook(CopiedAway):
             else:
                 outputs = describe(output)
             collector = call.output_stats
-            statistics = collector.append(output) if collector is not None else None
+            statistics = collector.append(output, self.info) if collector is not None else None
             call.leave(now, outputs, None, statistics)
         except Exception as error:
             report("module hook", error)

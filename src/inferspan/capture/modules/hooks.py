@@ -25,7 +25,7 @@ from inferspan.settings import Settings
 
 from .hook_pair import EnterHook, ExitHook
 from .observer import ObservedCall, can_observe
-from .routing import experts_of, is_router
+from .routers import UNREADABLE, Router, Routing, find_router, has_experts
 from .selection import select, select_stages
 from .stages import Wanted, with_device
 
@@ -174,7 +174,9 @@ class ModuleObservers:
         steps = settings.steps != "none"
         self._modules = settings.modules if steps else "none"
         self._style = settings.module_span_name
-        self._routing = settings.routing and steps
+        self._routers = settings.routing and steps
+        self.routing: Routing | None = None
+        """The routers of experts, if those are observed."""
         self._stages = stages
         self._lock = threading.Lock()
         self._closed = False
@@ -194,7 +196,8 @@ class ModuleObservers:
         inside = "modules: compiled in parts" if self.compiled_inside and self.expected else None
         hooked = "modules: with your hooks" if self._of_modules.refused else None
         fused = "modules: fused" if self._of_modules.fused else None
-        return "; ".join(filter(None, (self._unobserved or inside, hooked, fused, self.stages_unobserved))) or None
+        experts = UNREADABLE if self.routing is not None and self.routing.unread else None
+        return "; ".join(filter(None, (self._unobserved or inside, hooked, fused, experts, self.stages_unobserved))) or None
 
     def fused_modules(self) -> set[int]:
         """Identities of modules that torch runs as one operation while none of them has a hook: others would give other last bits."""
@@ -208,16 +211,6 @@ class ModuleObservers:
         if self._stages_compiled:
             return STAGES_COMPILED
         return "stages: hooked" if self._of_stages.refused else None
-
-    @property
-    def experts(self) -> set[int]:
-        """Numbers of experts of the routers, if those are observed."""
-        found: set[int] = set()
-        for reference, info, above, _ in self._of_modules.selection if self._routing else ():
-            module, parent = reference(), above()
-            if module is not None and parent is not None and is_router(info.name.rpartition(".")[2], module, parent):
-                found.add(experts_of(module) or 0)
-        return found
 
     @property
     def expected(self) -> int:
@@ -246,8 +239,9 @@ class ModuleObservers:
             return
         stages, hidden = select_stages(root, self._stages)
         self._of_stages.select(stages)
-        entries = select(root, self._modules, self._style, {id(module) for module, _, _ in stages}, routers=self._routing)
+        entries = select(root, self._modules, self._style, {id(module) for module, _, _ in stages}, routers=self._routers)
         self._of_modules.select(entries)
+        self.routing = self._routing_of(root, entries) if self._routers else None
         self._above = [
             (weakref.ref(module), is_compiled(module), [*map(id, module._modules.values())])
             for module in root.modules()
@@ -256,6 +250,15 @@ class ModuleObservers:
         self._unobserved = self._what_is_compiled(root)
         above = is_compiled(root) or (not is_optimized(root) and holds_compiled(root))
         self._stages_compiled = hidden or (bool(stages) and above)
+
+    @staticmethod
+    def _routing_of(root: nn.Module, entries: Iterable[tuple[nn.Module, ModuleInfo, nn.Module]]) -> Routing:
+        found: dict[str, Router] = {}
+        for module, info, parent in entries:
+            router = find_router(info.name.rpartition(".")[2], module, parent)
+            if router is not None:
+                found[info.name] = router
+        return Routing(found, hidden=not found and has_experts(root))
 
     def _what_is_compiled(self, root: nn.Module) -> str | None:
         if self._modules == "none":

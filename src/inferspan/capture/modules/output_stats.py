@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from inferspan import semconv
-from inferspan.records import AttributeValue
+from inferspan.records import AttributeValue, ModuleInfo
 
 from .device_rows import DeviceRows, Place, is_plain
 from .shapes import first_tensor
@@ -82,8 +82,12 @@ class OutputStats:
         """Whether nothing more is taken until ``read``."""
         return len(self._places) >= self._capacity
 
-    def append(self, output: object) -> int | None:
+    def append(self, output: object, module: ModuleInfo | None = None) -> int | None:
         """Launch the statistics of one output: of its first ordinary floating point tensor, if it is a tuple, list, mapping or dataclass.
+
+        Args:
+            output: of a module.
+            module: which one; not needed here.
 
         Returns:
             Index in the result of ``read``; None if the output is refused: full, without such a tensor, or too large.

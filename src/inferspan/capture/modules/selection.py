@@ -17,7 +17,7 @@ from inferspan.capture.compile.state import is_compiled, is_optimized
 from inferspan.records import ModuleInfo
 from inferspan.settings import SettingsError
 
-from .routing import is_router
+from .routers import find_router
 from .stages import Wanted, find_stages
 
 __all__ = ["select", "select_stages"]
@@ -159,7 +159,7 @@ def select(
             found = [entry for entry in found if "." not in entry[0]]
     if routers:
         kept_ids = {id(module) for _, module, _ in found}
-        found = [entry for entry in everything if id(entry[1]) in kept_ids or is_router(entry[0].rpartition(".")[2], *entry[1:])]
+        found = [entry for entry in everything if id(entry[1]) in kept_ids or find_router(entry[0].rpartition(".")[2], *entry[1:])]
     stacks = _stacks([path for path, _, _ in found])
     found = [entry for entry in found if id(entry[1]) not in stages]
     return [(module, _info(path, module, style, stacks), parent) for path, module, parent in found]

@@ -166,7 +166,7 @@ record_return(CallLog *log, ModuleCaller *caller, uint64_t serial, Boundaries *b
     if (!outputs)
         goto failure;
     if (collector && collector != Py_None) {
-        statistics = PyObject_CallMethodObjArgs(collector, state.str_append, output, NULL);
+        statistics = PyObject_CallMethodObjArgs(collector, state.str_append, output, caller->info, NULL);
         if (!statistics)
             goto failure;
         if (statistics != Py_None && (slot = PyLong_AsLongLong(statistics)) == -1 && PyErr_Occurred())

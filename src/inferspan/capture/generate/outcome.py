@@ -87,12 +87,12 @@ def _layers(cache: Any) -> Sequence[Any]:
 def kv_cache_bytes(cache: Any) -> int | None:
     """Bytes that a cache takes: keys and values, and the states of convolutions and recurrences; ``None`` if they cannot be seen."""
     tensors: dict[int, Tensor] = {}
-    _collect(cache, tensors, type(cache).__module__)
+    _collect(cache, tensors)
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors.values()]
     return sum(sizes) if sizes else None
 
 
-def _collect(value: Any, found: dict[int, Tensor], module: str, depth: int = 0) -> None:
+def _collect(value: Any, found: dict[int, Tensor], depth: int = 0) -> None:
     """The tensors of a cache of transformers, each once, by identity; positions and counters are none of its content."""
     if isinstance(value, Tensor):
         if value.dtype not in _COUNTERS:
@@ -105,10 +105,11 @@ def _collect(value: Any, found: dict[int, Tensor], module: str, depth: int = 0) 
         parts = value.values()
     elif isinstance(value, list | tuple):
         parts = value
-    elif type(value).__module__ in (module, "transformers.cache_utils") and module.startswith("transformers."):
-        parts = value.__dict__.values()
+    elif type(value).__module__.startswith("transformers.") and not isinstance(value, torch.nn.Module):
+        # Layers of a cache may be of the model's own file.
+        parts = getattr(value, "__dict__", {}).values()
     for part in parts:
-        _collect(part, found, module, depth + 1)
+        _collect(part, found, depth + 1)
 
 
 def reused_tokens(caches: Iterable[Any]) -> int | None:

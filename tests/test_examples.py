@@ -59,6 +59,10 @@ EXPECTED = {
         r"gen_ai\.request\.seed = 7",
     ),
     "12_no_code_change": (r"answers: 2\n", r"new tokens: 8\n"),
+    "13_events_and_decorators": (
+        r"\nsession questions\n  answers\n  \* question {'number': '0'}\n  \* question {'number': '1'}\n"
+        r"    tokenize\n    \* prompt_ready {'characters': '24', 'tokens': '24'}\n    text_completion\n    tokenize\n",
+    ),
     "10_continuous_batching": (
         r"request 0: '.+'",
         r"request 1 of user 1: 8 tokens, queue \d+\.\d{3} s, first token \d+\.\d{3} s",

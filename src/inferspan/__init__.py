@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from .caller import context
     from .export.otlp import configure
     from .instrument import Handle, flush, instrument, uninstrument
-    from .program.blocks import generation, session
-    from .program.stages import stage
+    from .program.blocks import generation
+    from .program.decorators import block_computation, diffusion_step, event_on_return, model_parameters
+    from .program.events import event
+    from .program.sessions import session
+    from .program.stages import method, stage
     from .settings import Settings, SettingsError
     from .zero_code.loading import instrument_loading
 
@@ -24,12 +27,18 @@ __all__ = [
     "Settings",
     "SettingsError",
     "__version__",
+    "block_computation",
     "configure",
     "context",
+    "diffusion_step",
+    "event",
+    "event_on_return",
     "flush",
     "generation",
     "instrument",
     "instrument_loading",
+    "method",
+    "model_parameters",
     "session",
     "stage",
     "uninstrument",
@@ -39,13 +48,19 @@ _HOMES = {
     "Handle": "instrument",
     "Settings": "settings",
     "SettingsError": "settings",
+    "block_computation": "program.decorators",
     "configure": "export.otlp",
     "context": "caller",
+    "diffusion_step": "program.decorators",
+    "event": "program.events",
+    "event_on_return": "program.decorators",
     "flush": "instrument",
     "generation": "program.blocks",
     "instrument": "instrument",
     "instrument_loading": "zero_code.loading",
-    "session": "program.blocks",
+    "method": "program.stages",
+    "model_parameters": "program.decorators",
+    "session": "program.sessions",
     "stage": "program.stages",
     "uninstrument": "instrument",
 }

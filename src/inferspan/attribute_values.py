@@ -6,7 +6,9 @@ of one of them; ``None`` for a value that cannot be sent. One value that cannot 
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +17,17 @@ from typing import Any
 
 from .records import AttributeValue
 
-__all__ = ["AttributeLimits", "exportable", "exportable_attributes", "exportable_text", "shape_attributes"]
+__all__ = [
+    "AttributeLimits", "exportable", "exportable_attributes", "exportable_or_text", "exportable_text", "number_in", "shape_attributes",
+]  # fmt: skip
 
 _INT64 = 2**63
+LONGEST_TEXT = 1024
+"""Characters of a value that is sent as text because it has no other form."""
+MOST_ENTRIES = 32
+"""Entries of a collection in such a text."""
+DEEPEST = 4
+"""Collections inside collections in such a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +98,62 @@ def exportable_attributes(attributes: Mapping[str, object]) -> dict[str, Attribu
     """Those attributes that can be sent."""
     found = ((exportable_text(key), exportable(value)) for key, value in attributes.items())
     return {key: value for key, value in found if value is not None}
+
+
+def exportable_or_text(value: object) -> AttributeValue | None:
+    """``value`` in a form that can be sent, as text where it has no other; ``None`` for ``None``.
+
+    A tensor of one element on the CPU is its number. Others are described by shape and dtype: printing one would wait for its device.
+    """
+    if value is None:
+        return None
+    value = _number_of(value)
+    plain = exportable(value)
+    return exportable_text(_as_text(value, 0)[:LONGEST_TEXT]) if plain is None else plain
+
+
+def number_in(value: object) -> int | float | None:
+    """A finite number, also in a tensor of one element on the CPU; ``None`` of anything else."""
+    with contextlib.suppress(Exception):  # of a tensor that raises whatever it is asked for
+        plain = exportable(_number_of(value))
+        if isinstance(plain, int | float) and not isinstance(plain, bool):
+            return plain
+    return None
+
+
+def _number_of(value: Any) -> Any:
+    """The number in a tensor or array of one element that is in the host's memory, else ``value``."""
+    if not _is_array(value) or getattr(getattr(value, "device", None), "type", "cpu") != "cpu":
+        return value
+    try:
+        return value.item()
+    except Exception:  # of one with several elements, or without data
+        return value
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _as_text(value: Any, depth: int) -> str:
+    if _is_array(value):
+        sizes, kinds = "x".join(map(str, value.shape)) or "scalar", str(value.dtype).removeprefix("torch.")
+        return f"{type(value).__name__}({sizes} {kinds})"
+    if hasattr(value, "named_modules"):  # the text of a model has a line for each of its modules
+        return type(value).__name__
+    if not isinstance(value, Mapping | list | tuple | set | frozenset):
+        return repr(value) if depth and isinstance(value, str) else str(value)
+    if depth >= DEEPEST:
+        return "..."
+    entries = list(itertools.islice(value.items() if isinstance(value, Mapping) else value, MOST_ENTRIES))
+    if isinstance(value, Mapping):
+        parts = [f"{_as_text(key, depth + 1)}: {_as_text(item, depth + 1)}" for key, item in entries]
+    else:
+        parts = [_as_text(item, depth + 1) for item in entries]
+    if len(value) > len(entries):
+        parts.append("...")
+    opening, closing = "()" if isinstance(value, tuple) else "[]" if isinstance(value, list) else "{}"
+    return opening + ", ".join(parts) + closing
 
 
 @functools.lru_cache(maxsize=4096)

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from inferspan.metrics.requests import RequestMetrics
+from inferspan.metrics.stages import StageMetrics
 from inferspan.spans import origin
 from inferspan.spans.recorder import SpanRecorder
 from inferspan.spans.sources import logger_source, tracer_source
@@ -21,6 +22,7 @@ from .export import otlp
 from .export.deferred import DeferredSetup
 from .guard import contain
 from .samplers import process as machine
+from .samplers.stage_memory import MemoryReader
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -61,7 +63,13 @@ def stage_recorder(settings: Settings, providers: Providers) -> StageRecorder:
     """A recorder of the program's own stages and sessions."""
     from inferspan.capture.failures import failure_of
 
-    return StageRecorder(settings, tracer_source(providers[0], _before_a_request), failure_of)
+    tracer_provider, meter_provider, logger_provider = providers
+    meters = machine.meters_of(meter_provider)
+    if meters.stages is None:
+        meters.stages = StageMetrics(meters.meter)
+    memory = MemoryReader(allocator=settings.allocator, host=settings.host)
+    tracer, logger = tracer_source(tracer_provider, _before_a_request), logger_source(logger_provider)
+    return StageRecorder(settings, tracer, failure_of, logger=logger, metrics=meters.stages, memory=memory)
 
 
 def start(settings: Settings, meters: machine.Meters, released: ExitStack, target: Target | None = None) -> None:

@@ -17,7 +17,7 @@ from dataclasses import fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from inferspan.metrics.summary import Totals
+from inferspan.metrics.summary import Summary, Totals
 from inferspan.spans import origin
 from inferspan.spans.recorder import SpanRecorder
 
@@ -26,7 +26,7 @@ from .arguments import resolve, unwrap
 from .composition import Providers
 from .export import otlp
 from .guard import contain
-from .program import stages
+from .program import recorders
 from .samplers import process as machine
 from .setting_checks import check_window, warn_once
 from .settings import Settings, SettingsError
@@ -119,10 +119,10 @@ class Handle:
     Several handles on one model share one instrumentation, and the last ``uninstrument()`` detaches.
     """
 
-    def __init__(self, instrumentation: _Instrumentation) -> None:
-        self._instrumentation: _Instrumentation | None = instrumentation
-        self._recorder = instrumentation.recorder
-        self.settings = instrumentation.settings
+    def __init__(self, instrumentation: _Instrumentation | None, settings: Settings) -> None:
+        self._instrumentation = instrumentation
+        self._recorder: Any = None if instrumentation is None else instrumentation.recorder
+        self.settings = settings
         """The settings in force."""
 
     def uninstrument(self) -> None:
@@ -173,10 +173,12 @@ class Handle:
 
     def summary(self) -> Totals:
         """Totals of the requests on this model so far; kept in the process, so no destination is needed."""
-        return self._recorder.metrics.summary.totals()
+        return (Summary() if self._recorder is None else self._recorder.metrics.summary).totals()
 
     def __repr__(self) -> str:
         instrumentation = self._instrumentation
+        if not self.settings.enabled:
+            return "<inferspan.Handle: not enabled>"
         if instrumentation is None or not instrumentation.target.is_open:
             return "<inferspan.Handle: detached>"
         return f"<inferspan.Handle: {instrumentation.target.info.name or instrumentation.target.info.architecture}; {self.summary()}>"
@@ -211,7 +213,7 @@ def instrument(
         **settings_overrides: single settings, stronger than every other source.
 
     Returns:
-        A handle; ``handle.uninstrument()`` detaches.
+        A handle; ``handle.uninstrument()`` detaches. With ``enabled=False`` it has nothing to detach: the model is untouched.
 
     Raises:
         TypeError: ``model`` is no module and holds none.
@@ -221,6 +223,8 @@ def instrument(
     model, tokenizer = unwrap(model, tokenizer)
     explicit = settings is not None or bool(settings_overrides)
     resolved = resolve(settings, settings_overrides)
+    if not resolved.enabled:
+        return Handle(None, resolved)
     providers = (tracer_provider, meter_provider, logger_provider)
     if automatic is not None:
         automatic.taken(model)
@@ -237,7 +241,7 @@ def instrument(
             existing = _build(model, tokenizer, resolved, providers)
             _instrumentations[id(model)] = existing
         existing.users += 1
-        return Handle(existing)
+        return Handle(existing, existing.settings)
 
 
 def uninstrument(model: Any) -> bool:
@@ -296,7 +300,7 @@ def _build(model: Any, tokenizer: Any, settings: Settings, providers: Providers)
         undo.push(released)
         composition.start(settings, meters, released, target)
         composition.follow_origins(released)
-        released.callback(stages.add(composition.stage_recorder(settings, providers)))
+        released.callback(recorders.add(composition.stage_recorder(settings, providers)))
         instrumentation = _Instrumentation(target, recorder, settings, providers, released.close)
         undo.pop_all()
     return instrumentation

@@ -46,6 +46,7 @@ SPAN_RESOLVE, SPAN_READ, SPAN_DISPATCH = "resolve", "read", "dispatch"
 """Parts of a load."""
 LOAD_SPANS = (SPAN_LOAD, SPAN_RESOLVE, SPAN_READ, SPAN_DISPATCH)
 SPAN_SESSION = "session"
+SPAN_BLOCK = "block_computation"
 SPAN_GENERATE = "inferspan.generate"
 """Name of the request span when another library has already opened a gen_ai span around the call."""
 
@@ -154,6 +155,7 @@ MEMORY_START = "inferspan.memory.start"
 MEMORY_END = "inferspan.memory.end"
 MEMORY_PEAK = "inferspan.memory.peak"
 MEMORY_PEAK_EXACT = "inferspan.memory.peak_exact"
+MEMORY_DELTA = "inferspan.memory.delta"
 ENERGY = "inferspan.energy"
 ENERGY_PER_OUTPUT_TOKEN = "inferspan.energy_per_output_token"
 TOKEN_LOGPROBS = "inferspan.tokens.logprobs"
@@ -309,6 +311,13 @@ SESSION_ID = "inferspan.session.id"
 SESSION_NAME = "inferspan.session.name"
 SESSION_TAG = "inferspan.session.tag"
 """Followed by a dot and the key of the tag."""
+BLOCK_INDEX = "inferspan.block.index"
+BLOCK_SIZE = "inferspan.block.size"
+BLOCK_TIME = "inferspan.block.computation_time"
+BLOCK_MEMORY = "inferspan.block.memory_usage"
+BLOCK_TIME_GIVEN = "inferspan.block.reported.computation_time"
+BLOCK_MEMORY_GIVEN = "inferspan.block.reported.memory_usage"
+OTHER_STAGE = "other"
 
 # resource
 RANK = "inferspan.distributed.rank"
@@ -420,8 +429,9 @@ SPANS = (
     SpanKindOf("step", SPAN_DENOISE_STEP, "denoise", "from a pass of the denoiser to the end of the scheduler's step"),
     SpanKindOf("step", f"{SPAN_PREFILL_STEP}, {SPAN_DECODE_STEP}", SPAN_BATCH, "one forward pass of a batch, linked to the requests in it (at most 128); a prefill step if one of them prefills"),
     SpanKindOf("module", "layer {n} [{name}] or the module's path", "step or forward", "sampled steps: 0, 1, then with doubling gaps"),
-    SpanKindOf("stage", "{name}", "the caller's current span", "every `with inferspan.stage(name):`, or `start()` and `end()`"),
-    SpanKindOf("session", "session {name}", "the caller's current span", "every `with inferspan.session(name):`; one inside another is a stage"),
+    SpanKindOf("stage", "{name}", "the caller's current span", "every `with inferspan.stage(name):`, `start()` and `end()`, and every call under `@inferspan.stage(name)`"),
+    SpanKindOf("stage", f"{SPAN_DENOISE_STEP} or {SPAN_BLOCK}", "the caller's current span", "every call of a function under `@inferspan.diffusion_step()` or `@inferspan.block_computation()`"),
+    SpanKindOf("session", "session {name}", "the caller's current span", "every `with inferspan.session(name):` and every call under `@inferspan.session(name)`; one inside another is a stage"),
     SpanKindOf("op", "aten::{name}", "module, else step or forward", "an operation in a profiler window; one that no other operation runs"),
     SpanKindOf(
         "kernel",
@@ -484,6 +494,8 @@ M_STEP_DURATION = "inferspan.generate.step.duration"
 M_FORWARD_DURATION = "inferspan.forward.duration"
 M_FIRST_REQUEST = "inferspan.time_to_first_request"
 M_STAGE_DURATION = "inferspan.stage.duration"
+M_PROGRAM_STAGE_DURATION = "inferspan.program.stage.duration"
+M_PROGRAM_STAGE_MEMORY = "inferspan.program.stage.memory_delta"
 M_ACTIVE = "inferspan.generate.active"
 M_BATCH_SIZE = "inferspan.batch.size"
 M_STEP_ROWS = "inferspan.generate.step.rows"
@@ -567,6 +579,7 @@ M_CGROUP_MEMORY_USAGE = "inferspan.cgroup.memory.usage"
 
 _HOST = "local rank 0"
 _BATCHING = "continuous batching"
+_STAGES = "stages of the program"
 _CGROUP = "a container or service with a memory limit"
 _REQUEST_METRICS = (
     Metric(M_INFERENCE_DURATION, HISTOGRAM, "s", "duration of a generate()", (*_GEN_AI, ERROR_TYPE), B_DURATION, _LATEST),
@@ -603,7 +616,9 @@ _REQUEST_METRICS = (
     Metric(M_LEGACY_FIRST_CHUNK, HISTOGRAM, "s", "time to the first chunk", _GEN_AI, B_DURATION, f"streaming, {_LEGACY}"),
     Metric(M_LEGACY_PER_CHUNK, HISTOGRAM, "s", "time per chunk after the first", _GEN_AI, B_DURATION, f"streaming, {_LEGACY}"),
     Metric(M_STEP_DURATION, HISTOGRAM, "s", "one forward pass inside generate(), or one denoising step, host clock", (PHASE, *_MODEL), B_STEP),
-    Metric(M_STAGE_DURATION, HISTOGRAM, "s", "one stage of a recorded request of a model, or of a pipeline, host clock; stages of the program are not counted, as their names have no bound", (STAGE_NAME, *_MODEL), B_STEP),
+    Metric(M_STAGE_DURATION, HISTOGRAM, "s", "one stage of a recorded request of a model, or of a pipeline, host clock; not of the program, see `inferspan.program.stage.duration`", (STAGE_NAME, *_MODEL), B_STEP),
+    Metric(M_PROGRAM_STAGE_DURATION, HISTOGRAM, "s", f"one stage of the program, what is inside included, host clock; `{OTHER_STAGE}` past 50 names", (STAGE_NAME,), B_DURATION, _STAGES),
+    Metric(M_PROGRAM_STAGE_MEMORY, UP_DOWN_COUNTER, "By", f"sum of `{MEMORY_DELTA}` of the stages of the program", (STAGE_NAME,), None, _STAGES),
     Metric(M_FORWARD_DURATION, HISTOGRAM, "s", "one plain forward pass, host clock", (MODEL_NAME, ADAPTER), B_STEP),
     Metric(
         M_FIRST_REQUEST, HISTOGRAM, "s", "start of the process to the beginning of its first request, once a process", _MODEL, B_START_UP
@@ -844,12 +859,12 @@ ATTRIBUTES = (
     ),
     Attribute(DETAIL_RULE, "string", _R, "why they did, e.g. `slow,nonfinite`; else the rules of which none applied, as `keep` names them"),
     Attribute(DETAIL_SPANS, "int", _R, "spans that were recorded and not made, only if the detail was not kept"),
-    Attribute(MODEL_NAME, "string", f"{_R}, {_L}", "as gen_ai.request.model, on plain forwards too"),
+    Attribute(MODEL_NAME, "string", f"{_R}, {_L}, session (`model_parameters`)", "as gen_ai.request.model, on plain forwards too"),
     Attribute(MODEL_REVISION, "string", f"{_R}, {_L}", "commit of the hub repository"),
     Attribute(MODEL_ARCHITECTURE, "string", f"{_R}, {_L}", "class of the model"),
-    Attribute(MODEL_TYPE, "string", f"{_R}, {_L}", "`config.model_type`"),
+    Attribute(MODEL_TYPE, "string", f"{_R}, {_L}, session (`model_parameters`)", "`config.model_type`"),
     Attribute(MODEL_MODALITIES, "string[]", _R, "what the model takes, of `text`, `image`, `audio`, `video`; absent if that is text only or not known. Those that `inferspan.input.modalities` lacks were not given"),
-    Attribute(MODEL_PARAMETERS, "int", f"{_R}, {_L}", "parameters, tied ones once; absent where weights are packed, so that they cannot be counted"),
+    Attribute(MODEL_PARAMETERS, "int", f"{_R}, {_L}, session (`model_parameters`)", "parameters, tied ones once; absent where weights are packed, so that they cannot be counted"),
     Attribute(MODEL_DTYPE, "string", f"{_R}, {_L}", "dtype of the first floating-point parameter, at this call"),
     Attribute(MODEL_QUANTIZATION_METHOD, "string", f"{_R}, {_L}", "from `config.quantization_config`"),
     Attribute(MODEL_QUANTIZATION_BITS, "int", f"{_R}, {_L}", "from `config.quantization_config`"),
@@ -972,12 +987,19 @@ ATTRIBUTES = (
     Attribute(TOKEN_ID, "int", _S, f"first row, {_CONTENT}"),
     Attribute(TOKEN_TEXT, "string", _S, f"first row, {_CONTENT} and a tokenizer"),
     Attribute(STAGE_SELF_TIME, "double", "stage (user), session", "s in which no stage inside was open"),
-    Attribute(SESSION_ID, "string", f"session, stage (user), {_R}", "random id of the session; on the log events of a request, too"),
-    Attribute(SESSION_NAME, "string", f"session, stage (user), {_R}", "name of the session; on the log events of a request, too"),
+    Attribute(MEMORY_DELTA, "int", "stage (user), session", "By at its end minus at its start: of torch's CUDA allocator over all devices of the process (with `allocator`), or resident memory of the process where CUDA is not used (with `host`), read every 5 ms at most and absent on shorter stages; negative where memory was released"),
+    Attribute(BLOCK_INDEX, "int", f"{SPAN_BLOCK}", "`block_index` of `@inferspan.block_computation`"),
+    Attribute(BLOCK_SIZE, "int", f"{SPAN_BLOCK}, denoise_step", "`block_size` of `@inferspan.block_computation` or `@inferspan.diffusion_step`"),
+    Attribute(BLOCK_TIME, "double", f"{SPAN_BLOCK}", "s, measured on the host clock; absent where the program reports a time"),
+    Attribute(BLOCK_MEMORY, "int", f"{SPAN_BLOCK}", "By at its end, measured as `inferspan.memory.delta`; absent where the program reports a usage"),
+    Attribute(BLOCK_TIME_GIVEN, "double", f"{SPAN_BLOCK}", "s, `computation_time_ms` / 1,000 that the program reports"),
+    Attribute(BLOCK_MEMORY_GIVEN, "int", f"{SPAN_BLOCK}", "By, `memory_usage_mb` * 1,048,576 that the program reports"),
+    Attribute(SESSION_ID, "string", f"session, stage (user), {_R}, events of the program", "random id of the session; on the log events of a request, too"),
+    Attribute(SESSION_NAME, "string", f"session, stage (user), {_R}, events of the program", "name of the session; on the log events of a request, too"),
     Attribute(
         f"{SESSION_TAG}.{{key}}",
         "string",
-        f"session, stage (user), {_R}",
+        f"session, stage (user), {_R}, events of the program",
         "a tag of the session, from `inferspan.session(tags={...})` or the setting `session_tags`; on the log events of a request, never on metrics",
     ),
     *(
@@ -995,6 +1017,13 @@ ATTRIBUTES = (
 )
 
 EVENTS = (
+    Event(
+        "{name}",
+        "INFO (9) as a log record",
+        "event on the innermost stage, session or request; without one a log record, or, where no logs are sent, a span without duration",
+        "`inferspan.event(name)`, or the return of a function under `@inferspan.event_on_return(name)`",
+        "those of the call and of the session; in a step of `generate()` its phase and index; the module that `module=` names",
+    ),
     Event(
         CHECKPOINT_LOADED_EVENT,
         "",
@@ -1123,6 +1152,9 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("stages of a pipeline", "numbers of denoising steps", "shapes of a stage"), "stages, steps or attributes of them"),
     ErrorPlaces(("start of a stage", "end of a stage"), "a stage or attributes of it"),
     ErrorPlaces(("set-up of a session", "start of a session", "end of a session"), "a session, or attributes of it"),
+    ErrorPlaces(("event", "attributes of an event"), "an event of the program, or attributes of it"),
+    ErrorPlaces(("start of a decorated call", "end of a decorated call"), "spans or events of a decorated function's call"),
+    ErrorPlaces(("attributes of a call", "memory of a stage"), "attributes of a stage or session of the program"),
     ErrorPlaces(("context",), "the request span as the parent of spans inside the call"),
     ErrorPlaces(("detaching", "uninstrument", "refresh"), "an observer may stay on the model, or is not put on it"),
     ErrorPlaces(("request span", "id generator"), "the request span or attributes of it"),

@@ -56,6 +56,8 @@ class Settings:
         SettingsError: a value is of the wrong type, out of range, or contradicts another one.
     """
 
+    # whether anything is recorded at all
+    enabled: bool = _setting(True, check.boolean, "whether inferspan does anything: false makes every call of it leave the program as it is")
     # what is recorded
     modules: str | tuple[str, ...] = _setting("layers", check.modules, 'modules that get spans on sampled steps: "layers" (layers, attention, MLP), "all", "none", or name patterns')
     stages: str | tuple[tuple[str, tuple[str, ...]], ...] = _setting("auto", check.stages, 'stages of multimodal models that get spans in every pass: "auto" (vision_encode, audio_encode and fusion, found by the structure of the model), "none", some of these names, or names with patterns of module paths, such as {"vision_encode": "model.vision_tower"} (in the environment vision_encode=model.vision_tower,fusion=model.connector)')

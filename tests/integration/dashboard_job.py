@@ -140,7 +140,8 @@ def spoil(module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
 
 def round_of_requests(model: Any, prompts: Any, spoilt: str, encoder: Any, number: int) -> None:
     """One request of each kind."""
-    one, two = prompts
+    with inferspan.stage("unpack"):
+        one, two = prompts
     ask = partial(model.generate, max_new_tokens=6, do_sample=False)
     cache: Any = {CACHE: DynamicCache(config=model.config)}
     ask(**one, **cache)

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 import inferspan
 from inferspan import semconv
-from inferspan.program.stages import OFF
+from inferspan.program.recorders import OFF
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
 
@@ -279,9 +280,10 @@ def test_off_again(telemetry: Telemetry) -> None:
     module = torch.nn.Linear(2, 2)
     first, second = telemetry.instrument(module), telemetry.instrument(module)
     first.uninstrument()
-    assert inferspan.stage("on") is not OFF
+    with inferspan.stage("on") as stage:
+        assert stage is not OFF
     second.uninstrument()
-    assert inferspan.stage("off") is OFF
+    assert inferspan.stage("off").start() is OFF
 
 
 # ------------------------------------------------------------------------------------------------------------- sessions
@@ -314,7 +316,7 @@ def test_a_session_needs_no_model(telemetry: Telemetry) -> None:
     """Where nothing is instrumented, stages are recorded as long as a session is open."""
     with inferspan.session("alone", tracer_provider=telemetry.tracer_provider), inferspan.stage("part"):
         pass
-    assert inferspan.stage("after") is OFF
+    assert inferspan.stage("after").start() is OFF
     assert _tree(telemetry) == ["session alone", "session alone/part"]
     telemetry.check()
 
@@ -341,6 +343,18 @@ def test_tags_of_the_settings(telemetry: Telemetry, monkeypatch: pytest.MonkeyPa
         pass
     assert session.tags == {"team": "vision", "mode": "t2v"}
     assert _attributes(telemetry, "session s")[f"{semconv.SESSION_TAG}.team"] == "vision"
+
+
+def test_tags_of_a_file(telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Tags of the settings file are merged with those of the call, which are stronger; events carry them as well."""
+    (tmp_path / "inferspan.yaml").write_text("session_tags: {team: vision, mode: i2v}\n")
+    monkeypatch.setenv("INFERSPAN_CONFIG", str(tmp_path / "inferspan.yaml"))
+    with inferspan.session("s", tags={"mode": "t2v"}, tracer_provider=telemetry.tracer_provider) as session:
+        inferspan.event("here")
+    (span,) = telemetry.spans("session s")
+    want = {f"{semconv.SESSION_TAG}.team": "vision", f"{semconv.SESSION_TAG}.mode": "t2v", semconv.SESSION_ID: session.id}
+    for attributes in (span.attributes or {}, span.events[0].attributes or {}):
+        assert {key: attributes.get(key) for key in want} == want
 
 
 def test_a_session_on_threads_and_tasks(telemetry: Telemetry, model: Any) -> None:

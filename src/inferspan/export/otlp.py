@@ -133,7 +133,7 @@ def configure(settings: Settings | None = None, *, environ: Mapping[str, str] | 
     """
     environ = os.environ if environ is None else environ
     settings = Settings.resolve(overrides, environ=environ) if settings is None else settings.override(overrides)
-    if not _disabled(environ):
+    if settings.enabled and not _disabled(environ):
         _set_up(_with_writable_file(settings), environ, automatic=False)
 
 

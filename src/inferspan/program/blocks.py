@@ -1,4 +1,4 @@
-"""``with generation(...)`` and ``with session(...)``: blocks of the user's program that are recorded.
+"""``with generation(...)``, and sessions: blocks of the user's program that are recorded.
 
 In: a model or a name, and options. Out: a generation, session or stage, connected to the recorder of the model, or to one of its own where
 nothing is instrumented. A wrong argument raises; whatever fails in telemetry is contained, and the block runs without it.
@@ -22,15 +22,14 @@ from inferspan.guard import contain, report
 from inferspan.setting_checks import warn_once
 from inferspan.settings import Settings, SettingsError
 
-from . import stages
-from .stages import OffGeneration, check_name
+from . import recorders
+from .recorders import OffGeneration, check_name
 
 if TYPE_CHECKING:
     from inferspan.capture.by_hand.generation import Generation
     from inferspan.capture.by_hand.target import LooseTarget
-    from inferspan.spans.stages import Session
 
-__all__ = ["generation", "session"]
+__all__ = ["generation", "open_session"]
 
 MOST_NAMES = 64
 """Names of models whose recorders are kept."""
@@ -65,7 +64,7 @@ class _Loose:
     def hold(self) -> Callable[[], None]:
         """A generation begins; returns what is called when it has ended."""
         held = ExitStack()
-        held.callback(stages.add(self.stages))
+        held.callback(recorders.add(self.stages))
         composition.follow_origins(held)
         self.target.begin_block()
         held.callback(self.target.end_block)
@@ -149,6 +148,8 @@ def generation(
         except Exception as error:
             report("set-up of a generation", error)
             return _off()
+        if loose is None:
+            return _off()
         owner, hold = loose.target, loose.hold
     return Generation(
         owner,
@@ -175,8 +176,11 @@ def _off() -> Generation:
     return nothing  # type: ignore[no-any-return]  # it has the same methods
 
 
-def _loose_of(model: Any, tokenizer: Any, settings: Settings | None, providers: Providers) -> _Loose:
-    """What generations of a model are recorded with; made at the first one, and again with other settings or providers."""
+def _loose_of(model: Any, tokenizer: Any, settings: Settings | None, providers: Providers) -> _Loose | None:
+    """What generations of a model are recorded with; made at the first one, and again with other settings or providers.
+
+    ``None`` where ``enabled`` is false.
+    """
     key: object = model if isinstance(model, str) else id(model)
     with _lock:
         while _collected:
@@ -192,6 +196,8 @@ def _loose_of(model: Any, tokenizer: Any, settings: Settings | None, providers: 
                 return known
         if settings is None:
             settings = Settings.resolve()
+        if not settings.enabled:
+            return None
         composition.set_up_export(settings, providers)
         made = _loose[key] = _Loose(model, tokenizer, settings, providers)
         if known is not None:
@@ -204,47 +210,32 @@ def _loose_of(model: Any, tokenizer: Any, settings: Settings | None, providers: 
         return made
 
 
-def session(name: str, /, tags: Mapping[str, object] | None = None, *, tracer_provider: Any = None) -> Session:
-    """Requests and stages that belong together, under one id: ``with inferspan.session("nightly", tags={"mode": "t2v"}) as s:``.
-
-    The session is a span, current in its context; requests and stages inside are its children, in threads that are started inside as well.
-    They and their log events carry its id, name and tags; metrics do not. A session inside a session is a stage of it. It needs no
-    instrumented model: it sets up export as ``instrument()`` does.
+def open_session(name: str, tags: Mapping[str, str], tracer_provider: Any) -> Any:
+    """A session that has not begun; ``OFF`` where ``enabled`` is false, or where it cannot be set up.
 
     Args:
         name: of the session.
-        tags: texts or numbers by key, beside those of the setting ``session_tags``; these here are stronger.
-        tracer_provider: where its spans go; default that of the model that was instrumented last, else the global one.
-
-    Returns:
-        The session, to be used in ``with``, or by ``start()`` and ``end()``. ``s.id`` is its id.
-
-    Raises:
-        TypeError: ``name`` is no text, or ``tags`` no mapping of texts and numbers.
-        ValueError: ``name`` is empty.
+        tags: beside those of the settings.
+        tracer_provider: where its spans go, as for ``session()``.
     """
-    check_name(name, "session")
-    if tags is not None and not isinstance(tags, Mapping):
-        raise TypeError(f"inferspan.session() takes tags as a mapping such as {{'mode': 't2v'}}, not {type(tags).__name__}")
-    for key, value in (tags or {}).items():
-        if not isinstance(key, str) or not isinstance(value, str | int | float):
-            raise TypeError(f"inferspan.session() takes texts and numbers as tags; {key!r} is {type(value).__name__}")
-    plain = {key: str(value) for key, value in (tags or {}).items()}
-    recorder = stages.newest() if tracer_provider is None else None
-    if recorder is None:
-        settings = Settings.resolve()
-        providers = (tracer_provider, None, None)
-        with contain("set-up of a session"):
-            composition.set_up_export(settings, providers)
-        recorder = composition.stage_recorder(settings, providers)
-    made: Session = recorder.session(name, plain, lambda: _hold(recorder))
-    return made
+    recorder = recorders.newest() if tracer_provider is None else None
+    with contain("set-up of a session"):
+        if recorder is None:
+            settings = Settings.resolve()
+            if not settings.enabled:
+                return recorders.OFF
+            providers = (tracer_provider, None, None)
+            with contain("set-up of a session"):
+                composition.set_up_export(settings, providers)
+            recorder = composition.stage_recorder(settings, providers)
+        return recorder.session(name, tags, lambda: _hold(recorder))
+    return recorders.OFF
 
 
-def _hold(recorder: stages.StageRecorder) -> Callable[[], None]:
+def _hold(recorder: recorders.StageRecorder) -> Callable[[], None]:
     """Have stages recorded while a session is open, and threads that are started in it find it."""
     held = ExitStack()
-    held.callback(stages.add(recorder))
+    held.callback(recorders.add(recorder))
     composition.follow_origins(held)
     return held.close
 

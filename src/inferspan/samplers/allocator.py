@@ -16,7 +16,7 @@ from inferspan.records import AttributeValue, Sample
 
 from .attempt import attempt, number
 
-__all__ = ["AllocatorSampler", "CudaDevices", "cuda_devices", "device_memory"]
+__all__ = ["AllocatorSampler", "CudaDevices", "allocated_bytes", "cuda_devices", "device_memory"]
 
 _STATISTICS = {
     s.M_TORCH_ALLOCATED: "allocated_bytes.all.current",
@@ -92,6 +92,16 @@ def device_memory(device: str, *, library: Any = None) -> tuple[int, int] | None
         return None
     free, total = torch.cuda.mem_get_info(device)
     return int(free), int(total)
+
+
+def allocated_bytes(*, library: Any = None) -> int | None:
+    """Bytes that torch's allocator has given out on all CUDA devices of this process; ``None`` while CUDA is not initialised."""
+    torch = _initialized(library)
+    if torch is None:
+        return None
+    # The flat mapping of memory_stats sorts all figures of the allocator for each reading: half a millisecond.
+    figures = (torch.cuda.memory_stats_as_nested_dict(index) for index in _used(torch))
+    return sum(int(found["allocated_bytes"]["all"]["current"]) for found in figures if found)
 
 
 class AllocatorSampler:

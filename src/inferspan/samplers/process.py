@@ -40,6 +40,8 @@ class Meters:
         self._provider = provider
         self._meter: Any = None
         self.devices: DeviceMetrics | None = None
+        self.stages: Any = None
+        """Metrics of stages of the program, made by their first recorder."""
         self.observed = False
 
     def meter(self) -> Any:

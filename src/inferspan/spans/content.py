@@ -15,7 +15,7 @@ from inferspan import semconv
 from inferspan.messages import structured, to_json
 from inferspan.records import AttributeValue, Failure, RequestEnd
 
-__all__ = ["content_event", "exception_attributes", "exception_event", "inference_group", "set_content"]
+__all__ = ["content_event", "exception_attributes", "exception_event", "inference_group", "set_content", "wants"]
 
 _GROUP = (semconv.ERROR_TYPE, "server.address", "server.port")
 """Attributes of the event outside the ``gen_ai`` namespace."""
@@ -87,15 +87,17 @@ def exception_attributes(failure: Failure) -> dict[str, str]:
     }
 
 
-def _wants(logger: Any, context: Any) -> bool:
-    """Whether log records arrive anywhere: a provider has been set, and it is not switched off."""
+def wants(
+    logger: Any, context: Any, name: str = semconv.INFERENCE_EXCEPTION_EVENT, severity: SeverityNumber = SeverityNumber.WARN
+) -> bool:
+    """Whether log records of this name arrive anywhere: a provider has been set, and it is not switched off."""
     enabled = getattr(logger, "enabled", None)
     if enabled is None:  # before version 1.41 of the API
         # A proxy stands for the logger of a provider that is set later, and an SDK without processors drops every record.
         found = getattr(logger, "_logger", logger)
         processor = getattr(found, "_multi_log_record_processor", None)
         return not isinstance(found, NoOpLogger) and getattr(processor, "_log_record_processors", None) != ()
-    return bool(enabled(context=context, severity_number=SeverityNumber.WARN, event_name=semconv.INFERENCE_EXCEPTION_EVENT))
+    return bool(enabled(context=context, severity_number=severity, event_name=name))
 
 
 def exception_event(logger: Any, failure: Failure, time_ns: int, context: Any, request: Mapping[str, AttributeValue]) -> bool:
@@ -111,7 +113,7 @@ def exception_event(logger: Any, failure: Failure, time_ns: int, context: Any, r
     Returns:
         Whether it was sent; not where no logger provider is set.
     """
-    if not _wants(logger, context):
+    if not wants(logger, context):
         return False
     logger.emit(
         LogRecord(

@@ -13,7 +13,7 @@ from opentelemetry.context import Context
 
 from inferspan.records import AttributeValue
 
-__all__ = ["Scope", "innermost", "session_attributes", "suppressed"]
+__all__ = ["OwnContext", "Scope", "innermost", "session_attributes", "suppressed"]
 
 _KEY = otel_context.create_key("inferspan-scope")
 _NONE: Mapping[str, AttributeValue] = {}
@@ -57,6 +57,26 @@ class Scope:
     def around(self) -> Scope | None:
         """The innermost scope around this one that is still open."""
         return None if self._before is None else innermost(self._before)
+
+
+class OwnContext:
+    """The context of a generator: current while a step of it runs, and its reader's is current in between."""
+
+    __slots__ = ("_inside",)
+
+    def __init__(self) -> None:
+        self._inside = otel_context.get_current()
+
+    def enter(self) -> Context:
+        """A step begins; returns what ``leave`` takes."""
+        outside = otel_context.get_current()
+        otel_context.attach(self._inside)
+        return outside
+
+    def leave(self, outside: Context) -> None:
+        """The step has ended: its context is kept for the next one, and the reader's is current again."""
+        self._inside = otel_context.get_current()
+        otel_context.attach(outside)
 
 
 def innermost(context: Context) -> Scope | None:

@@ -21,13 +21,15 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from inferspan import semconv
 from inferspan.attribute_values import exportable_attributes
 from inferspan.guard import contain
-from inferspan.records import Failure
+from inferspan.metrics.stages import StageMetrics
+from inferspan.records import AttributeValue, Failure
 from inferspan.setting_checks import brief, warn_once
 from inferspan.settings import Settings
 
 from . import origin
 from .content import exception_attributes
 from .current import Scope, innermost, session_attributes, suppressed
+from .program_events import EventTarget, emit
 from .writer import inside_a_provider, our_call
 
 __all__ = ["Session", "Stage", "StageRecorder"]
@@ -50,6 +52,10 @@ class _FailureOf(Protocol):
     def __call__(self, error: BaseException, *, content: bool) -> Failure: ...
 
 
+class _Reading(Protocol):
+    def since(self, before: Any) -> int | None: ...
+
+
 class Stage(Scope):
     """A part of the program, from ``start`` to ``end``: see :func:`inferspan.program.stages.stage`.
 
@@ -57,12 +63,18 @@ class Stage(Scope):
         recorder: makes its span.
         name: of the span.
         attributes: of the span.
+        decorate: makes a function whose calls are such stages.
+
+    Attributes:
+        memory_delta: bytes in use at its end minus at its start; ``None`` until it has ended, and where nothing measures them.
     """
 
-    __slots__ = ("_attributes", "_begun", "_closing", "_covered", "_covered_since", "_ended", "_inside", "_offset", "_start", "name",
-                 "parent", "recorder", "span")  # fmt: skip
+    __slots__ = ("_attributes", "_begun", "_closing", "_covered", "_covered_since", "_decorate", "_ended", "_inside", "_memory", "_start",
+                 "counted", "memory_delta", "name", "offset", "parent", "recorder", "span")  # fmt: skip
 
-    def __init__(self, recorder: StageRecorder, name: str, attributes: dict[str, Any]) -> None:
+    def __init__(
+        self, recorder: StageRecorder, name: str, attributes: dict[str, Any], decorate: Callable[[Any], Any] | None = None
+    ) -> None:
         super().__init__()
         self.recorder = recorder
         self.name = name
@@ -70,7 +82,12 @@ class Stage(Scope):
         self.span: Span = trace.INVALID_SPAN
         self.parent: Stage | None = None
         self._begun = self._closing = False
-        self._start = self._offset = 0
+        self._start = self.offset = 0
+        self._decorate = decorate
+        self._memory: _Reading | None = None
+        self.memory_delta: int | None = None
+        self.counted = True
+        """Whether it is a value of the metrics."""
         self._ended: int | None = None
         self._inside: dict[Stage, None] = {}
         """Stages inside that are open, oldest first."""
@@ -106,6 +123,10 @@ class Stage(Scope):
         """
         self._close(attributes, None)
 
+    def __call__(self, function: Any) -> Any:
+        """Decorate a function: see :func:`inferspan.program.stages.stage`."""
+        return function if self._decorate is None else self._decorate(function)
+
     def __enter__(self) -> Any:
         return self.start()
 
@@ -113,6 +134,21 @@ class Stage(Scope):
         self._close({}, error)
 
     # ---------------------------------------------------------------------------------------------------------- internals
+    @property
+    def recording(self) -> bool:
+        """Whether its span is open and sampled."""
+        return bool(self.span.is_recording())
+
+    @property
+    def began(self) -> int:
+        """When it began, on the monotonic clock in nanoseconds."""
+        return self._start
+
+    def add(self, attributes: Mapping[str, AttributeValue]) -> None:
+        """Set attributes of the span while it is open."""
+        with our_call():
+            self.span.set_attributes(attributes)
+
     def _describe(self, context: otel_context.Context) -> tuple[str, dict[str, Any]]:
         """Name of the span and its attributes."""
         self.session = session_attributes(context)
@@ -122,12 +158,11 @@ class Stage(Scope):
         current = otel_context.get_current()
         if suppressed(current) or inside_a_provider():
             return
+        self._memory = self.recorder.read_memory()
         base, self._start = time.time_ns(), perf_counter_ns()
-        self._offset = base - self._start
+        self.offset = base - self._start
         current, links = origin.resolve(current, None)
-        around = innermost(current)
-        while around is not None and not isinstance(around, Stage):
-            around = around.around()
+        around = _innermost_stage(current)
         if around is not None:
             self.recorder = around.recorder
         name, attributes = self._describe(current)
@@ -181,14 +216,21 @@ class Stage(Scope):
                 self.parent._ends(self, now)
             with contain("end of a stage"):
                 self.leave()
+            memory = self.recorder.read_memory()
+            if memory is not None:
+                self.memory_delta = memory.since(self._memory)
             with contain("end of a stage"), our_call():
-                self._finish(attributes, error, now + self._offset)
+                self._finish(attributes, error, now + self.offset)
+            if self.counted and self.recorder.metrics is not None:
+                self.recorder.metrics.ended(self.name, self.duration or 0.0, self.memory_delta, self.span)
 
     def _finish(self, attributes: dict[str, Any], error: BaseException | None, end_ns: int) -> None:
         span = self.span
         try:
             if span.is_recording():
                 span.set_attributes({**exportable_attributes(attributes), semconv.STAGE_SELF_TIME: self.self_time or 0.0})
+                if self.memory_delta is not None:
+                    span.set_attribute(semconv.MEMORY_DELTA, self.memory_delta)
                 if error is not None:
                     failure = self.recorder.failure_of(error, content=self.recorder.settings.content_on_spans)
                     span.set_attributes({semconv.ERROR_TYPE: failure.type, semconv.FAILED: True})
@@ -235,6 +277,7 @@ class Session(Stage):
             name, attributes = super()._describe(context)
             self.session = {**outer, **exportable_attributes(tags)}
             return name, {**attributes, **self.session}
+        self.counted = False
         self.session = {semconv.SESSION_ID: self.id, semconv.SESSION_NAME: self.name, **exportable_attributes(tags)}
         return f"{semconv.SPAN_SESSION} {self.name}", dict(self.session)
 
@@ -251,23 +294,80 @@ class Session(Stage):
                 release()
 
 
+def _next_stage(scope: Scope | None) -> Stage | None:
+    while scope is not None and not isinstance(scope, Stage):
+        scope = scope.around()
+    return scope
+
+
+def _innermost_stage(context: otel_context.Context) -> Stage | None:
+    return _next_stage(innermost(context))
+
+
 class StageRecorder:
-    """Makes stages and sessions: one for each set of settings and providers.
+    """Makes stages, sessions and events: one for each set of settings and providers.
 
     Args:
         settings: options.
         tracer: returns the tracer; called for every stage, because a host may set its provider late.
         failure_of: reduces an exception to text.
+        logger: returns the logger of events that belong to no span.
+        metrics: counts the stages.
+        memory: reads the memory in use.
     """
 
-    def __init__(self, settings: Settings, tracer: Callable[[], Any], failure_of: _FailureOf) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        tracer: Callable[[], Any],
+        failure_of: _FailureOf,
+        *,
+        logger: Callable[[], Any] | None = None,
+        metrics: StageMetrics | None = None,
+        memory: Callable[[], Any] | None = None,
+    ) -> None:
         self.settings = settings
         self.tracer = tracer
         self.failure_of = failure_of
+        self.logger = logger
+        self.metrics = metrics
+        self._memory = memory
 
-    def stage(self, name: str, attributes: dict[str, Any]) -> Stage:
+    def read_memory(self) -> Any:
+        """The memory in use now, with ``bytes`` and ``since(before)``; ``None`` where nothing measures it."""
+        if self._memory is not None:
+            with contain("memory of a stage"):
+                return self._memory()
+        return None
+
+    def stage(self, name: str, attributes: dict[str, Any], decorate: Callable[[Any], Any] | None = None) -> Stage:
         """A stage that has not begun."""
-        return Stage(self, name, attributes)
+        return Stage(self, name, attributes, decorate)
+
+    def event(self, name: str, describe: Callable[[], Mapping[str, Any]], request: EventTarget | None) -> None:
+        """A moment of the program, on the innermost stage or request, or on its own.
+
+        Args:
+            name: of the event.
+            describe: returns its attributes; called only if something records them.
+            request: the innermost request of this thread.
+        """
+        current = otel_context.get_current()
+        if suppressed(current) or inside_a_provider():
+            return
+        stage = _innermost_stage(origin.resolve(current, None)[0])
+        target = stage if request is None or (stage is not None and stage.began > request.began) else request
+        session = session_attributes(current) if stage is None else stage.session
+        emit(self.tracer, self.logger, name, describe, target, session, current)
+
+    def describe_session(self, describe: Callable[[], Mapping[str, Any]]) -> None:
+        """Put attributes on the session around here, else on the outermost stage; ``describe`` is called only if it records them."""
+        stage = _innermost_stage(origin.resolve(otel_context.get_current(), None)[0])
+        found = stage
+        while stage is not None and not isinstance(found, Session):
+            found, stage = stage, _next_stage(stage.around())
+        if found is not None and found.span.is_recording():
+            found.add(exportable_attributes(describe()))
 
     def session(self, name: str, tags: Mapping[str, str], hold: Callable[[], Callable[[], None]]) -> Session:
         """A session that has not begun; the tags of the settings count where ``tags`` has none."""

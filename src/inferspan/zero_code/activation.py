@@ -139,7 +139,8 @@ def activate(options: Mapping[str, Any] | None = None, **providers: Any) -> Zero
             if "training" not in (options or {}) and settings.source("training") is None:
                 settings = settings.override({"training": False})
             made = ZeroCode(settings, providers)
-            made.install()
+            if settings.enabled:
+                made.install()
             _active = made
         return _active
 

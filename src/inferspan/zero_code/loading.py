@@ -160,6 +160,8 @@ def instrument_loading(
     from inferspan.composition import set_up_export
 
     resolved = Settings.resolve(settings_overrides) if settings is None else settings.override(settings_overrides)
+    if not resolved.enabled:
+        return LoadingHandle(Loads(_Late(tracer_provider, lambda: None), resolved))
     if auto_configure:
         set_up_export(resolved, (tracer_provider, None, None))
     return observe_loading(resolved, tracer_provider, lambda: None)

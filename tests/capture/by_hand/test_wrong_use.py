@@ -10,7 +10,7 @@ import torch
 from opentelemetry import context as otel_context
 
 import inferspan
-from inferspan.program.stages import OffGeneration
+from inferspan.program.recorders import OffGeneration
 from tests.cases.telemetry import Telemetry
 
 from .loops import engine, some_logits

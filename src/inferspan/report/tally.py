@@ -69,8 +69,8 @@ class Tally:
         if span.timed:
             self.first_ns = min(self.first_ns or span.start_ns, span.start_ns)
             self.last_ns = max(self.last_ns, span.end_ns)
-        start, end = attributes.get(semconv.MEMORY_START), attributes.get(semconv.MEMORY_END)
-        delta = end - start if type(start) is int and type(end) is int else None
+        start, end, delta = (attributes.get(key) for key in (semconv.MEMORY_START, semconv.MEMORY_END, semconv.MEMORY_DELTA))
+        delta = delta if type(delta) is int else end - start if type(start) is int and type(end) is int else None
         self.operations.add(*operation, seconds, device_seconds=device_seconds, memory_delta=delta)
         self._remember(span, operation)
         if span.parent_id:

@@ -1155,6 +1155,7 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("event", "attributes of an event"), "an event of the program, or attributes of it"),
     ErrorPlaces(("start of a decorated call", "end of a decorated call"), "spans or events of a decorated function's call"),
     ErrorPlaces(("attributes of a call", "memory of a stage"), "attributes of a stage or session of the program"),
+    ErrorPlaces(("metrics of stages",), "the durations and memory of stages of the program as metrics"),
     ErrorPlaces(("context",), "the request span as the parent of spans inside the call"),
     ErrorPlaces(("detaching", "uninstrument", "refresh"), "an observer may stay on the model, or is not put on it"),
     ErrorPlaces(("request span", "id generator"), "the request span or attributes of it"),

@@ -12,6 +12,7 @@ import itertools
 import pickle
 import threading
 import traceback
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -149,6 +150,21 @@ def test_objects_that_can_be_called(telemetry: Telemetry, model: Any) -> None:
     made = inferspan.stage("part")(_Callable())
     assert inspect.iscoroutinefunction(made)
     assert asyncio.run(made(2)) == 4
+    assert _names(telemetry) == ["part"]
+
+
+def test_a_generator_that_can_be_awaited(telemetry: Telemetry, model: Any) -> None:
+    """What ``types.coroutine`` has made of a generator can be awaited when it is decorated, recorded or not."""
+
+    async def main(function: Any) -> Any:
+        return await function(3)
+
+    @types.coroutine
+    def work(value: int) -> Any:
+        yield from asyncio.sleep(0).__await__()
+        return value
+
+    assert asyncio.run(main(inferspan.stage("part")(work))) == asyncio.run(main(work)) == 3
     assert _names(telemetry) == ["part"]
 
 

@@ -103,8 +103,28 @@ def test_an_interrupt_passes(telemetry: Telemetry, model: Any) -> None:
     def interrupted(result: Any) -> Any:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), inferspan.stage("part"):
-        inferspan.event_on_return("done", interrupted)(lambda: 1)()
+    with pytest.raises(KeyboardInterrupt), inferspan.stage("outer"):
+        inferspan.event_on_return("done", interrupted)(inferspan.stage("inner")(lambda: 1))()
+    assert [(span.attributes or {})[semconv.ERROR_TYPE] for span in telemetry.spans()] == ["KeyboardInterrupt"] * 2
+    telemetry.check()
+
+
+def test_an_interrupt_at_the_end_of_a_generator(telemetry: Telemetry, model: Any) -> None:
+    """So does one at the end of a generator, and nothing stays current in its reader."""
+
+    def interrupted(result: Any) -> Any:
+        raise KeyboardInterrupt
+
+    @inferspan.event_on_return("done", interrupted)
+    @inferspan.stage("inner")
+    def numbers() -> Any:
+        yield 1
+
+    with inferspan.stage("outer"):
+        with pytest.raises(KeyboardInterrupt):
+            list(numbers())
+        inferspan.event("after")
+    assert [event.name for event in telemetry.spans("outer")[0].events] == ["after"]
     telemetry.check()
 
 

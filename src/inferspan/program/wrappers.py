@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import types
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from typing import Any, Protocol
@@ -160,7 +161,10 @@ def _kind_of(function: Any) -> Callable[[_Plan], Any]:
         return _async_generator
     if inspect.iscoroutinefunction(plain):
         return _coroutine
-    return _generator if inspect.isgeneratorfunction(plain) else _function
+    if not inspect.isgeneratorfunction(plain):
+        return _function
+    # What types.coroutine has made of a generator function can be awaited.
+    return _awaitable_generator if plain.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE else _generator
 
 
 def _traced() -> bool:
@@ -180,10 +184,15 @@ def _begin(opened: list[Ending], plan: _Plan, args: tuple[Any, ...], kwargs: dic
 
 
 def _end(opened: list[Ending], result: Any, error: BaseException | None, *, returned: bool) -> None:
-    while opened:
-        ending = opened.pop()
-        with contain("end of a decorated call"):
-            ending(result, error, returned)
+    try:
+        while opened:
+            ending = opened.pop()
+            with contain("end of a decorated call"):
+                ending(result, error, returned)
+    except BaseException as interrupt:
+        # Of a function of the user's that describes the call: what is still open ends with it.
+        _end(opened, None, interrupt, returned=False)
+        raise
 
 
 # ------------------------------------------------------------------------------------------------------- kinds of functions
@@ -252,17 +261,23 @@ class _Steps:
 
     def leave(self, outside: Any, error: BaseException | None = None, *, result: Any = None, returned: bool = False) -> None:
         """A step has ended; with an exception or a result it was the last one."""
-        if error is not None or returned:
-            _end(self._opened, result, error, returned=returned)
-        if outside is not None:
-            self._context.leave(outside)
+        try:
+            if error is not None or returned:
+                _end(self._opened, result, error, returned=returned)
+        finally:
+            if outside is not None:
+                self._context.leave(outside)
 
     def close(self) -> None:
         """The reader has closed the generator, which is no error."""
+        if not self._opened:
+            return
         outside = self.enter()
-        _end(self._opened, None, None, returned=False)
-        if outside is not None:
-            self._context.leave(outside)
+        try:
+            _end(self._opened, None, None, returned=False)
+        finally:
+            if outside is not None:
+                self._context.leave(outside)
 
 
 def _generator(plan: _Plan) -> Any:
@@ -310,6 +325,10 @@ def _generator(plan: _Plan) -> Any:
             steps.close()
 
     return call
+
+
+def _awaitable_generator(plan: _Plan) -> Any:
+    return types.coroutine(_generator(plan))
 
 
 def _async_generator(plan: _Plan) -> Any:

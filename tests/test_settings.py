@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,7 @@ def test_misspelt_variable(caplog: pytest.LogCaptureFixture) -> None:
         (" Errors, slow ", "slow,errors"),
         (["nonfinite", "slow", "slow"], "slow,nonfinite"),
         (("marked",), "marked"),
+        ("marked,findings", "findings,marked"),
     ],
 )
 def test_keep(value: Any, expected: str) -> None:
@@ -262,7 +264,7 @@ def test_keep(value: Any, expected: str) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"keep": True}, "'keep' cannot be True: use \"always\", or one or more of slow, errors, nonfinite, marked, such as \"slow,errors\"; to mark every request with inferspan.keep, use mark=True"),
+        ({"keep": True}, "'keep' cannot be True: use \"always\", or one or more of slow, errors, nonfinite, findings, marked, such as \"slow,errors\"; to mark every request with inferspan.keep, use mark=True"),
         ({"keep": "always,slow"}, "'keep' cannot be 'always,slow': use \"always\", or one or more of"),
         ({"keep": "fast"}, "'keep' cannot be 'fast'"),
         ({"keep": []}, "'keep' cannot be []"),
@@ -323,3 +325,18 @@ def test_wrong_session_tags(value: Any) -> None:
     """Anything else is refused, and told with what is allowed."""
     with pytest.raises(SettingsError, match=r"session_tags.*use a mapping of texts"):
         Settings(session_tags=value)
+
+
+@pytest.mark.parametrize("value", [{"confidence": 0.3, "loop_tokens": 64}, "confidence=0.3, loop_tokens=64", [("confidence", 0.3), ("loop_tokens", "64")]])
+def test_thresholds(value: Any) -> None:
+    """Thresholds come as a mapping, as pairs or as the text of a variable, and go back in as they came out."""
+    found = Settings(thresholds=value).thresholds
+    assert found == (("confidence", 0.3), ("loop_tokens", 64.0))
+    assert Settings(thresholds=found).thresholds == found
+
+
+@pytest.mark.parametrize("value", [{"confidence": 2}, {"confident": 0.5}, "confidence", {"confidence": "much"}, {"loop_tokens": math.nan}, 3])
+def test_wrong_thresholds(value: Any) -> None:
+    """A threshold that is unknown, no number or out of its range is refused by name."""
+    with pytest.raises(SettingsError, match="thresholds"):
+        Settings(thresholds=value)

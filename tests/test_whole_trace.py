@@ -24,6 +24,7 @@ MASKS = {
     semconv.TOKEN_INTERVALS: "<s>",
     semconv.TOKENS_PER_SECOND: "<tokens/s>",
     semconv.PREFILL_TOKENS_PER_SECOND: "<tokens/s>",
+    semconv.ANALYSIS_UNIQUE_TOKENS: "<tokens>",
     semconv.MEMORY_START: "<By>",
     semconv.MEMORY_END: "<By>",
     semconv.MEMORY_PEAK: "<By>",
@@ -72,10 +73,26 @@ text_completion
   | gen_ai.usage.output_tokens = 2
   | gen_ai.usage.text.input_tokens = 6
   | gen_ai.usage.text.output_tokens = 2
+  | inferspan.analysis.avg_logits_mean = <number>
+  | inferspan.analysis.avg_logits_std = <number>
+  | inferspan.analysis.chosen_probability.average = <number>
+  | inferspan.analysis.chosen_probability.deviation = <number>
+  | inferspan.analysis.chosen_probability.maximum = <number>
+  | inferspan.analysis.chosen_probability.minimum = <number>
+  | inferspan.analysis.confidence.average = <number>
+  | inferspan.analysis.confidence.deviation = <number>
+  | inferspan.analysis.confidence.maximum = <number>
+  | inferspan.analysis.confidence.minimum = <number>
+  | inferspan.analysis.distinct_ratio = <number>
+  | inferspan.analysis.repetition_rate = <number>
+  | inferspan.analysis.repetition_rate_recent = <number>
+  | inferspan.analysis.token_entropy = <number>
+  | inferspan.analysis.unique_tokens = <tokens>
   | inferspan.batch.size = 1
   | inferspan.decode.steps = 1
   | inferspan.device.id = cpu
   | inferspan.device.type = cpu
+  | inferspan.health.kinds = [low]
   | inferspan.kv_cache.bytes = 896
   | inferspan.memory.end = <By>
   | inferspan.memory.peak = <By>

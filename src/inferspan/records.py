@@ -247,7 +247,10 @@ class RequestEnd:
     sequences: Sequence[Sequence[int]] = ()
     """Ids of the tokens of each returned sequence. They are content: only figures of them may leave without its capture."""
     figures: Sequence[RowFigures] = ()
-    """Of each sequence, or one of all of them together; empty if no logits were seen."""
+    """Of each sequence, or of all of them together; empty if no logits were seen."""
+    nonfinite_logits: int = 0
+    decode: Callable[[int], str] | None = None
+    """Text of a token id, where spans may carry such; ``None`` also without a tokenizer."""
     findings: Sequence[str] = ()
     """Kinds of what is wrong with the output."""
 

@@ -163,6 +163,34 @@ TOKEN_ENTROPIES = "inferspan.tokens.entropies"
 TOKEN_INTERVALS = "inferspan.tokens.intervals"
 TOKENS_TRUNCATED = "inferspan.tokens.truncated"
 TOKEN_IDS = "inferspan.tokens.ids"
+ANALYSIS_UNIQUE_TOKENS = "inferspan.analysis.unique_tokens"
+ANALYSIS_TOKEN_ENTROPY = "inferspan.analysis.token_entropy"
+ANALYSIS_DISTINCT_RATIO = "inferspan.analysis.distinct_ratio"
+ANALYSIS_REPETITION_RATE = "inferspan.analysis.repetition_rate"
+ANALYSIS_REPETITION_RATE_RECENT = "inferspan.analysis.repetition_rate_recent"
+ANALYSIS_REPETITION_4GRAM = "inferspan.analysis.repetition_4gram"
+ANALYSIS_LOOP = {name: f"inferspan.analysis.loop.{name}" for name in ("tokens", "period", "start")}
+ANALYSIS_LOOP_SEQUENCE = "inferspan.analysis.loop.sequence"
+ANALYSIS_CONFIDENCE = {name: f"inferspan.analysis.confidence.{name}" for name in ("average", "minimum", "maximum", "deviation")}
+ANALYSIS_CHOSEN = {name: f"inferspan.analysis.chosen_probability.{name}" for name in ("average", "minimum", "maximum", "deviation")}
+ANALYSIS_LOGITS_MEAN = "inferspan.analysis.avg_logits_mean"
+ANALYSIS_LOGITS_STD = "inferspan.analysis.avg_logits_std"
+ANALYSIS_COMMON_IDS = "inferspan.analysis.most_common.ids"
+ANALYSIS_COMMON_TEXTS = "inferspan.analysis.most_common.texts"
+ANALYSIS_COMMON_COUNTS = "inferspan.analysis.most_common.counts"
+ANALYSIS_SEQUENCES = {
+    "unique_tokens": "inferspan.analysis.sequences.unique_tokens",
+    "token_entropy": "inferspan.analysis.sequences.token_entropies",
+    "repetition_rate": "inferspan.analysis.sequences.repetition_rates",
+    "repetition_rate_recent": "inferspan.analysis.sequences.repetition_rates_recent",
+    "repetition_4gram": "inferspan.analysis.sequences.repetitions_4gram",
+    "loop_tokens": "inferspan.analysis.sequences.loop_tokens",
+    "confidence": "inferspan.analysis.sequences.confidences",
+    "chosen_probability": "inferspan.analysis.sequences.chosen_probabilities",
+}
+"""Figures of each sequence of a request with several."""
+HEALTH_KINDS = "inferspan.health.kinds"
+HEALTH_KIND = "inferspan.health.kind"
 METHOD = "inferspan.method"
 PIPELINE_TASK = "inferspan.pipeline.task"
 FORWARD_PASSES = "inferspan.forward.passes"
@@ -290,9 +318,9 @@ LOGITS_INF_COUNT = "inferspan.logits.inf_count"
 LOGITS_TOP_K_IDS = "inferspan.logits.top_k.ids"
 LOGITS_TOP_K_PROBABILITIES = "inferspan.logits.top_k.probabilities"
 LOGITS_TOP_K_TEXTS = "inferspan.logits.top_k.texts"
-TOKEN_ID = "inferspan.token.id"
-TOKEN_TEXT = "inferspan.token.text"
+STEP_TOKEN_IDS = "inferspan.token.ids"
 STEP_TOKEN_TEXTS = "inferspan.token.texts"
+STEP_ROWS_OMITTED = "inferspan.token.rows_omitted"
 LOGITS_ROWS = {
     LOGITS_ENTROPY: "inferspan.logits.entropies",
     LOGITS_MAX: "inferspan.logits.maxima",
@@ -513,6 +541,7 @@ M_ENTROPY = "inferspan.logits.entropy"
 M_TOP1 = "inferspan.logits.top1_probability"
 M_EXPERTS_IMBALANCE = "inferspan.experts.imbalance"
 M_NONFINITE = "inferspan.numerics.nonfinite"
+M_HEALTH_FINDINGS = "inferspan.health.findings"
 M_MODULE_DURATION = "inferspan.module.duration"
 M_SPANS_DROPPED = "inferspan.telemetry.spans.dropped"
 M_OVERHEAD = "inferspan.telemetry.overhead"
@@ -641,6 +670,7 @@ _REQUEST_METRICS = (
     Metric(
         M_NONFINITE, COUNTER, "{element}", "NaN and Inf values: logits, and module outputs with `output_stats`", (*_MODULE, NONFINITE_KIND)
     ),
+    Metric(M_HEALTH_FINDINGS, COUNTER, "{finding}", "findings about outputs, at most one a request and kind: low, loop, flat, nonfinite", (*_MODEL, HEALTH_KIND), None, "analysis"),
     Metric(
         M_EXPERTS_IMBALANCE, HISTOGRAM, "1", "tokens of the busiest expert / mean of all, one value for each recorded call of a router",
         (MODEL_NAME, MODULE_LAYER_INDEX), B_IMBALANCE, "routing",
@@ -845,6 +875,29 @@ ATTRIBUTES = (
     Attribute(TOKEN_ENTROPIES, "double[]", _R, "entropy at each token, first row, nats"),
     Attribute(TOKEN_INTERVALS, "double[]", _R, "s between tokens, host clock; the first is the time to first token"),
     Attribute(TOKENS_TRUNCATED, "boolean", _R, "true if the arrays hold fewer tokens than were generated"),
+    Attribute(ANALYSIS_UNIQUE_TOKENS, "int", _R, "different token ids among those of all sequences"),
+    Attribute(ANALYSIS_TOKEN_ENTROPY, "double", _R, "entropy of the distribution of generated tokens, bits; not the model's uncertainty"),
+    Attribute(ANALYSIS_DISTINCT_RATIO, "double", _R, "different tokens / tokens"),
+    Attribute(ANALYSIS_REPETITION_RATE, "double", _R, "1 - different tokens / tokens; grows with length"),
+    Attribute(ANALYSIS_REPETITION_RATE_RECENT, "double", _R, "the same of the last 128 tokens; of several sequences the largest"),
+    Attribute(ANALYSIS_REPETITION_4GRAM, "double", _R, "1 - different groups of four tokens / groups; of several sequences the largest"),
+    Attribute(ANALYSIS_LOOP["tokens"], "int", _R, "tokens of the longest loop: a stretch that comes three times or more in a row, 8 tokens at least; absent without one"),
+    Attribute(ANALYSIS_LOOP["period"], "int", _R, "tokens after which it repeats"),
+    Attribute(ANALYSIS_LOOP["start"], "int", _R, "its first token, counted from 0"),
+    Attribute(ANALYSIS_LOOP_SEQUENCE, "int", _R, "the sequence that it is in, counted from 0; of several"),
+    *(Attribute(key, "double", _R, f"{name} over steps and sequences of the largest probability of the raw logits") for name, key in ANALYSIS_CONFIDENCE.items()),
+    *(Attribute(key, "double", _R, f"{name} over steps and sequences of the probability of the chosen token") for name, key in ANALYSIS_CHOSEN.items()),
+    Attribute(ANALYSIS_LOGITS_MEAN, "double", _R, "mean over the steps of the mean of the finite logits"),
+    Attribute(ANALYSIS_LOGITS_STD, "double", _R, "mean over the steps of the standard deviation of the finite logits"),
+    Attribute(ANALYSIS_COMMON_IDS, "int[]", _R, f"the 10 most frequent tokens, largest count first, {_CONTENT}"),
+    Attribute(ANALYSIS_COMMON_TEXTS, "string[]", _R, f"their texts, {_CONTENT} and a tokenizer"),
+    Attribute(ANALYSIS_COMMON_COUNTS, "int[]", _R, f"how often they came, {_CONTENT}"),
+    *(Attribute(key, "int[]" if "tokens" in name else "double[]", _R, f"{name} of each sequence, of 2 or more, at most 1,024" + ("; 0 without a loop" if name == "loop_tokens" else "")) for name, key in ANALYSIS_SEQUENCES.items()),
+    Attribute(HEALTH_KINDS, "string[]", _R, "kinds of findings about the output, only if there are any"),
+    Attribute(EVALUATION_NAME, "string", "evaluation event", "what was judged: `inferspan.confidence`, `inferspan.repetition`, `inferspan.logit_spread`, `inferspan.nonfinite`"),
+    Attribute(EVALUATION_VALUE, "double", "evaluation event", "the figure that is a finding, of the worst sequence"),
+    Attribute(EVALUATION_LABEL, "string", "evaluation event", "kind of the finding"),
+    Attribute(EVALUATION_EXPLANATION, "string", "evaluation event", "numbers that explain it, no text and no ids"),
     Attribute(TOKEN_IDS, "int[]", _R, f"generated ids of the first row, bounded, {_CONTENT}"),
     Attribute(UNOBSERVED, "string", _R, "what could not be seen and why: `modules: compiled`, `modules: compiled in parts`, `modules of decode steps: compiled`, `modules: with your hooks` (modules with forward hooks of the program, after a compilation in the process), `modules: fused` (encoder layers of torch, likewise: hooks would change their results), `context: hooks` (a plain forward pass whose span is not current inside), `forward: generator; context: generator` (also `coroutine`, `iterator`, ...: its code runs after the request), `logits: not given` (a loop by hand), `experts: choice not known` (with `routing`, a router whose output says nothing), ..."),
     Attribute(WARMUP, "boolean", _R, "true on the first call, or if a compilation happened inside"),
@@ -981,11 +1034,12 @@ ATTRIBUTES = (
     Attribute(LOGITS_NAN_COUNT, "int", f"{_S}, {_R} (forward)", "NaN values, whole batch"),
     Attribute(LOGITS_INF_COUNT, "int", f"{_S}, {_R} (forward)", "+Inf values, whole batch; -Inf is a mask and not counted"),
     *(Attribute(rows, "double[]", _S, f"`{key}` of each row that runs, in order; batches of 2 to 16") for key, rows in LOGITS_ROWS.items()),
-    Attribute(LOGITS_TOP_K_IDS, "int[]", _S, f"first row, {_CONTENT}"),
-    Attribute(LOGITS_TOP_K_PROBABILITIES, "double[]", _S, f"first row, {_CONTENT}"),
-    Attribute(LOGITS_TOP_K_TEXTS, "string[]", _S, f"first row, {_CONTENT} and a tokenizer"),
-    Attribute(TOKEN_ID, "int", _S, f"first row, {_CONTENT}"),
-    Attribute(TOKEN_TEXT, "string", _S, f"first row, {_CONTENT} and a tokenizer"),
+    Attribute(LOGITS_TOP_K_IDS, "int[]", _S, f"most likely tokens of each row that runs, k (setting `top_k`) a row, best first; {_CONTENT}"),
+    Attribute(LOGITS_TOP_K_PROBABILITIES, "double[]", _S, f"their probabilities, the softmax of the raw logits; {_CONTENT}"),
+    Attribute(LOGITS_TOP_K_TEXTS, "string[]", _S, f"their texts; {_CONTENT} and a tokenizer"),
+    Attribute(STEP_TOKEN_IDS, "int[]", _S, f"chosen token of each row that runs, in order; of batches over 16 the first row only; {_CONTENT}"),
+    Attribute(STEP_TOKEN_TEXTS, "string[]", _S, f"their texts; {_CONTENT} and a tokenizer"),
+    Attribute(STEP_ROWS_OMITTED, "int", _S, f"rows of a batch over 16 that `{STEP_TOKEN_IDS}` leaves out; {_CONTENT}"),
     Attribute(STAGE_SELF_TIME, "double", "stage (user), session", "s in which no stage inside was open"),
     Attribute(MEMORY_DELTA, "int", "stage (user), session", "By at its end minus at its start: of torch's CUDA allocator over all devices of the process (with `allocator`), or resident memory of the process where CUDA is not used (with `host`), read every 5 ms at most and absent on shorter stages; negative where memory was released"),
     Attribute(BLOCK_INDEX, "int", f"{SPAN_BLOCK}", "`block_index` of `@inferspan.block_computation`"),
@@ -1053,6 +1107,13 @@ EVENTS = (
         "operating system, Python, CPU, memory, limits of the container, versions of packages, and the settings with where each came from",
     ),
     Event(
+        EVALUATION_EVENT,
+        "INFO (9)",
+        "log record",
+        "a finding about an output, if a logger provider is set; with `analysis`",
+        f"`{EVALUATION_NAME}`, `{EVALUATION_VALUE}`, `{EVALUATION_LABEL}`, `{EVALUATION_EXPLANATION}`, `{RESPONSE_ID}` where the caller has set it",
+    ),
+    Event(
         EXCEPTION_EVENT,
         "",
         "event on the request's span",
@@ -1063,12 +1124,15 @@ EVENTS = (
 """Every event, as a log record or on a span."""
 
 _PREFIX = "stores that nest names reject a name that is also a prefix"
+_EVERY_ROW = "one value for each row of the batch, not for the first alone"
 _STATE = "Prometheus only: a state of 0 or 1 is an UpDownCounter"
 _COUNT = "Prometheus only: a count or level is no ratio, so its unit is an annotation"
 RENAMED = (
     Renamed("inferspan.device", DEVICE, _PREFIX),
     Renamed("inferspan.torch.memory.allocated.peak", M_TORCH_ALLOCATED_PEAK, _PREFIX),
     Renamed("inferspan.torch.memory.reserved.peak", M_TORCH_RESERVED_PEAK, _PREFIX),
+    Renamed("inferspan.token.id", STEP_TOKEN_IDS, _EVERY_ROW),
+    Renamed("inferspan.token.text", STEP_TOKEN_TEXTS, _EVERY_ROW),
     Renamed("inferspan_gpu_throttle_active_ratio", "inferspan_gpu_throttle_active", _STATE),
     Renamed("inferspan_gpu_pcie_link_generation_ratio", "inferspan_gpu_pcie_link_generation", _COUNT),
     Renamed("inferspan_gpu_pcie_link_width_ratio", "inferspan_gpu_pcie_link_width", _COUNT),
@@ -1106,6 +1170,8 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("cache length", "size of the cache"), "cached tokens, `inferspan.kv_cache.usage`"),
     ErrorPlaces(("content", "chat template"), "captured messages"),
     ErrorPlaces(("token texts",), "texts of tokens on step spans"),
+    ErrorPlaces(("analysis",), "the analysis of what was generated, and its findings"),
+    ErrorPlaces(("evaluation event",), "the events of findings"),
     ErrorPlaces(("text of an exception",), "message and stack trace of a failure"),
     ErrorPlaces(("size of a batch",), "`inferspan.batch.size`"),
     ErrorPlaces(("size of the vocabulary",), "statistics of sharded logits"),

@@ -35,6 +35,7 @@ __all__ = [
     "stages",
     "tags",
     "text",
+    "thresholds",
     "warn_once",
     "warned",
     "without_secrets",
@@ -58,8 +59,17 @@ _SECRETS = re.compile(r"""(?:(?<=//)[^\s'"<>]*|[^\s'"<>/]+:(?!//)[^\s'"<>]*)@|(?
 """User and password of an address, and its query: services take keys in both."""
 
 MODULE_WORDS = ("layers", "all", "none")
-KEEP_WORDS = ("slow", "errors", "nonfinite", "marked")
+KEEP_WORDS = ("slow", "errors", "nonfinite", "findings", "marked")
 """Requests whose detail becomes spans, where it is not that of all of them."""
+
+THRESHOLDS = {
+    "confidence": (0.0, 1.0),
+    "repetition_recent": (0.0, 1.0),
+    "repetition_4gram": (0.0, 1.0),
+    "loop_tokens": (1.0, 1e9),
+    "logit_spread": (0.0, 1e9),
+}
+"""Thresholds of findings, each with its least and its largest value."""
 
 
 class SettingsError(ValueError):
@@ -268,6 +278,23 @@ def keep(name: str, value: object) -> str:
         if words <= set(KEEP_WORDS):
             return ",".join(word for word in KEEP_WORDS if word in words)
     raise fail(name, value, allowed)
+
+
+def thresholds(name: str, value: object) -> tuple[tuple[str, float], ...]:
+    """Numbers by the name of a threshold, from a mapping, pairs, or a text such as ``confidence=0.3,loop_tokens=64``."""
+    ranges = ", ".join(f"{key} ({low:g} to {high:g})" for key, (low, high) in THRESHOLDS.items())
+    allowed = f'use a mapping such as {{"confidence": 0.3}}, or "confidence=0.3,loop_tokens=64" in the environment, of {ranges}'
+    found: list[tuple[str, float]] = []
+    for key, one in tags(name, value):
+        try:
+            number = float(one)
+        except ValueError:
+            raise fail(name, value, allowed) from None
+        low, high = THRESHOLDS.get(key, (1.0, 0.0))
+        if not low <= number <= high:
+            raise fail(name, value, allowed)
+        found.append((key, number))
+    return tuple(found)
 
 
 def tags(name: str, value: object) -> tuple[tuple[str, str], ...]:

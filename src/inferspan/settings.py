@@ -36,7 +36,7 @@ NO_SETTINGS = (PRESET_VARIABLE, FILE_VARIABLE, EXTENSION_VARIABLE, "INFERSPAN_BU
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
-    "light": {"modules": "none", "logits": False, "token_arrays": False, "steps": "sampled"},
+    "light": {"modules": "none", "logits": False, "token_arrays": False, "analysis": False, "steps": "sampled"},
     "debug": {"modules": "all", "every_step": True, "output_stats": True},
 }
 """Named starting points; every other source overrides what they set."""
@@ -70,13 +70,15 @@ class Settings:
     logits: bool = _setting(True, check.boolean, "statistics of the raw logits of every recorded step")
     top_k: int = _setting(5, check.integer(0, 100), "most likely tokens kept per step, only with content capture")
     token_arrays: bool = _setting(True, check.boolean, "log-probabilities, entropies and intervals per token on the request span")
+    analysis: bool = _setting(True, check.boolean, "repetition, loops, entropy and confidence of what was generated, and findings: attributes of the request span, a `gen_ai.evaluation.result` event and a count each; requests that are sampled")
+    thresholds: Mapping[str, float] | Sequence[tuple[str, float]] = _setting((), check.thresholds, "when a figure of the analysis is a finding, a mapping, or `confidence=0.5,repetition_recent=0.8,repetition_4gram=0.5,loop_tokens=32,logit_spread=0.1`, which are the defaults; those that are not named keep theirs")
     device_time: bool = _setting(True, check.boolean, "device time of requests, phases, steps and recorded module calls on CUDA, by events that nothing waits for")
     output_stats: bool = _setting(False, check.boolean, "mean, deviation, extremes and NaN counts of every recorded module's output")
     routing: bool = _setting(False, check.boolean, "routers of experts get spans on recorded steps, with the tokens of each expert, the imbalance, the entropy of the router and dropped tokens")
     entropy_metric: bool = _setting(False, check.boolean, "histograms of the entropy and of the largest probability of each recorded step")
     module_metric: bool = _setting(False, check.boolean, "histogram of the duration of each recorded module call: a series for each module and phase, of which the SDK keeps 2,000")
     # which requests are worth their detail
-    keep: str | Sequence[str] = _setting("always", check.keep, "requests whose detail becomes spans: always (all of them), or some of slow, errors, nonfinite, marked; those marked with inferspan.keep are always among them")
+    keep: str | Sequence[str] = _setting("always", check.keep, "requests whose detail becomes spans: always (all of them), or some of slow, errors, nonfinite, findings, marked; those marked with inferspan.keep are always among them")
     slow_after: float | None = _setting(None, check.number(0.0, 86_400.0), "with keep=slow: seconds after which a request is slow")
     slow_first_token: float | None = _setting(None, check.number(0.0, 86_400.0), "with keep=slow: seconds after which a first token is slow")
     slow_quantile: float | None = _setting(None, check.number(0.5, 0.999), "with keep=slow: slow is longer than this share of the latest requests; 0.99 if no slow_... is set")

@@ -89,7 +89,7 @@ def test_three_tokens_have_no_groups_of_four() -> None:
 def test_the_most_common_tokens_come_largest_first_then_by_first_appearance() -> None:
     """The most common tokens come largest first then by first appearance."""
     ids = [5, 3, 3, 8, 5, 1, 8, 2]
-    assert analyse([ids], content=True, decode=str).most_common == (
+    assert analyse([ids], content=True).with_texts(str).most_common == (
         CommonToken(5, 2, "5"),
         CommonToken(3, 2, "3"),
         CommonToken(8, 2, "8"),

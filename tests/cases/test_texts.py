@@ -113,7 +113,7 @@ def test_content_only_when_asked_for(telemetry: Telemetry, tokenizer: Any) -> No
     for span in telemetry.spans():
         bags = [span.attributes or {}, *(event.attributes or {} for event in span.events)]
         for bag in bags:
-            assert not {semconv.TOKEN_IDS, semconv.INPUT_MESSAGES, semconv.OUTPUT_MESSAGES, semconv.TOKEN_ID} & set(bag)
+            assert not {semconv.TOKEN_IDS, semconv.INPUT_MESSAGES, semconv.OUTPUT_MESSAGES, semconv.STEP_TOKEN_IDS} & set(bag)
             assert not any("61234" in str(value) or "w44" in str(value) for value in bag.values())
     telemetry.instrument(model, tokenizer, capture_content="SPAN_ONLY")
     with torch.no_grad():

@@ -121,4 +121,4 @@ def test_mode(stack: Stack, truth: dict[str, Any], mode: str) -> None:
         assert truth["prompt"] not in str(trace)
         assert semconv.TOKEN_IDS not in request.attributes
     steps = [span for span in trace if semconv.STEP_INDEX in span.attributes]
-    assert [semconv.TOKEN_ID in step.attributes for step in steps] == [on_span] * len(steps)
+    assert [semconv.STEP_TOKEN_IDS in step.attributes for step in steps] == [on_span] * len(steps)

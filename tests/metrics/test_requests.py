@@ -166,6 +166,13 @@ def test_generate(sink: _Sink, naming: str, client: dict[str, Any]) -> None:
     assert sink.points() == {**SERVER, **OWN, **client}
 
 
+def test_findings_are_counted_by_kind(sink: _Sink) -> None:
+    """Each kind of finding about the output of a request counts once."""
+    _request(sink, Settings(), findings=["low", "loop"])
+    found = sink.points()["inferspan.health.findings"]
+    assert found == [({**MODEL_LABEL, "inferspan.health.kind": kind}, 1) for kind in ("low", "loop")]
+
+
 def test_steps_that_requests_share(sink: _Sink) -> None:
     """A batch gives its steps, once for each, and the state of its loop; it is no request."""
     _batch(sink)
@@ -185,7 +192,7 @@ def test_steps_that_requests_share(sink: _Sink) -> None:
 def test_kinds_units_and_buckets(sink: _Sink) -> None:
     """Every instrument has the kind, unit and bucket boundaries of the table."""
     settings = Settings(entropy_metric=True, module_metric=True)
-    kinds: dict[str, Any] = {"nonfinite": {("logits", "nan"): 2}, "cached_split": {"text": 3}}
+    kinds: dict[str, Any] = {"nonfinite": {("logits", "nan"): 2}, "cached_split": {"text": 3}, "findings": ["loop"]}
     kinds |= {"step_rows": 1.5, "drafted_tokens": 8, "accepted_tokens": 5, "time_in_queue": 0.02, "preemptions": 1}
     metrics = _request(sink, settings, streaming=True, chunk_intervals=[0.01], spans_dropped=1, **kinds)
     metrics.steps(_start(), _steps(), None)

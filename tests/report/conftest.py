@@ -127,7 +127,7 @@ def add_generate(
             semconv.LOGITS_MARGIN: 2.0, semconv.LOGITS_CHOSEN_RANK: 1,
         }  # fmt: skip
         if content:
-            attributes |= {semconv.TOKEN_ID: 100 + index, semconv.TOKEN_TEXT: f" word{index}"}
+            attributes |= {semconv.STEP_TOKEN_IDS: [100 + index], semconv.STEP_TOKEN_TEXTS: [f" word{index}"]}
         step = recording.span(f"{phase}_step", start, ms, trace=trace, parent=parent_id, attributes=attributes)
         if index < 2:
             add_layers(recording, start, ms, trace=trace, parent=step, layers=layers, index=index, phase=phase)

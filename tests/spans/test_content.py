@@ -26,7 +26,10 @@ from tests.cases.models import llama, prompt
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-IDS = ("inferspan.tokens.ids", "inferspan.token.id", "inferspan.token.text", "inferspan.logits.top_k.ids", "inferspan.logits.top_k.texts")
+IDS = (
+    "inferspan.tokens.ids", "inferspan.token.ids", "inferspan.token.texts", "inferspan.logits.top_k.ids", "inferspan.logits.top_k.texts",
+    "inferspan.analysis.most_common.ids", "inferspan.analysis.most_common.texts", "inferspan.analysis.most_common.counts",
+)  # fmt: skip
 MESSAGES = ("gen_ai.input.messages", "gen_ai.output.messages")
 
 
@@ -68,6 +71,12 @@ class _Everything:
         (span,) = (span for span in self.span_exporter.get_finished_spans() if span.parent is None)
         return dict(span.attributes or {})
 
+    def content_events(self) -> list[Any]:
+        """Events with messages; an event that judges the output has none."""
+        inferspan.flush()
+        records = [log.log_record for log in self.log_exporter.get_finished_logs()]
+        return [record for record in records if record.event_name == "gen_ai.client.inference.operation.details"]
+
     def bytes_sent(self) -> bytes:
         inferspan.flush()
         parts: list[Any] = [encode_spans(self.span_exporter.get_finished_spans()), encode_logs(self.log_exporter.get_finished_logs())]
@@ -97,11 +106,10 @@ def test_modes(mode: str, spans: bool, events: bool, monkeypatch: pytest.MonkeyP
     outputs = [{"role": "assistant", "parts": [{"type": "text", "content": answered}], "finish_reason": "length"}]
     if spans:
         assert [json.loads(everything.request()[key]) for key in MESSAGES] == [inputs, outputs]
-    logs = everything.log_exporter.get_finished_logs()
-    assert len(logs) == events
+    records = everything.content_events()
+    assert len(records) == events
     if events:
-        record = logs[0].log_record
-        assert record.event_name == "gen_ai.client.inference.operation.details"
+        record = records[0]
         body = json.loads(json.dumps(dict(record.attributes or {}), default=dict))
         assert (body[MESSAGES[0]], body[MESSAGES[1]]) == (inputs, outputs)
         (span,) = (span for span in everything.span_exporter.get_finished_spans() if span.parent is None)
@@ -110,7 +118,7 @@ def test_modes(mode: str, spans: bool, events: bool, monkeypatch: pytest.MonkeyP
 
 
 def _event(everything: _Everything) -> Any:
-    (record,) = (log.log_record for log in everything.log_exporter.get_finished_logs())
+    (record,) = everything.content_events()
     return record
 
 
@@ -142,8 +150,7 @@ def test_the_event_of_a_failed_request_has_the_error() -> None:
     everything, model = _Everything(), llama()
     with everything.instrument(model, capture_content="EVENT_ONLY"), pytest.raises(RuntimeError):
         _generate(model, logits_processor=[_raise])
-    events = [log.log_record for log in everything.log_exporter.get_finished_logs()]
-    (event,) = (dict(record.attributes or {}) for record in events if record.event_name == "gen_ai.client.inference.operation.details")
+    (event,) = (dict(record.attributes or {}) for record in everything.content_events())
     assert event["error.type"] == "RuntimeError"
     assert event["gen_ai.response.finish_reasons"] == ("error",)
     assert MESSAGES[0] in event

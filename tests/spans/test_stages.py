@@ -385,8 +385,9 @@ def test_events_of_requests_carry_the_session(telemetry: Telemetry) -> None:
         model.generate(models.prompt(1, 4), max_new_tokens=2)
         with pytest.raises(ValueError, match="nothing"):
             model.generate(models.prompt(1, 4), max_new_tokens=2, stopping_criteria=[_Failing()])
+    inferspan.flush()
     records = {record.log_record.event_name: dict(record.log_record.attributes or {}) for record in exporter.get_finished_logs()}
-    assert records.keys() == {semconv.CONTENT_EVENT, semconv.INFERENCE_EXCEPTION_EVENT}
+    assert records.keys() == {semconv.CONTENT_EVENT, semconv.INFERENCE_EXCEPTION_EVENT, semconv.EVALUATION_EVENT}
     for attributes in records.values():
         assert attributes[semconv.SESSION_ID] == session.id
         assert attributes[f"{semconv.SESSION_TAG}.mode"] == "t2v"

@@ -31,7 +31,7 @@ class Thresholds:
     confidence: float = 0.5
     repetition_recent: float = 0.8
     repetition_4gram: float = 0.5
-    loop_tokens: int = 32
+    loop_tokens: float = 32
     logit_spread: float = 0.1
 
 

@@ -144,6 +144,10 @@ class GenerationAnalysis:
         """The analysis of each sequence; of a single one, this one."""
         return self.sequences or (self,)
 
+    def with_texts(self, decode: Callable[[int], str]) -> GenerationAnalysis:
+        """The same with the texts of its most common tokens, which ``decode`` returns for their ids."""
+        return replace(self, most_common=tuple(replace(token, text=decode(token.id)) for token in self.most_common))
+
     def as_dict(self) -> dict[str, Any]:
         """The known fields by name, for JSON; lists that are empty are left out."""
         return {name: value for name, value in _known(self).items() if value != []}
@@ -244,20 +248,14 @@ def _together(
     )
 
 
-def _common(sequences: Sequence[Sequence[int]], decode: Callable[[int], str] | None) -> tuple[CommonToken, ...]:
+def _common(sequences: Sequence[Sequence[int]]) -> tuple[CommonToken, ...]:
     counts: Counter[int] = Counter()
     for ids in sequences:
         counts.update(ids)
-    return tuple(CommonToken(token, count, None if decode is None else decode(token)) for token, count in counts.most_common(MOST_COMMON))
+    return tuple(CommonToken(token, count) for token, count in counts.most_common(MOST_COMMON))
 
 
-def analyse(
-    sequences: Sequence[Sequence[int]],
-    figures: Sequence[RowFigures] = (),
-    *,
-    content: bool = False,
-    decode: Callable[[int], str] | None = None,
-) -> GenerationAnalysis:
+def analyse(sequences: Sequence[Sequence[int]], figures: Sequence[RowFigures] = (), *, content: bool = False) -> GenerationAnalysis:
     """The analysis of a request.
 
     O(n log n) at worst in the number of tokens; a few microseconds a token at most.
@@ -265,9 +263,8 @@ def analyse(
     Args:
         sequences: ids of the generated tokens of each returned sequence, up to and including its first end token; empty if they are not
             known.
-        figures: of each sequence, in the same order, or one of all together.
+        figures: of each sequence, in the same order, or of all together.
         content: whether the most common tokens are wanted.
-        decode: text of a token id, or ``None`` without a tokenizer.
     """
     rows = max(len(sequences), len(figures))
     if rows > 1:
@@ -278,6 +275,4 @@ def analyse(
         found = _together(sequences, parts, RowFigures.together(figures))
     else:
         found = _one(sequences[0] if sequences else None, figures[0] if figures else RowFigures())
-    if not content or not sequences:
-        return found
-    return replace(found, most_common=_common(sequences, decode))
+    return replace(found, most_common=_common(sequences)) if content and sequences else found

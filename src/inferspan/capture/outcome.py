@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from inferspan.records import AttributeValue, Failure, Message
+from inferspan.records import AttributeValue, Failure, Message, RowFigures
 
 __all__ = ["Outcome"]
 
@@ -30,7 +30,10 @@ class Outcome:
         step_rows: sequences that ran in a step, on average.
         drafted_tokens: tokens that were drafted for verification; ``None`` where none are.
         accepted_tokens: those of them that were accepted.
-        token_ids: ids of the first returned sequence; content, recorded only where that is captured.
+        sequences: ids of the tokens of each returned sequence, up to and including its first end token. They are content, recorded only
+            where that is captured; figures of them are none.
+        figures: of the raw logits of each sequence, or one of all together; the recording adds those that it has measured.
+        nonfinite_logits: of them, those that were NaN or plus infinity; likewise.
         attributes: more of the request span, such as the configuration.
         unobserved: parts that were not observed, and the reasons.
         modality: of all input tokens, where they are not split.
@@ -55,7 +58,9 @@ class Outcome:
     step_rows: float | None = None
     drafted_tokens: int | None = None
     accepted_tokens: int | None = None
-    token_ids: Sequence[int] = ()
+    sequences: Sequence[Sequence[int]] = ()
+    figures: Sequence[RowFigures] = ()
+    nonfinite_logits: int = 0
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
     unobserved: Sequence[str] = ()
     modality: str = "text"

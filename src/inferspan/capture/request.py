@@ -6,7 +6,8 @@ On the model's path a step costs a few clock readings and appends; only the end 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -269,6 +270,8 @@ class Request(Call):
         # An interrupt that arrives in here must not leave the span open or its context attached.
         try:
             self.close(outcome.failure)
+            with contain(self._ending):
+                outcome = self._with_figures(outcome)
             if self.outer is not None:
                 self.outer.note_inside(outcome)
             with contain(self._ending):
@@ -309,6 +312,15 @@ class Request(Call):
         with contain("text of an exception"):
             failure = failure_of(error, content=self.owner.settings.content_on_spans)
         return failure
+
+    def _with_figures(self, outcome: Outcome) -> Outcome:
+        """The outcome with the figures of the logits that were seen in the steps, if there are any."""
+        statistics = self.steps.statistics
+        if statistics is None:
+            return outcome
+        figures = statistics.figures.read(outcome.output_tokens if outcome.tokens_of_first_row else None)
+        nonfinite = sum(statistics.nonfinite.values())
+        return replace(outcome, figures=figures, nonfinite_logits=nonfinite) if figures or nonfinite else outcome
 
     def _readings(self) -> dict[str, AttributeValue]:
         attributes: dict[str, AttributeValue] = {}
@@ -360,6 +372,7 @@ class Request(Call):
             overhead=self.overhead + steps.overhead,
             arrays=self.recording and owner.settings.token_arrays,
             content=owner.ids_on_spans,
+            decode=owner.decode_token if owner.ids_on_spans and owner.tokenizer is not None else None,
         )
 
     def close_modules(self, step: int | None, phase: PhaseKey, now: int, failure: str | None) -> None:

@@ -154,6 +154,8 @@ class RequestMetrics:
             self._generate(start, end, seconds, span, third_party=third_party)
         for name, took in end.stages:
             self._record(semconv.M_STAGE_DURATION, took, {semconv.STAGE_NAME: name, **self._model(start)}, span)
+        for kind in end.findings:
+            self._record(semconv.M_HEALTH_FINDINGS, 1, {**self._model(start), semconv.HEALTH_KIND: kind})
         for (place, kind), count in end.nonfinite.items():
             labels = {semconv.MODEL_NAME: self._name(start), semconv.MODULE_NAME: place, semconv.NONFINITE_KIND: kind}
             self._record(semconv.M_NONFINITE, count, labels)

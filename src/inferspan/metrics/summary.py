@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from inferspan.records import RequestEnd, RequestStart
@@ -55,6 +56,8 @@ class Totals:
     detail_left_out: int = 0
     pipelines: int = 0
     """Those of the requests that are calls of a diffusion pipeline, which have no tokens."""
+    findings: Mapping[str, int] = field(default_factory=dict)
+    """Requests by the kind of what was found about their output: ``low``, ``loop``, ``flat`` or ``nonfinite``."""
 
     def __str__(self) -> str:
         """One line for a person."""
@@ -73,6 +76,7 @@ class Totals:
             if value is not None:
                 parts.append(f"{label} {value * 1000:.1f} ms")
         decided = self.detail_kept + self.detail_left_out
+        parts += [f"{kind} output in {_counted(number, 'request')}" for kind, number in self.findings.items()]
         if decided:
             parts.append(f"detail of {self.detail_kept} of {_counted(decided, 'request')} kept")
         return " · ".join(parts)
@@ -95,6 +99,7 @@ class Summary:
     _left_out: int = 0
     _ttft: list[float] = field(default_factory=list)
     _tpot: list[float] = field(default_factory=list)
+    _findings: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, start: RequestStart, end: RequestEnd, seconds: float) -> None:
@@ -112,6 +117,7 @@ class Summary:
             self._input += end.input_tokens or 0
             self._output += end.output_tokens or 0
             self._seconds += seconds
+            self._findings.update(end.findings)
             if end.output_tokens:
                 self._generating += seconds
             for values, value in ((self._ttft, end.time_to_first_token), (self._tpot, end.time_per_output_token)):
@@ -148,4 +154,5 @@ class Summary:
                 spans_dropped=self._dropped,
                 detail_kept=self._kept,
                 detail_left_out=self._left_out,
+                findings=dict(self._findings),
             )

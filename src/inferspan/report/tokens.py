@@ -100,8 +100,7 @@ def _token(step: Span, row: int, place: int, *, many: bool) -> Token:
             value = step.attributes.get(key) if row == 0 else None
         if isinstance(value, int | float):
             setattr(token, name, value)
-    if row == 0:
-        _add_content(token, step.attributes)
+    _add_content(token, step.attributes, place)
     return token
 
 
@@ -109,14 +108,20 @@ def _rows_key(name: str) -> str:
     return semconv.LOGITS_ROWS[_STEP_KEYS[name]]
 
 
-def _add_content(token: Token, attributes: Mapping[str, Value]) -> None:
-    number, text = attributes.get(semconv.TOKEN_ID), attributes.get(semconv.TOKEN_TEXT)
+def _add_content(token: Token, attributes: Mapping[str, Value], place: int) -> None:
+    """Id, text and likeliest tokens of the row at this place of the arrays."""
+    numbers, texts = attributes.get(semconv.STEP_TOKEN_IDS), attributes.get(semconv.STEP_TOKEN_TEXTS)
+    number = numbers[place] if isinstance(numbers, tuple) and place < len(numbers) else None
+    text = texts[place] if isinstance(texts, tuple) and place < len(texts) else None
     token.id = number if isinstance(number, int) else None
     token.text = text if isinstance(text, str) else None
     shares, ids = attributes.get(semconv.LOGITS_TOP_K_PROBABILITIES), attributes.get(semconv.LOGITS_TOP_K_IDS)
     names = attributes.get(semconv.LOGITS_TOP_K_TEXTS, ids)
-    if isinstance(shares, tuple) and isinstance(names, tuple):
-        token.top_k = tuple((str(name), share) for name, share in zip(names, shares, strict=False) if isinstance(share, int | float))
+    if isinstance(shares, tuple) and isinstance(names, tuple) and isinstance(numbers, tuple) and numbers:
+        width = len(shares) // len(numbers)
+        some = slice(place * width, (place + 1) * width)
+        pairs = zip(names[some], shares[some], strict=False)
+        token.top_k = tuple((str(name), share) for name, share in pairs if isinstance(share, int | float))
 
 
 def _fill_first_row(request: Request, rows: list[list[Token]], lengths: list[int]) -> None:

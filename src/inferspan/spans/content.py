@@ -15,7 +15,7 @@ from inferspan import semconv
 from inferspan.messages import structured, to_json
 from inferspan.records import AttributeValue, Failure, RequestEnd
 
-__all__ = ["content_event", "exception_attributes", "exception_event", "inference_group", "set_content", "wants"]
+__all__ = ["content_event", "exception_attributes", "exception_event", "inference_group", "session_group", "set_content", "wants"]
 
 _GROUP = (semconv.ERROR_TYPE, "server.address", "server.port")
 """Attributes of the event outside the ``gen_ai`` namespace."""
@@ -34,6 +34,11 @@ def inference_group(attributes: Mapping[str, Any]) -> dict[str, AttributeValue]:
         and not key.startswith("gen_ai.latency.")
         and key not in semconv.MESSAGES
     }
+
+
+def session_group(attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
+    """Those attributes of a request that say which session it is in."""
+    return {key: value for key, value in attributes.items() if key.startswith(_SESSION)}
 
 
 def _messages(end: RequestEnd, write: Any) -> dict[str, Any]:
@@ -121,7 +126,7 @@ def exception_event(logger: Any, failure: Failure, time_ns: int, context: Any, r
             context=context,
             severity_number=SeverityNumber.WARN,
             event_name=semconv.INFERENCE_EXCEPTION_EVENT,
-            attributes={**exception_attributes(failure), **{key: request[key] for key in request if key.startswith(_SESSION)}},
+            attributes={**exception_attributes(failure), **session_group(request)},
         )
     )
     return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from opentelemetry import context as otel_context
@@ -17,6 +18,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from inferspan import semconv
+from inferspan.analysis.findings import Finding
 from inferspan.attribute_values import AttributeLimits, exportable_attributes
 from inferspan.caller import caller_attributes
 from inferspan.export.otlp import current_provider, span_parts
@@ -28,6 +30,7 @@ from inferspan.records import KIND_BATCH, Attributes, AttributeValue, Record, Re
 from inferspan.settings import Settings
 
 from . import origin
+from .analysis import analysed, evaluation_event
 from .content import content_event, exception_attributes, exception_event, set_content
 from .current import session_attributes, suppressed
 from .flight_recorder import FlightRecorder, HeldDetail, weight_of
@@ -138,6 +141,10 @@ class LiveRequestSpan(RequestSpan):
     def end(self, end: RequestEnd) -> None:
         """End the span, whatever else fails, and record the metrics."""
         self.detach()
+        findings: Sequence[Finding] = ()
+        if self.recording:
+            with contain("analysis"):
+                end, findings = analysed(end, self.recorder.settings, nested=self.request.nested)
         if self.held is not None:
             with contain("flight recorder"):
                 end = self._decide(self.held, end)
@@ -151,6 +158,8 @@ class LiveRequestSpan(RequestSpan):
             self.span.end(end_time=end.end_ns)
         with contain("content event"), our_call():
             self.recorder.emit_content(self, end)
+        if findings and not self.recorder.soon(partial(self.recorder.emit_findings, self, end, findings)):
+            self.recorder.emit_findings(self, end, findings)
         if self.third_party is not None:
             with contain("third-party gen_ai span"):
                 self.third_party.publish(end)
@@ -348,6 +357,14 @@ class SpanRecorder:
         if end.failure is None or self._logger is None or scope.request.kind == "forward" or scope.third_party is not None:
             return False
         return exception_event(self._logger(), end.failure, end.end_ns, trace.set_span_in_context(scope.span), scope.given)
+
+    def emit_findings(self, scope: LiveRequestSpan, end: RequestEnd, findings: Sequence[Finding]) -> None:
+        """Emit an event for each finding about the output of a request; on the hand-over thread, unless that has too much to do."""
+        if self._logger is None:
+            return
+        with contain("evaluation event"), our_call():
+            for finding in findings:
+                evaluation_event(self._logger(), finding, end.end_ns, trace.set_span_in_context(scope.span), scope.given)
 
     def emit_content(self, scope: LiveRequestSpan, end: RequestEnd) -> None:
         """Emit the event with the captured messages, if the settings ask for it."""

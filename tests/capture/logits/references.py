@@ -83,8 +83,9 @@ def flat(step: StepLogits) -> Iterator[float]:
     """The same as one series."""
     for row in (step.mean, *step.rows):
         yield from (math.nan if value is None else value for value in row)
-    for pair in step.top:
-        yield from pair
+    for ids, probabilities in step.top:
+        yield from ids
+        yield from probabilities
 
 
 def special(kind: str, logits: Tensor) -> Tensor:

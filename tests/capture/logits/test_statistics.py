@@ -11,7 +11,7 @@ import torch
 
 from inferspan import semconv
 from inferspan.capture.logits import reductions as logit_reductions
-from inferspan.capture.logits.reductions import compute
+from inferspan.capture.logits.reductions import ENDED, compute
 from inferspan.capture.logits.ring import LogitRing
 from inferspan.capture.logits.statistics import attributes
 from tests.capture.logits.references import (
@@ -58,7 +58,7 @@ def test_a_large_batch_keeps_its_mean_and_first_row(batch: int) -> None:
             defined = [value for value in (getattr(row, name) for row in want) if value is not None]
             assert getattr(step.mean, name) == pytest.approx(np.mean(defined), rel=1e-4, abs=1e-5), name
         assert (step.mean.nan_count, step.mean.inf_count) == (1.0, 1.0)
-        assert tuple(token for token, _ in step.top) == tuple(logits[0].topk(2).indices.tolist())
+        assert [ids for ids, _ in step.top] == [logits[0].topk(2).indices.tolist()]
 
 
 def test_the_mean_of_a_small_batch_is_over_what_is_defined() -> None:
@@ -70,14 +70,17 @@ def test_the_mean_of_a_small_batch_is_over_what_is_defined() -> None:
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 5, 100])
-def test_top_k_are_the_most_likely_tokens_of_the_first_row(top_k: int) -> None:
-    """The k most likely ids come with their probabilities, best first; masked tokens are not among them."""
-    logits = torch.randn(2, 50, generator=torch.Generator().manual_seed(2))
+def test_top_k_are_the_most_likely_tokens_of_each_row(top_k: int) -> None:
+    """The k most likely ids of every row come with their probabilities, best first; masked tokens come last, with 0."""
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(2))
     logits[0, 10:40] = -INF
     step = measure(logits, None, top_k)
-    want = logits[0].double().softmax(-1).topk(min(top_k, 20))
-    assert tuple(token for token, _ in step.top) == tuple(want.indices.tolist())
-    assert tuple(probability for _, probability in step.top) == pytest.approx(want.values.tolist(), rel=1e-5)
+    for row, (ids, probabilities) in enumerate(step.top):
+        likely = 20 if row == 0 else 50
+        want = logits[row].double().softmax(-1).topk(min(top_k, likely))
+        assert ids[:likely] == want.indices.tolist()
+        assert probabilities[:likely] == pytest.approx(want.values.tolist(), rel=1e-5)
+        assert not any(probabilities[likely:])
 
 
 @pytest.mark.parametrize("token", [-1, -100, 10, 2**40])
@@ -177,13 +180,44 @@ def test_attributes_of_a_single_row() -> None:
 
 
 def test_attributes_with_content_name_the_tokens() -> None:
-    """With content capture the chosen token and the top-k of the first row are there, as texts too if there is a tokenizer."""
-    step = measure(torch.tensor([[0.0, 4.0, 2.0], [9.0, 0.0, 0.0]]), torch.tensor([2, 0]), 2)
+    """With content capture the chosen token and the top-k of each row are there, as texts too if there is a tokenizer."""
+    logits = torch.tensor([[0.0, 4.0, 2.0], [9.0, 0.0, 1.0]])
+    step = measure(logits, torch.tensor([2, 0]), 2)
     bare = attributes(step, content=True)
-    assert (bare[semconv.TOKEN_ID], bare[semconv.LOGITS_TOP_K_IDS]) == (2, [1, 2])
-    assert bare[semconv.LOGITS_TOP_K_PROBABILITIES] == pytest.approx(torch.tensor([0.0, 4.0, 2.0]).softmax(0)[[1, 2]].tolist())
+    assert (bare[semconv.STEP_TOKEN_IDS], bare[semconv.LOGITS_TOP_K_IDS]) == ([2, 0], [1, 2, 0, 2])
+    shares = logits.softmax(-1)
+    assert bare[semconv.LOGITS_TOP_K_PROBABILITIES] == pytest.approx([*shares[0, [1, 2]].tolist(), *shares[1, [0, 2]].tolist()])
     texts = attributes(step, content=True, decode="abc".__getitem__)
-    assert texts == {**bare, semconv.TOKEN_TEXT: "c", semconv.LOGITS_TOP_K_TEXTS: ["b", "c"]}
+    assert texts == {**bare, semconv.STEP_TOKEN_TEXTS: ["c", "a"], semconv.LOGITS_TOP_K_TEXTS: ["b", "c", "a", "c"]}
+
+
+def test_a_row_that_has_ended_has_no_tokens() -> None:
+    """The arrays hold the rows that run, in order, as those of the statistics do."""
+    step = measure(torch.tensor([[0.0, 4.0, 2.0], [9.0, 0.0, 1.0], [1.0, 0.0, 3.0]]), torch.tensor([2, ENDED, 0]), 2)
+    found = attributes(step, content=True)
+    assert found[semconv.STEP_TOKEN_IDS] == [2, 0]
+    assert found[semconv.LOGITS_TOP_K_IDS] == [1, 2, 2, 0]
+
+
+def test_tokens_of_a_large_batch_are_those_of_its_first_row() -> None:
+    """Of more rows than are kept the first row's tokens stand there, and how many rows they leave out."""
+    step = measure(torch.eye(20).roll(1, 1), torch.arange(20), 1)
+    found = attributes(step, content=True)
+    assert found[semconv.STEP_TOKEN_IDS] == [0]
+    assert found[semconv.LOGITS_TOP_K_IDS] == [1]
+    assert found[semconv.STEP_ROWS_OMITTED] == 19
+
+
+def test_a_small_batch_leaves_no_row_out() -> None:
+    """Where every row is kept there is no count of others."""
+    assert semconv.STEP_ROWS_OMITTED not in attributes(measure(torch.eye(16), torch.arange(16), 1), content=True)
+
+
+def test_without_chosen_tokens_the_likeliest_ones_of_each_row_are_there() -> None:
+    """Beams are rows that are no sequences: nothing is known to be chosen."""
+    found = attributes(measure(torch.eye(3), None, 1), content=True)
+    assert found[semconv.LOGITS_TOP_K_IDS] == [0, 1, 2]
+    assert semconv.STEP_TOKEN_IDS not in found
 
 
 def test_attributes_of_a_batch_have_rows_where_all_are_defined() -> None:

@@ -178,7 +178,7 @@ class BatchedRequest(Call):
             tokens_of_first_row=self.expected == 1,
             unseen_steps=None,
             step_rows=self._rows / steps if steps else None,
-            token_ids=sequences[0] if complete and sequences else (),
+            sequences=sequences if complete else (),
             attributes=self._attributes(),
             modality="text" if self.owner.text_only else "unknown",
             output_modality="text",
@@ -237,6 +237,7 @@ class BatchedRequest(Call):
             overhead=self.overhead,
             arrays=self.recording and settings.token_arrays,
             content=owner.ids_on_spans,
+            decode=owner.decode_token if owner.ids_on_spans and owner.tokenizer is not None else None,
         )
 
     def _content(self, sequences: Sequence[Sequence[int]], reasons: Sequence[str]) -> tuple[Sequence[Message], Sequence[Message]]:

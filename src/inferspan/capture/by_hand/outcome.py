@@ -163,7 +163,7 @@ def describe_outcome(facts: Facts, reason: object, failure: Failure | None) -> O
         cache_bytes=cache_bytes,
         tokens_of_first_row=not facts.without_logits,
         step_rows=None if whole is None else sum(whole.counts) / tokens.steps,
-        token_ids=whole.ids[0, : whole.counts[0]].tolist() if whole is not None and owner.ids_on_spans else (),
+        sequences=() if whole is None else [row[:count] for row, count in zip(whole.ids.tolist(), whole.counts, strict=True)],
         attributes={**_attributes(facts), **modalities},
         unobserved=unobserved,
         modality="text" if owner.text_only else "unknown",

@@ -6,7 +6,7 @@ unknown values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -26,8 +26,8 @@ MAX_TOKENS_IN_ARRAYS = 1024
 class Measured(NamedTuple):
     """Measurements of a request. Times are readings of one monotonic clock, in nanoseconds.
 
-    ``arrays``: whether per-token arrays are wanted; ``content``: whether spans may carry token ids; ``attributes``: readings of the
-    machine (memory, profiler, warm-up) that stand on the span as they are.
+    ``arrays``: whether per-token arrays are wanted; ``content``: whether spans may carry token ids; ``decode``: gives their texts;
+    ``attributes``: readings of the machine (memory, profiler, warm-up) that stand on the span as they are.
     """
 
     start: int
@@ -52,6 +52,7 @@ class Measured(NamedTuple):
     overhead: int
     arrays: bool
     content: bool
+    decode: Callable[[int], str] | None = None
 
 
 def _latencies(outcome: Outcome, measured: Measured) -> dict[str, AttributeValue]:
@@ -141,8 +142,8 @@ def _readings(outcome: Outcome, measured: Measured) -> dict[str, AttributeValue]
         tokens = sum(outcome.output_tokens) if outcome.output_tokens else 0
         if tokens:
             attributes[semconv.ENERGY_PER_OUTPUT_TOKEN] = measured.joules / tokens
-    if measured.content and outcome.token_ids:
-        attributes[semconv.TOKEN_IDS] = outcome.token_ids[:MAX_TOKENS_IN_ARRAYS]
+    if measured.content and outcome.sequences and outcome.sequences[0]:
+        attributes[semconv.TOKEN_IDS] = outcome.sequences[0][:MAX_TOKENS_IN_ARRAYS]
     return attributes
 
 
@@ -191,4 +192,8 @@ def describe_end(outcome: Outcome, measured: Measured) -> RequestEnd:
         cached_split=outcome.cached_split,
         input_messages=outcome.input_messages,
         output_messages=outcome.output_messages,
+        sequences=outcome.sequences,
+        figures=outcome.figures,
+        nonfinite_logits=outcome.nonfinite_logits,
+        decode=measured.decode,
     )

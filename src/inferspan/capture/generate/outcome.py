@@ -377,7 +377,7 @@ def describe_outcome(
         step_rows=_step_rows(run, generated),
         drafted_tokens=drafts[0],
         accepted_tokens=drafts[1],
-        token_ids=generated.rows[0] if generated is not None and generated.rows else (),
+        sequences=() if generated is None else generated.rows,
         attributes=attributes,
         unobserved=unobserved,
         modality="text" if owner.text_only else "unknown",

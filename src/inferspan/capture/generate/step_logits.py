@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from inferspan.capture.compile.transforms import is_capturing
+from inferspan.capture.logits.figures import FigureSeries
 from inferspan.capture.logits.ring import LogitRing
 from inferspan.capture.logits.statistics import StepLogits, whole_logits
 from inferspan.capture.modules.shapes import Described, describe
@@ -38,6 +39,7 @@ class StepStatistics:
         entropies: of their distributions.
         top1_probabilities: of the likeliest tokens.
         nonfinite: values that were NaN or infinite, by (place, kind).
+        figures: of the steps of each sequence.
     """
 
     __slots__ = (
@@ -49,6 +51,7 @@ class StepStatistics:
         "_noted_index",
         "_several",
         "entropies",
+        "figures",
         "logprobs",
         "nonfinite",
         "ring",
@@ -76,6 +79,7 @@ class StepStatistics:
         self.entropies: list[float] = []
         self.top1_probabilities: list[float] = []
         self.nonfinite: dict[tuple[str, str], int] = {}
+        self.figures = FigureSeries()
 
     def last_position(self, logits: Any, *, whole: bool = False) -> Tensor | None:
         """The logits of the last position, ``[rows, 1, vocabulary]``, or of the whole pass, if statistics are taken of such."""
@@ -156,12 +160,13 @@ class StepStatistics:
         self._base += done
 
     def _note(self, values: StepLogits) -> None:
-        """Add a token to the series, which end at the first one that has no value or was thinned out."""
+        """Add a token to the figures, and to the series, which end at the first one that has no value or was thinned out."""
         counts = values.counts
         if counts != (0, 0):
             for kind, count in zip(("nan", "inf"), counts, strict=True):
                 if count:
                     self.nonfinite["logits", kind] = self.nonfinite.get(("logits", kind), 0) + count
+        self.figures.add(values)
         noted = self._noted
         self._noted = noted + 1
         if noted >= MAX_TOKENS_IN_ARRAYS:

@@ -116,7 +116,7 @@ class StepRows:
         """Records of steps, with the statistics of their logits where there are any."""
         owner, statistics, offset = self._owner, self.statistics, self._request.offset
         content = owner.ids_on_spans
-        decode = owner.decode_token if content else None
+        decode = owner.decode_token if content and owner.tokenizer is not None else None
         records = []
         for row in rows:
             number, start, end, phase, failure = row[:5]

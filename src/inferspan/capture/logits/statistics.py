@@ -7,6 +7,7 @@ In: reduced rows of logits, on the host (of large batches also on the device). O
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -47,8 +48,8 @@ WIDTH = len(LogitStatistics._fields)
 COUNTS = slice(LogitStatistics._fields.index("nan_count"), LogitStatistics._fields.index("inf_count") + 1)
 
 
-ENTROPY, TOP1, LOGPROB, NANS, INFS, CHOSEN = (
-    LogitStatistics._fields.index(name) for name in ("entropy", "top1", "logprob", "nan_count", "inf_count", "chosen")
+ENTROPY, MEAN, STD, TOP1, LOGPROB, NANS, INFS, CHOSEN = (
+    LogitStatistics._fields.index(name) for name in ("entropy", "mean", "std", "top1", "logprob", "nan_count", "inf_count", "chosen")
 )
 
 
@@ -86,11 +87,14 @@ class StepLogits:
         return 1 if self.batch == 1 else (self._end - self._first) // (WIDTH + 2 * self._top_k)
 
     @property
-    def top(self) -> list[tuple[int, float]]:
-        """The first row's most likely tokens and their probabilities, best first."""
-        start, k = self._first + WIDTH, self._top_k
-        pairs = zip(self._values[start : start + k], self._values[start + k : start + 2 * k], strict=True)
-        return [(int(token), probability) for token, probability in pairs if probability > 0]
+    def top(self) -> list[tuple[list[int], list[float]]]:
+        """Ids and probabilities of the most likely tokens of each of ``rows``, best first; empty for one that had ended before."""
+        k, step, values = self._top_k, WIDTH + 2 * self._top_k, self._values
+        found = []
+        for start in range(self._first + WIDTH, self._end, step):
+            ids, shares = values[start : start + k], values[start + k : start + 2 * k]
+            found.append(([int(one) for one in ids], shares) if k and shares[0] == shares[0] else ([], []))
+        return found
 
     @property
     def running(self) -> int | None:
@@ -112,6 +116,14 @@ class StepLogits:
         values, first = self._values, self._start if self.batch == 1 else self._first
         entropy, top1, logprob = values[first + ENTROPY], values[first + TOP1], values[first + LOGPROB]
         return entropy if entropy == entropy else None, top1 if top1 == top1 else None, logprob if logprob == logprob else None
+
+    def add_figures(self, top1: array[float], logprobs: array[float], means: array[float], stds: array[float]) -> None:
+        """Append the values of every row to these arrays; NaN where there is none."""
+        values, first, end, step = self._values, self._first, self._end, WIDTH + 2 * self._top_k
+        top1.extend(values[first + TOP1 : end : step])
+        logprobs.extend(values[first + LOGPROB : end : step])
+        means.extend(values[first + MEAN : end : step])
+        stds.extend(values[first + STD : end : step])
 
     @property
     def _first(self) -> int:
@@ -225,16 +237,26 @@ def attributes(step: StepLogits, *, content: bool, decode: Callable[[int], str] 
 
 
 def _content(step: StepLogits, decode: Callable[[int], str] | None) -> dict[str, AttributeValue]:
+    """Chosen and likeliest tokens of the rows that run, in order, as in the arrays of ``LOGITS_ROWS``; the rows after the kept ones."""
     result: dict[str, AttributeValue] = {}
-    chosen = step.rows[0].chosen
-    if chosen is not None:
-        result[semconv.TOKEN_ID] = int(chosen)
+    rows = step.rows
+    running = [place for place, row in enumerate(rows) if row.nan_count is not None]
+    chosen = [None if (token := rows[place].chosen) is None else int(token) for place in running]
+    if running and None not in chosen:
+        ids = [token for token in chosen if token is not None]
+        result[semconv.STEP_TOKEN_IDS] = ids
         if decode is not None:
-            result[semconv.TOKEN_TEXT] = decode(int(chosen))
+            result[semconv.STEP_TOKEN_TEXTS] = [decode(token) for token in ids]
     top = step.top
-    if top:
-        result[semconv.LOGITS_TOP_K_IDS] = [token for token, _ in top]
-        result[semconv.LOGITS_TOP_K_PROBABILITIES] = [probability for _, probability in top]
+    likely = [top[place] for place in running]
+    # As many of each row, so that they can be told apart; a token of a probability that is 0 is masked.
+    width = max((sum(share > 0 for share in shares) for _, shares in likely), default=0)
+    if width:
+        ids = [token for tokens, _ in likely for token in tokens[:width]]
+        result[semconv.LOGITS_TOP_K_IDS] = ids
+        result[semconv.LOGITS_TOP_K_PROBABILITIES] = [share for _, shares in likely for share in shares[:width]]
         if decode is not None:
-            result[semconv.LOGITS_TOP_K_TEXTS] = [decode(token) for token, _ in top]
+            result[semconv.LOGITS_TOP_K_TEXTS] = [decode(token) for token in ids]
+    if result and len(rows) < step.batch:
+        result[semconv.STEP_ROWS_OMITTED] = step.batch - len(rows)
     return result

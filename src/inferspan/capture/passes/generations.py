@@ -71,6 +71,9 @@ def summed(parts: Sequence[Outcome], failure: Failure | None) -> Outcome:
         cached_split=_split([one.cached_split for one in parts]),
         input_messages=[*chain(*(one.input_messages for one in parts))],
         output_messages=[*chain(*(one.output_messages for one in parts))],
+        sequences=_joined([one.sequences or None for one in parts]) or (),
+        figures=_joined([one.figures or None for one in parts]) or (),
+        nonfinite_logits=sum(one.nonfinite_logits for one in parts),
     )
 
 

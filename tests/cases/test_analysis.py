@@ -18,7 +18,7 @@ from inferspan import semconv
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
 
-WAYS = {
+WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
     "sampling": {"do_sample": True, "temperature": 0.7, "top_k": 20},
     "a batch": {"rows": 3, "do_sample": False},
@@ -162,7 +162,7 @@ class Findings:
         with torch.no_grad():
             self.model.lm_head.weight.zero_()
             self.model.lm_head.weight[7] = 1000 * self.model.model.norm.weight
-        quiet = {"nvml": False, "host": False, "allocator": False}
+        quiet: dict[str, Any] = {"nvml": False, "host": False, "allocator": False}
         self.handle = inferspan.instrument(
             self.model, tracer_provider=telemetry.tracer_provider, meter_provider=telemetry.meter_provider, logger_provider=self.logs,
             **quiet, **settings,

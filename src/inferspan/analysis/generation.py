@@ -184,7 +184,7 @@ def figures_of(
         logit_stds: population standard deviations of the logits.
     """
     chosen = [math.exp(value) for value in chosen_logprobs if value <= 0]
-    return RowFigures(Moments.of(top1), Moments.of(chosen), Moments.of(logit_means), Moments.of(logit_stds))
+    return RowFigures(Moments.of(top1), Moments.of(chosen), Moments.mean_of(logit_means), Moments.mean_of(logit_stds))
 
 
 def _one(ids: Sequence[int] | None, figures: RowFigures) -> GenerationAnalysis:

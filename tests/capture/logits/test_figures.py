@@ -44,18 +44,20 @@ def wanted(given: Sequence[tuple[Tensor, Tensor]], row: int) -> RowFigures:
     shares = logits.softmax(-1)
     chosen = shares.gather(1, torch.stack([ids[row] for _, ids in given]).unsqueeze(1)).squeeze(1)
     deviations = logits.std(-1, correction=0)
-    return RowFigures(*(Moments.of(values.tolist()) for values in (shares.amax(-1), chosen, logits.mean(-1), deviations)))
+    probabilities = (Moments.of(values.tolist()) for values in (shares.amax(-1), chosen))
+    return RowFigures(*probabilities, *(Moments.mean_of(values.tolist()) for values in (logits.mean(-1), deviations)))
 
 
 def flat(figures: RowFigures) -> list[float]:
-    """All numbers of some figures."""
-    return [number for moments in figures if moments is not None for number in moments]
+    """All numbers of some figures that are known."""
+    return [number for moments in figures if moments is not None for number in moments if number == number]
 
 
-@pytest.fixture(params=[8192, 64], ids=["held", "joined"])
+@pytest.fixture(params=[(512, 8192), (1, 64), (7, 64)], ids=["held", "step by step", "some at once"])
 def _held(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is held until the end, or joined on the way."""
-    monkeypatch.setattr(module, "HELD_VALUES", request.param)
+    for name, value in zip(("HELD_STEPS", "HELD_VALUES"), request.param, strict=True):
+        monkeypatch.setattr(module, name, value)
 
 
 @pytest.mark.usefixtures("_held")

@@ -16,6 +16,8 @@ from .statistics import StepLogits
 
 __all__ = ["FigureSeries"]
 
+HELD_STEPS = 512
+"""Steps that are held before their values are taken out."""
 HELD_VALUES = 8192
 """Values of one kind that are held at most before the older ones are joined."""
 NEWEST = 32
@@ -25,9 +27,11 @@ NEWEST = 32
 class FigureSeries:
     """Figures of the steps of one request."""
 
-    __slots__ = ("_batch", "_chosen", "_means", "_mixed", "_parts", "_stds", "_sums", "_top1")
+    __slots__ = ("_batch", "_chosen", "_means", "_mixed", "_parts", "_stds", "_steps", "_sums", "_top1")
 
     def __init__(self) -> None:
+        self._steps: list[StepLogits] = []
+        """Steps that were added and not looked at."""
         self._batch = 0
         self._top1, self._chosen, self._means, self._stds = array("d"), array("d"), array("d"), array("d")
         """Values of the newest steps: of each step one for every row; NaN where there is none."""
@@ -40,16 +44,32 @@ class FigureSeries:
 
     def add(self, step: StepLogits) -> None:
         """Add a step, the next one of the request."""
-        batch = step.batch
-        if step.rows_kept != batch:
-            self._add_mean(step)
-            return
-        if batch != self._batch:
-            self._part_with_rows()
-            self._batch = batch
-        step.add_figures(self._top1, self._chosen, self._means, self._stds)
-        if len(self._top1) > HELD_VALUES + NEWEST * batch:
-            self._join(len(self._top1) - NEWEST * batch)
+        self._steps.append(step)
+        if len(self._steps) >= HELD_STEPS:
+            self._look()
+
+    def _look(self) -> None:
+        """Take the values out of the steps, of those that lie side by side in one go."""
+        steps, self._steps = self._steps, []
+        place = 0
+        while place < len(steps):
+            begin, first = place, steps[place]
+            last = first
+            place += 1
+            while place < len(steps) and steps[place].follows(last):
+                last = steps[place]
+                place += 1
+            batch = first.batch
+            if first.rows_kept != batch:
+                for step in steps[begin:place]:
+                    self._add_mean(step)
+                continue
+            if batch != self._batch:
+                self._part_with_rows()
+                self._batch = batch
+            first.add_figures(last, self._top1, self._chosen, self._means, self._stds)
+            if len(self._top1) > HELD_VALUES + NEWEST * batch:
+                self._join(len(self._top1) - NEWEST * batch)
 
     def _add_mean(self, step: StepLogits) -> None:
         mean = step.mean
@@ -85,6 +105,7 @@ class FigureSeries:
             One for each row if there are as many ``lengths``, without steps beyond the end of a sequence; else one of all together. Empty
             if no step was added.
         """
+        self._look()
         batch = self._batch
         apart = lengths is not None and len(lengths) == batch and not self._mixed and not self._sums[0]
         rows: list[RowFigures] = []
@@ -108,4 +129,4 @@ class FigureSeries:
 
 def _figures(top1: array[float], logprobs: array[float], means: array[float], stds: array[float]) -> RowFigures:
     chosen = Moments.of([math.exp(value) for value in logprobs if value == value])
-    return RowFigures(Moments.of(top1), chosen, Moments.of(means), Moments.of(stds))
+    return RowFigures(Moments.of(top1), chosen, Moments.mean_of(means), Moments.mean_of(stds))

@@ -117,13 +117,21 @@ class StepLogits:
         entropy, top1, logprob = values[first + ENTROPY], values[first + TOP1], values[first + LOGPROB]
         return entropy if entropy == entropy else None, top1 if top1 == top1 else None, logprob if logprob == logprob else None
 
-    def add_figures(self, top1: array[float], logprobs: array[float], means: array[float], stds: array[float]) -> None:
-        """Append the values of every row to these arrays; NaN where there is none."""
-        values, first, end, step = self._values, self._first, self._end, WIDTH + 2 * self._top_k
-        top1.extend(values[first + TOP1 : end : step])
-        logprobs.extend(values[first + LOGPROB : end : step])
-        means.extend(values[first + MEAN : end : step])
-        stds.extend(values[first + STD : end : step])
+    def follows(self, other: StepLogits) -> bool:
+        """Whether its numbers come behind those of ``other`` in one list."""
+        return self._start == other._end and self._values is other._values
+
+    def add_figures(
+        self, last: StepLogits, top1: array[float], logprobs: array[float], means: array[float], stds: array[float]
+    ) -> None:
+        """Append the values of every row of the steps until ``last``, step by step, to these arrays; NaN where there is none."""
+        values, width, end = self._values, WIDTH + 2 * self._top_k, last._end
+        for column, place in ((top1, TOP1), (logprobs, LOGPROB), (means, MEAN), (stds, STD)):
+            found = values[self._start + place : end : width]
+            if self.batch > 1:
+                # The mean over the rows stands before them.
+                del found[:: self.batch + 1]
+            column.extend(found)
 
     @property
     def _first(self) -> int:

@@ -66,6 +66,13 @@ def test_folder_has_its_section(folder: str) -> None:
     assert f"`{folder}`" in HEADING.findall((ROOT / "docs" / "data-flow.md").read_text())
 
 
+def test_every_page_answers_a_question() -> None:
+    """The table of questions has each page, so that a reader finds it."""
+    linked = LINK.findall((ROOT / "docs" / "README.md").read_text())
+    pages = {page.name for page in ROOT.glob("docs/*.md")} - {"README.md"}
+    assert pages - {link.partition("#")[0] for link in linked} == set()
+
+
 FILE = re.compile(r"`([\w/]+\.(?:py|c))`")
 PACKAGE = ROOT / "src" / "inferspan"
 

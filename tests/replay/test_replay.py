@@ -69,6 +69,15 @@ def test_the_environment_names_receiver_and_headers(recording: Path, replay: Com
     assert "s3cret" not in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("protocol", RECEIVERS)
+def test_an_address_of_host_and_port_is_enough(recording: Path, replay: Command, protocol: str) -> None:
+    """On a command line nobody means TLS by leaving the scheme away; a path of a signal at its end is not doubled."""
+    with RECEIVERS[protocol]() as received:
+        place = received.endpoint.removeprefix("http://")
+        done = replay(recording, "--endpoint", place if protocol == "grpc" else f"{place}/v1/traces", "--protocol", protocol)
+    assert (done.returncode, len(received.spans())) == (0, 2)
+
+
 def test_grpc_gets_the_headers_too(recording: Path, replay: Command) -> None:
     """Over gRPC they are metadata."""
     with RECEIVERS["grpc"]() as received:

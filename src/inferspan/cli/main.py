@@ -19,6 +19,7 @@ from inferspan.version import version as own_version
 
 from .bundle import add_bundle
 from .demo import add_demo
+from .doctor import add_doctor
 from .failure import Failure
 from .live import add_live, add_tail
 from .replay import add_replay
@@ -42,7 +43,8 @@ examples:
   inferspan live session.jsonl                         what runs now, while the program writes the file
   inferspan demo                                       a small real model from PyPI, recorded and reported
   inferspan stack up                                   collector, Jaeger and Prometheus on this machine, no containers
-  inferspan settings                                   everything that can be set, with the environment variables
+  inferspan settings                                   everything that can be set, with values and environment variables
+  inferspan doctor -- python app.py                    why does nothing arrive, and what to do
 """
 
 
@@ -60,7 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.run is None:
+        arguments.run = lambda _: parser.print_help()
     run: Callable[[argparse.Namespace], int | None] = arguments.run
     code = 0
     try:
@@ -114,10 +119,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"inferspan {own_version()}")
-    commands = parser.add_subparsers(metavar="command", required=True)
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(metavar="command")
 
     for add in (
-        add_run, add_report, add_live, add_tail, add_replay, add_settings, add_version, add_demo, add_stack, add_bundle,
+        add_run, add_report, add_live, add_tail, add_replay, add_doctor, add_settings, add_version, add_demo,
+        add_stack, add_bundle,
     ):  # fmt: skip
         add(commands)
     return parser

@@ -96,6 +96,8 @@ def _clients(address: str | None, protocol: str | None) -> dict[str, Client]:
 
     if address is not None and address.rstrip("/").endswith(("/v1/traces", "/v1/metrics", "/v1/logs")):
         address = address.rstrip("/").rpartition("/v1/")[0]
+    if address is not None and "://" not in address:
+        address = f"http://{address}"
     clients = {}
     for signal in _UNITS:
         endpoint = endpoint_of(signal, os.environ, protocol=protocol, address=address)

@@ -112,7 +112,8 @@ class _Http:
         self._failures = requests.exceptions.RequestException
         self._session = requests.Session()
         self._session.headers.update({"Content-Type": "application/x-protobuf", **endpoint.headers})
-        self._session.verify = endpoint.certificate or True
+        # Given with each request, as the exporter does it: what a session has is less than REQUESTS_CA_BUNDLE.
+        self._verify = endpoint.certificate or True
         if endpoint.client_certificate:
             self._session.cert = (endpoint.client_certificate, endpoint.client_key) if endpoint.client_key else endpoint.client_certificate
         if endpoint.compression != "none":
@@ -126,7 +127,7 @@ class _Http:
         """POST the request."""
         try:
             answer = self._session.post(
-                self.endpoint.url, self._pack(data), timeout=self.endpoint.timeout, allow_redirects=False, stream=True
+                self.endpoint.url, self._pack(data), timeout=self.endpoint.timeout, allow_redirects=False, stream=True, verify=self._verify
             )
             with answer:
                 return self._read(answer)

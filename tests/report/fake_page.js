@@ -62,7 +62,7 @@ JSON.parse(fs.readFileSync(process.argv[3], "utf8")).forEach((data, number) => {
     createElementNS: (_, tag) => new Element(tag),
     addEventListener() {},
   };
-  const given = { document, location: { hash: "" }, history: { replaceState() {} }, matchMedia: () => ({ matches: false, addEventListener() {} }) };
+  const given = { document, location: { hash: "" }, history: { replaceState() {} }, matchMedia: () => ({ matches: false, addEventListener() {} }), addEventListener() {} };
   problems = [];
   try {
     new Function(...Object.keys(given), script)(...Object.values(given));

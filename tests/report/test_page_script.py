@@ -130,7 +130,7 @@ def test_a_hostile_page_is_drawn_whole_and_inert(recording: Any, generate: Calla
     assert "could not be drawn" not in drawn.page
     assert "<img" not in drawn.page
     assert drawn.page.count('<tr tabindex="0"') == requests + 1
-    assert drawn.page.count('<td class="mono">m ') == metrics
+    assert drawn.page.count('<div class="mono">m ') == metrics
 
 
 @needs_browser

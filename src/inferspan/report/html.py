@@ -19,7 +19,10 @@ from inferspan.version import version
 
 __all__ = ["is_stream", "render", "write_report"]
 
-_SCRIPTS = ("page.js", "requests.js", "timeline.js", "tokens.js", "metrics.js", "start.js")
+_SCRIPTS = (
+    "page.js", "zoom.js", "system.js", "messages.js", "requests.js", "timeline.js", "flame.js", "tokens.js", "session.js", "operations.js",
+    "metrics.js", "start.js",
+)  # fmt: skip
 
 
 def render(session: Session, *, title: str | None = None, trace_url: str | None = None) -> str:

@@ -13,11 +13,12 @@ from typing import Any
 from inferspan import semconv
 from inferspan.report.breakdown import breakdowns
 from inferspan.report.figures.document import figures
+from inferspan.report.levels import MODULE, PROFILED, level_of
 from inferspan.report.metric_series import Series
 from inferspan.report.overview import request_row, totals
 from inferspan.report.plain import plain, rounded, unknown_as_none
 from inferspan.report.quantities import counted
-from inferspan.report.session import MODULE, Request, Session, Span, level_of
+from inferspan.report.session import Request, Session, Span
 from inferspan.report.tokens import Token, token_fields, tokens_of
 
 __all__ = ["DETAIL_BUDGET", "payload"]
@@ -28,7 +29,10 @@ _MOST_REQUESTS = 5_000
 _MOST_TOKENS = 4_096
 _MOST_SERIES = 5_000
 _MOST_EVENTS = 100
+_MOST_BARS = 4_000
+_INSIDE = (MODULE, PROFILED)
 _STATIC_KEYS = (
+    semconv.PROFILER_KIND,
     semconv.MODULE_NAME, semconv.MODULE_TYPE, semconv.MODULE_LAYER_INDEX, semconv.INPUT_SHAPES, semconv.OUTPUT_SHAPES,
     semconv.INPUT_DTYPES, semconv.OUTPUT_DTYPES, semconv.DEVICE, semconv.PHASE,
 )  # fmt: skip
@@ -64,7 +68,7 @@ def payload(session: Session, *, budget: int = DETAIL_BUDGET) -> dict[str, Any]:
     shown = session.requests[-_MOST_REQUESTS:]
     rows = [request_row(request) for request in session.requests]
     first = len(session.requests) - len(shown) + 1
-    requests = [_request(request, page) | {"number": number} for number, request in enumerate(shown, first)]
+    requests = [_request(request, session, page) | {"number": number} for number, request in enumerate(shown, first)]
     notes = list(session.notes)
     if len(shown) < len(session.requests):
         left = counted(len(session.requests) - len(shown), "earlier request is", "earlier requests are")
@@ -79,6 +83,7 @@ def payload(session: Session, *, budget: int = DETAIL_BUDGET) -> dict[str, Any]:
         "notes": notes,
         "totals": plain(totals(rows)._asdict()),
         "requests": requests,
+        "bars": _bars(session),
         "modules": page.modules,
         "tokenFields": token_fields(),
         "series": [_series(series) for series in session.series[:_MOST_SERIES]],
@@ -87,7 +92,7 @@ def payload(session: Session, *, budget: int = DETAIL_BUDGET) -> dict[str, Any]:
     }
 
 
-def _request(request: Request, page: _Page) -> dict[str, Any]:
+def _request(request: Request, session: Session, page: _Page) -> dict[str, Any]:
     span = request.span
     tokens = tokens_of(request)
     exception = next((event.attributes for event in span.events if event.name == "exception"), {})
@@ -111,7 +116,7 @@ def _request(request: Request, page: _Page) -> dict[str, Any]:
         "messages": plain({key: span.attributes[key] for key in _MESSAGES if key in span.attributes}),
         "phases": _phases(request, page),
         "calls": _module_calls(span, span.start_ns, page),
-        "detailLeftOut": page.budget <= 0 and bool(span.children),
+        "detailLeftOut": session.is_incomplete(request) or (page.budget <= 0 and bool(span.children)),
         "tokens": [[_token(token) for token in row[:_MOST_TOKENS]] for row in tokens.rows],
         "tokenReasons": tokens.reasons,
         "breakdowns": [
@@ -119,6 +124,21 @@ def _request(request: Request, page: _Page) -> dict[str, Any]:
         ],
         "unobserved": request.text(semconv.UNOBSERVED),
     }
+
+
+def _bars(session: Session) -> list[list[Any]]:
+    """What ran around requests: [kind, name, resource, start in milliseconds since the epoch, microseconds, failed]."""
+    spans = [
+        *(("session" if semconv.STAGE_NAME not in span.attributes else "stage", span) for span in session.stages),
+        *(("load", span) for span in session.loads),
+        *(("batch", span) for span in session.batches),
+    ]
+    bars = [[kind, plain(span.name), span.resource, span.start_ns / 1e6 or None, _length(span), span.failed] for kind, span in spans]
+    for caller in session.callers.values():
+        length = _micros(caller.end_ns - caller.start_ns) if 0 < caller.start_ns <= caller.end_ns else None
+        bars.append(["caller", plain(caller.name), caller.resource, caller.start_ns / 1e6 or None, length, False])
+    # The longest ones, if there are too many.
+    return sorted(bars, key=lambda bar: -(bar[4] or 0.0))[:_MOST_BARS]
 
 
 def _phases(request: Request, page: _Page) -> list[dict[str, Any]]:
@@ -148,14 +168,14 @@ def _bar(span: Span, start: int, page: _Page) -> dict[str, Any]:
 def _module_calls(span: Span, start: int, page: _Page) -> list[list[Any]]:
     """Module calls below a step, depth first: [module, depth, at, us, failed, attributes that differ between calls]."""
     calls: list[list[Any]] = []
-    waiting = [(child, 0) for child in reversed(span.children) if level_of(child) == MODULE]
+    waiting = [(child, 0) for child in reversed(span.children) if level_of(child) in _INSIDE]
     while waiting and page.budget > 0:
         module, depth = waiting.pop()
         page.budget -= 1
         own = rounded({key: value for key, value in module.attributes.items() if key not in _STATIC_KEYS and key not in _REPEATED_KEYS})
         at, length = _at(module, start), _length(module)
         calls.append([page.module_number(module), depth, at, length, int(module.failed), own or 0])
-        waiting.extend((child, depth + 1) for child in reversed(module.children) if level_of(child) == MODULE)
+        waiting.extend((child, depth + 1) for child in reversed(module.children) if level_of(child) in _INSIDE)
     return calls
 
 

@@ -1,11 +1,18 @@
-// Metric series with a small picture each, grouped by subject, and the resources that sent them.
+// Metric series: what matters first, each once; the rest folded by subject, then what is the same under other names.
+const MATTERS = ["gen_ai.server.time_to_first_token", "gen_ai.server.time_per_output_token", "gen_ai.server.request.duration", "inferspan.forward.duration", "inferspan.stage.duration",
+  "gen_ai.client.inference.usage.input_tokens", "gen_ai.client.inference.usage.output_tokens", "hw.gpu.utilization", "hw.gpu.memory.usage", "hw.power", "hw.temperature", "inferspan.torch.memory.allocated",
+  "inferspan.kv_cache.usage", "process.memory.usage", "process.cpu.utilization", "inferspan.telemetry.overhead", "inferspan.telemetry.spans.dropped", "inferspan.telemetry.errors"];
+const SAME = /^gen_ai\.client\.(operation\.(duration|time_to_first_chunk|time_per_output_chunk)|token\.usage|inference\.duration)$/;
 const GROUPS = [
-  ["Requests and tokens", (name) => /^(gen_ai|inferspan\.(generate|forward|batch|kv_cache|logits|module|numerics))/.test(name)],
+  ["What matters first", (name) => MATTERS.includes(name)],
+  ["The same under other names: old names of the conventions, and those of clients", (name) => SAME.test(name)],
+  ["Requests and tokens", (name) => /^(gen_ai|inferspan\.(generate|forward|batch|kv_cache|logits|module|numerics|stage|experts|time_|preempt|specul))/.test(name)],
   ["GPU", (name) => /^(hw\.|inferspan\.(gpu|torch))/.test(name)],
-  ["Process and host", (name) => /^(process|system|cpython)\./.test(name)],
+  ["Process and host", (name) => /^(process|system|cpython|inferspan\.cgroup)\./.test(name)],
   ["Telemetry itself", (name) => /^inferspan\./.test(name)],
   ["Other", () => true],
 ];
+const SHOWN_LAST = 1;
 
 function histogramPicture(series) {
   const h = series.histogram, amounts = h.counts.map(Number), most = Math.max(...amounts, 1), width = 150 / h.counts.length;
@@ -42,39 +49,38 @@ function seriesValue(series) {
 function seriesLabels(series) {
   const labels = Object.entries(series.attributes).filter(([key]) => !/^gen_ai\.(provider\.name|response\.model)$|^hw\.(vendor|driver_version|firmware_version|parent)$/.test(key));
   const text = labels.map(([key, value]) => key.replace(/^(gen_ai|inferspan|hw)\./, "") + "=" + plain(value));
-  if (data.resources.length > 1) text.push("from " + resourceName(series.resource));
+  if (data.resources.length > 1) text.push("from " + processName(series.resource));
   return text.join(", ") || ABSENT;
 }
 
-function resourceName(number) {
-  const r = data.resources[number] || {};
-  const rank = r["inferspan.distributed.rank"];
-  return plain(r["service.name"] || "unnamed service") + (rank !== undefined ? " rank " + rank : "") + (data.resources.length > 1 ? " #" + (number + 1) : "");
+const isZero = (series) => (series.histogram ? !Number(series.histogram.count) : series.kind === "sum" && series.points.every(([, value]) => !Number(value)));
+
+function metricTable(found) {
+  return make("div", { class: "panel scroll", style: { padding: "2px 4px" } }, make("table", {},
+    make("thead", {}, make("tr", {}, ["Metric", "Attributes", "Value", "Over time / distribution"].map((head) => make("th", { scope: "col" }, head)))),
+    make("tbody", {}, found.map((series) => make("tr", {},
+      make("td", { tip: series.unit ? "unit " + series.unit : null }, make("div", { class: "mono" }, series.name), series.description && make("div", { class: "dim small" }, series.description)),
+      make("td", { class: "small dim labels" }, seriesLabels(series)), make("td", {}, drawn(() => seriesValue(series))),
+      make("td", {}, drawn(() => (series.histogram ? histogramPicture(series) : linePicture(series)))))))));
 }
 
 function metricsView() {
-  const title = make("h2", {}, "Metrics");
+  const title = make("h2", { id: "metrics" }, "Metrics");
   if (!data.series.length) {
     return [title, make("div", { class: "panel dim" }, "No metrics are in this file: the process may have ended before the first export, or OTEL_METRICS_EXPORTER is none.")];
   }
-  const left = new Set(data.series);
+  const zero = data.series.filter(isZero), left = new Set(data.series.filter((series) => !isZero(series)));
   const groups = GROUPS.map(([name, belongs]) => {
     const found = [...left].filter((series) => belongs(series.name));
     found.forEach((series) => left.delete(series));
     return [name, found];
   });
-  const missing = groups[1][1].length ? null : make("div", { class: "dim small" }, "No GPU metrics: no NVIDIA GPU was used by this process, or its library could not be read.");
-  return [title, ...groups.filter(([, found]) => found.length).map(([name, found], place) => make("details", { open: place === 0 }, make("summary", {}, name + " (" + found.length + ")"),
-    make("div", { class: "panel scroll", style: { padding: "2px 4px" } }, make("table", {},
-      make("thead", {}, make("tr", {}, ["Metric", "Attributes", "Value", "Over time / distribution"].map((head) => make("th", {}, head)))),
-      make("tbody", {}, found.map((series) => make("tr", {},
-        make("td", { class: "mono", tip: series.description + (series.unit ? "\nunit " + series.unit : "") }, series.name),
-        make("td", { class: "small dim labels" }, seriesLabels(series)), make("td", {}, drawn(() => seriesValue(series))),
-        make("td", {}, drawn(() => (series.histogram ? histogramPicture(series) : linePicture(series))))))))))), missing];
-}
-
-function resourcesView() {
-  return [make("h2", {}, data.resources.length === 1 ? "Process" : "Processes"),
-    ...data.resources.map((resource, number) => make("details", { open: data.resources.length === 1 }, make("summary", {}, resourceName(number)),
-      make("div", { class: "panel scroll" }, Object.keys(resource).length ? pairs(resource) : make("span", { class: "dim" }, "The resource has no attributes."))))];
+  const order = (series) => MATTERS.indexOf(series.name);
+  groups[0][1].sort((a, b) => order(a) - order(b));
+  groups.push(...groups.splice(SHOWN_LAST, 1));
+  const names = [...new Set(zero.map((series) => series.name))];
+  const gpu = data.series.some((series) => GROUPS[3][1](series.name));
+  return [title, ...groups.filter(([, found]) => found.length).map(([name, found], place) => make("details", { open: place === 0 }, make("summary", {}, name + " (" + found.length + ")"), drawn(() => metricTable(found)))),
+    names.length ? make("details", {}, make("summary", {}, "Stayed at zero (" + names.length + ")"), make("div", { class: "panel small mono labels" }, names.join(", "))) : null,
+    gpu ? null : make("div", { class: "dim small" }, "No GPU metrics: no NVIDIA GPU was used by this process, or its library could not be read.")];
 }

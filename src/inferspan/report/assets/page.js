@@ -26,17 +26,44 @@ function drawing(tag, attributes, ...children) {
   return element;
 }
 
+// Orders two values of a column; what is not known comes last.
+function compared(x, y, down) {
+  if (x === null || x === undefined || y === null || y === undefined) return (x === null || x === undefined) - (y === null || y === undefined);
+  return (x < y ? -1 : x > y ? 1 : 0) * (down ? -1 : 1);
+}
+
+// Heads of a table that sort it, by mouse and keyboard: columns are [title, key, show, class, meaning].
+function sortableHeader(columns, state, fill) {
+  const heads = columns.map(([title, , , style, meaning], column) => make("th", { class: "sortable " + (style || ""), scope: "col", tip: (meaning ? meaning + "\n" : "") + "click to sort", onclick: () => {
+    state.down = state.column === column && !state.down;
+    state.column = column;
+    mark();
+    fill();
+  } }, make("button", { class: "sort" }, title)));
+  const mark = () => heads.forEach((head, column) => head.setAttribute("aria-sort", column !== state.column ? "none" : state.down ? "descending" : "ascending"));
+  mark();
+  return make("tr", {}, heads);
+}
+
 const tip = document.getElementById("tip");
-document.addEventListener("mousemove", (event) => {
-  let element = event.target;
+function showTip(target, x, y) {
+  let element = target;
   while (element && !element.tip) element = element.parentElement;
   tip.hidden = !element;
   if (!element) return;
   tip.textContent = typeof element.tip === "function" ? element.tip() : element.tip;
   const width = tip.offsetWidth, height = tip.offsetHeight;
-  tip.style.left = Math.max(4, Math.min(event.clientX + 14, innerWidth - width - 8)) + "px";
-  tip.style.top = (event.clientY + 18 + height > innerHeight ? Math.max(4, event.clientY - height - 10) : event.clientY + 18) + "px";
+  tip.style.left = Math.max(4, Math.min(x + 14, innerWidth - width - 8)) + "px";
+  tip.style.top = (y + 18 + height > innerHeight ? Math.max(4, y - height - 10) : y + 18) + "px";
+}
+document.addEventListener("mousemove", (event) => showTip(event.target, event.clientX, event.clientY));
+// The same for what the keyboard reaches; Escape hides it.
+document.addEventListener("focusin", (event) => {
+  const box = event.target.getBoundingClientRect();
+  if (event.target.matches(":focus-visible")) showTip(event.target, box.left, box.bottom - 14);
 });
+document.addEventListener("focusout", () => { tip.hidden = true; });
+document.addEventListener("keydown", (event) => { if (event.key === "Escape") tip.hidden = true; });
 
 // Integers that a double cannot hold come as text of their digits.
 const exact = (value) => (typeof value === "string" && /^-?\d{16,}$/.test(value) ? BigInt(value) : value);
@@ -83,7 +110,10 @@ const UNITS = new Map([
 
 function inUnit(value, unit, name) {
   if (value === null || value === undefined) return ABSENT;
-  if (unit === "1" && /utilization|ratio|activity/.test(name || "")) return percent(value);
+  if (unit === "1" && /utilization|ratio|activity|probability|acceptance/.test(name || "")) return percent(value);
+  if (unit === "1" && /entropy/.test(name || "")) return real(value) + " nats";
+  if (unit === "1" && /imbalance/.test(name || "")) return real(value) + " × the mean";
+  if (unit === "1" && /status|active$/.test(name || "")) return Number(value) ? "yes" : "no";
   if (UNITS.has(unit)) return UNITS.get(unit)(value);
   return real(value) + (unit ? " " + unit.replace(/[{}]/g, "") + (unit.startsWith("{") && value !== 1 ? "s" : "") : "");
 }

@@ -26,6 +26,8 @@ function cards() {
 const COLUMNS = [
   ["#", (r) => r.number, (r) => String(r.number), "num"],
   ["Request", (r) => r.row.name, (r) => r.row.name],
+  ...(data.system.length > 1 ? [["Process", (r) => processName(r.resource), (r) => processName(r.resource), "small"]] : []),
+  ...(data.requests.some((r) => Object.keys(r.messages).length) ? [["Prompt", (r) => (messagesOf(r).input[0] || { text: "" }).text, (r) => promptPreview(r), "prompt", "the last message of the user, where content was captured"]] : []),
   ["Result", (r) => resultText(r), (r) => resultTags(r)],
   ["Batch", (r) => r.row.batch, (r) => real(r.row.batch), "num"],
   ["Tokens in", (r) => r.row.input_tokens, (r) => real(r.row.input_tokens), "num"],
@@ -66,29 +68,20 @@ function requestTable(choose) {
   const state = { column: 0, down: false, words: "" };
   const fill = () => {
     const key = COLUMNS[state.column][1], words = state.words.toLowerCase();
-    const shown = data.requests.filter((r) => !words || (r.row.name + " " + resultText(r) + " " + r.row.notes.join(" ") + " " + r.trace).toLowerCase().includes(words));
-    shown.sort((a, b) => {
-      const [x, y] = [key(a), key(b)];
-      if (x === null || y === null) return (x === null) - (y === null);
-      return (x < y ? -1 : x > y ? 1 : a.number - b.number) * (state.down ? -1 : 1);
-    });
+    const shown = data.requests.filter((r) => !words || [r.row.name, resultText(r), r.row.notes.join(" "), r.trace, processName(r.resource), ...messagesOf(r).input.map((message) => message.text)].join(" ").toLowerCase().includes(words));
+    shown.sort((a, b) => compared(key(a), key(b), state.down) || a.number - b.number);
     body.replaceChildren(...shown.map((request) => {
       const open = () => choose(request);
-      request.line = make("tr", { tabindex: 0, class: request.chosen ? "chosen" : "", onclick: open, onkeydown: (e) => e.key === "Enter" && open() },
+      request.line = make("tr", { tabindex: 0, class: request.chosen ? "chosen" : "", onclick: open, "aria-label": "request " + request.number + ", " + request.row.name + ", show", onkeydown: (e) => { if (e.key === "Enter" || e.key === " ") { e.preventDefault(); open(); } } },
         COLUMNS.map(([, , show, style]) => make("td", { class: style }, show(request))));
       return request.line;
     }));
     if (!shown.length) body.append(make("tr", {}, make("td", { colspan: COLUMNS.length, class: "dim" }, "No request matches.")));
   };
-  const header = make("tr", {}, COLUMNS.map(([title, , , style, meaning], column) =>
-    make("th", { class: "sortable " + (style || ""), tip: (meaning ? meaning + "\n" : "") + "click to sort", onclick: () => {
-      state.down = state.column === column && !state.down;
-      state.column = column;
-      fill();
-    } }, title)));
+  const header = sortableHeader(COLUMNS, state, fill);
   fill();
   return [
-    data.requests.length > 12 && make("input", { type: "search", placeholder: "filter by name, result or trace id", size: 36, oninput: (e) => { state.words = e.target.value; fill(); } }),
+    data.requests.length > 12 && make("input", { type: "search", "aria-label": "filter requests", placeholder: "filter by name, prompt, result or trace id", size: 36, oninput: (e) => { state.words = e.target.value; fill(); } }),
     make("div", { class: "panel scroll tall", style: { padding: "2px 4px" } }, make("table", { class: "requests" }, make("thead", {}, header), body)),
   ];
 }
@@ -105,22 +98,6 @@ function failure(request) {
     trace && make("details", {}, make("summary", {}, "Stack trace"), make("pre", {}, trace)));
 }
 
-function messages(request) {
-  const found = Object.entries(request.messages);
-  if (!found.length) return null;
-  return make("details", { open: true }, make("summary", {}, "Prompts and outputs"), found.flatMap(([key, value]) => {
-    let list = value;
-    try { list = typeof value === "string" ? JSON.parse(value) : value; } catch { list = [{ role: key, parts: [{ content: value }] }]; }
-    return (Array.isArray(list) ? list : [list]).map((message) => {
-      const known = message && typeof message === "object" ? message : { parts: [{ content: message }] };
-      const parts = Array.isArray(known.parts) ? known.parts : [known];
-      return make("div", { class: "message" },
-        make("div", { class: "dim small" }, (key.includes("input") ? "input, " : "output, ") + plain(known.role || "?") + (known.finish_reason ? ", " + plain(known.finish_reason) : "")),
-        make("pre", {}, parts.map((part) => plain(part && typeof part === "object" && "content" in part ? part.content : part)).join("\n")));
-    });
-  }));
-}
-
 // Events other than the exception, and links to other spans, which the program has added to the request.
 function eventsAndLinks(request) {
   const rows = [
@@ -134,10 +111,18 @@ function eventsAndLinks(request) {
       make("tr", {}, make("td", { class: "mono" }, name), make("td", {}, at), make("td", { class: "mono line" }, attributeTip(attributes))))))));
 }
 
+function traceLink(request) {
+  const code = make("code", {}, request.trace);
+  return data.traceUrl ? make("a", { href: data.traceUrl.split("{trace_id}").join(encodeURIComponent(request.trace)), target: "_blank", rel: "noopener noreferrer" }, code) : code;
+}
+
+// The sections of a request. One that has nothing to show gives null; maps of attention and activations join here.
+const REQUEST_SECTIONS = [messages, timeline, flameView, tokenView, breakdownView, eventsAndLinks];
+
 function requestView(request) {
   const a = request.attributes, r = request.row;
   return [
-    make("h2", {}, "Request " + request.number + ": " + r.name),
+    make("h2", { id: "request-title", tabindex: -1 }, "Request " + request.number + ": " + r.name),
     drawn(() => failure(request)),
     make("div", { class: "facts" },
       fact("duration", micros(request.us)), fact("time to first token", seconds(r.ttft)), fact("time per output token", seconds(r.tpot)),
@@ -145,13 +130,13 @@ function requestView(request) {
       fact("prompt", a["inferspan.prefill.tokens_per_second"] === undefined ? null : perSecond(a["inferspan.prefill.tokens_per_second"]), "prompt tokens computed / time to first token"),
       fact("tokens in", real(r.input_tokens)), fact("tokens out", real(r.output_tokens)), fact("batch", r.batch), fact("KV cache", bytes(a["inferspan.kv_cache.bytes"])), fact("peak memory", bytes(r.peak_memory)),
       fact("energy", joules(r.energy)), fact("device", a["inferspan.device.id"]), fact("conversation", a["gen_ai.conversation.id"]), fact("user", a["user.id"])),
-    make("div", { class: "dim small" }, clock(request.startMs), " · trace ", make("code", {}, request.trace), " · span ", make("code", {}, request.span),
+    make("div", { class: "dim small" }, clock(request.startMs), data.system.length > 1 ? " · " + processName(request.resource) : "", " · trace ", traceLink(request), " · span ", make("code", {}, request.span),
       request.callers.length ? " · called in " + request.callers.join(" › ") : ""),
     request.unobserved && make("div", { class: "note" }, "Not observed: " + request.unobserved),
     r.dropped ? make("div", { class: "note" }, counted(r.dropped, "span") + " of this request left out over its span budget (setting max_spans_per_trace).") : null,
     a["inferspan.detail.kept"] === true && make("div", { class: "note" }, "Detail kept because of: " + a["inferspan.detail.rule"] + " (setting keep)."),
     request.detailLeftOut && make("div", { class: "note" }, "The file holds more spans than one page can show; steps and modules of this request are left out here."),
-    ...[timeline, tokenView, breakdownView, messages, eventsAndLinks].map((part) => drawn(() => part(request))),
+    ...REQUEST_SECTIONS.map((part) => drawn(() => part(request))),
     make("details", {}, make("summary", {}, "All attributes of the request"), make("div", { class: "panel scroll" }, pairs(a))),
   ];
 }

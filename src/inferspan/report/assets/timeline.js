@@ -7,6 +7,7 @@ function typeColour(type) {
   return typeColours.get(type);
 }
 
+const typeOf = (module) => module.attributes["inferspan.module.type"] || module.attributes["inferspan.profiler.kind"] || module.name;
 const phaseColour = (name) => (name.startsWith("prefill") ? "var(--prefill)" : name.startsWith("decode") ? "var(--decode)" : "var(--request)");
 
 function axis(total, from) {
@@ -31,7 +32,7 @@ function barTip(span) {
 
 function row(span, total, depth, options) {
   const twist = options.open ? "▸" : "";
-  const line = make("div", { class: "row" + (options.open ? " opens" : ""), tabindex: options.open ? 0 : null, tip: barTip(span) },
+  const line = make("div", { class: "row" + (options.open ? " opens" : ""), tabindex: options.open ? 0 : null, role: options.open ? "button" : null, "aria-expanded": options.open ? "false" : null, tip: barTip(span) },
     make("div", { class: "label", style: { paddingLeft: 4 + depth * 12 + "px" } }, make("span", { class: "twist" }, twist), options.label || span.name,
       options.aside && make("span", { class: "dim small" }, " · " + options.aside)),
     make("div", { class: "track" }, bar(span.at - (options.from || 0), span.us, total, { colour: options.colour, failed: span.failed, time: micros(span.us) })));
@@ -39,10 +40,11 @@ function row(span, total, depth, options) {
   let inner = null;
   const toggle = () => {
     if (inner) { inner.remove(); inner = null; } else { inner = options.open(); line.after(inner); }
+    line.setAttribute("aria-expanded", inner ? "true" : "false");
     line.querySelector(".twist").textContent = inner ? "▾" : "▸";
   };
   line.addEventListener("click", toggle);
-  line.addEventListener("keydown", (event) => event.key === "Enter" && toggle());
+  line.addEventListener("keydown", (event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), toggle()));
   line.toggle = toggle;
   return line;
 }
@@ -51,13 +53,13 @@ function moduleRows(span, calls) {
   const total = span.us || 1;
   const lines = calls.map(([number, depth, at, us, failed, own]) => {
     const module = data.modules[number];
-    const type = module.attributes["inferspan.module.type"] || module.name;
+    const type = typeOf(module);
     return row({ name: module.name, at, us, failed, attributes: { ...module.attributes, ...(own || {}) } }, total, depth,
       { colour: typeColour(type), from: span.at });
   });
   return make("div", { class: "inner" },
     make("div", { class: "legend" }, "Scale: this step, " + micros(span.us) + " by the host's clock. ",
-      [...new Set(calls.map(([number]) => data.modules[number].attributes["inferspan.module.type"] || data.modules[number].name))].map((type) =>
+      [...new Set(calls.map(([number]) => typeOf(data.modules[number])))].slice(0, 16).map((type) =>
         make("span", {}, make("i", { style: { background: typeColour(type) } }), type))),
     axis(total, "from the start of the step"), make("div", { class: "tall" }, lines));
 }
@@ -133,7 +135,7 @@ function timeline(request) {
       : "The file holds no phases, steps or modules of this request: it was not recorded in detail, or the spans were lost.")));
   }
   const sampled = request.phases.some((phase) => phase.steps.some((step) => step.calls.length));
-  return [make("h3", {}, "Timeline"), make("div", { class: "panel timeline" },
+  return [make("h3", {}, "Phases and steps"), make("div", { class: "panel timeline" },
     request.phases.length > 0 && make("div", { class: "legend" },
       make("span", {}, make("i", { style: { background: "var(--prefill)" } }), "prefill: the prompt"),
       make("span", {}, make("i", { style: { background: "var(--decode)" } }), "decode: token by token"),

@@ -71,7 +71,7 @@ def test_an_event_has_what_its_span_says(session_path: Path) -> None:
     events = report_of(session_path)["events"]
     tokens = [event for event in events if event["type"] == "token_generation"]
     assert len(tokens) == 8
-    assert tokens[0]["metadata"] == {"step": 0, "token_id": 100, "text": " word0", "logprob": -0.1, "entropy": 0.5, "top1_probability": 0.9}
+    assert tokens[0]["metadata"] == {"step": 0, "token_ids": [100], "texts": [" word0"], "logprob": -0.1, "entropy": 0.5, "top1_probability": 0.9}
     layer = next(event for event in events if event["type"] == "module_end" and event["module"] == "model.layers.0")
     assert layer["output_shapes"] == ["1x12x64"]
     assert layer["duration"] == pytest.approx(0.008)

@@ -6,7 +6,7 @@ On the model's path a step costs a few clock readings and appends; only the end 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any

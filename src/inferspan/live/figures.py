@@ -251,7 +251,7 @@ def _ended(span: _Span, end: int, seconds: float | None, failed: bool, service: 
         finish_reasons=_texts(attributes.get(semconv.FINISH_REASONS)),
         error_type=error if isinstance(error, str) else None,
         failed=failed,
-        findings=_texts(attributes.get("inferspan.health.kinds")),
+        findings=_texts(attributes.get(semconv.HEALTH_KINDS)),
         service=service,
         tokens=(),
     )

@@ -226,7 +226,7 @@ def test_parts_of_logits_are_told_from_whole_ones() -> None:
     try:
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor
     except ImportError:  # torch before 2.5
-        from torch.distributed._tensor import Replicate, Shard, distribute_tensor
+        from torch.distributed._tensor import Replicate, Shard, distribute_tensor  # type: ignore[attr-defined]
 
     logits = torch.randn(1, 2, 8, requires_grad=True)
     distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)

@@ -52,6 +52,12 @@ EXPECTED = {
         r"entropy \d\.\d{3} 1x4\n(entropy \d\.\d{3} 1x[5678]\n){4}",
     ),
     "08_llama_cpp": (r"The capital of France is", r"1  text_completion \S+ +1 +5 +\d+ .* (length|stop)"),
+    "15_ranks": (
+        r"2 of 2 files read; ranks 0, 1\n",
+        r"rank 0 .* 4 +0 +48 .*\nrank 1 .* 4 +0 +48 ",
+        r"decode step, median +\S+ \S+ +0 ",
+        r"wrote ranks/all\.jsonl: \d+ lines",
+    ),
     "09_diffusion": (
         r"1 pipeline call",
         r"generate_content noise \n  denoise \n    denoise_step 750\.0\n    denoise_step 500\.0\n",

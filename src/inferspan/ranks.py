@@ -1,13 +1,16 @@
-"""Rank of this process in a distributed job, from the launcher's environment variables; empty without a launcher."""
+"""Rank of this process in a distributed job, from the launcher's environment variables, and paths that have it in them."""
 
 from __future__ import annotations
 
+import os
+import re
+import socket
 from collections.abc import Mapping
 
 from . import semconv
-from .setting_checks import shown, warn_once
+from .setting_checks import PLACES, shown, warn_once
 
-__all__ = ["ranks"]
+__all__ = ["filled", "ranks"]
 
 # Rank, rank on this host, number of processes, and the smallest number that means a distributed job. Slurm sets SLURM_NTASKS in a
 # batch script as well, where only one process runs; the number of tasks of the step is set by srun alone.
@@ -51,3 +54,21 @@ def _warn_of_unusable(environ: Mapping[str, str], rank_name: str, size_name: str
 def _number(text: str | None) -> int | None:
     text = (text or "").strip()
     return int(text) if text.isdecimal() and text.isascii() and len(text) <= _DIGITS else None
+
+
+def filled(path: str, environ: Mapping[str, str]) -> str:
+    """A path with ``{rank}``, ``{local_rank}``, ``{world_size}``, ``{pid}`` and ``{host}`` filled in, as they are in this process now.
+
+    Without a launcher the rank is 0 of 1. Other text in braces stays as it is.
+    """
+    if "{" not in path:
+        return path
+    found = ranks(environ)
+    values = {
+        "rank": found.get(semconv.RANK) or 0,
+        "local_rank": found.get(semconv.LOCAL_RANK) or 0,
+        "world_size": found.get(semconv.WORLD_SIZE) or 1,
+        "pid": os.getpid(),
+        "host": re.sub(r"[^\w.-]", "_", socket.gethostname()) or "host",
+    }
+    return re.sub(PLACES, lambda match: str(values[match[1]]), path)

@@ -197,6 +197,19 @@ def path(name: str, value: object) -> str:
     raise fail(name, value, "use the path of a file")
 
 
+PLACES = r"\{(rank|local_rank|world_size|pid|host)\}"
+"""What ``ranks.filled`` replaces in a path."""
+
+
+def path_of_process(name: str, value: object) -> str:
+    """A path, which may have the process in it: ``{rank}``, ``{pid}`` and so on."""
+    found = path(name, value)
+    for word in re.findall(r"\{[A-Za-z_]*\}", found):
+        if not re.fullmatch(PLACES, word):
+            raise fail(name, value, f"{word} is unknown; use {{rank}}, {{local_rank}}, {{world_size}}, {{pid}} or {{host}}")
+    return found
+
+
 def modules(name: str, value: object) -> str | tuple[str, ...]:
     """One of ``MODULE_WORDS``, or name patterns."""
     allowed = 'use "layers", "all", "none" or a list of name patterns such as ["model.layers.*.mlp"]'

@@ -112,7 +112,8 @@ class Settings:
     all_gpus: bool = _setting(False, check.boolean, "report every GPU of the host, not only those that this process uses")
     sampler_interval: float = _setting(5.0, check.number(1.0, 3600.0), "seconds between two rounds of the samplers")
     # where it goes
-    session_file: str | None = _setting(None, check.path, "write traces, metrics and logs as OTLP JSON lines to this file")
+    session_file: str | None = _setting(None, check.path_of_process, "write traces, metrics and logs as OTLP JSON lines to this file; `{rank}`, `{local_rank}`, `{world_size}`, `{pid}` and `{host}` are filled in, so that each process can have its own")
+    session_file_limit: float | None = _setting(None, check.number(1.0, 1e7), "MiB after which a session file is renamed to its name with .1 (which is replaced) and a new one begun; default: no limit")
     exit_timeout: float = _setting(5.0, check.number(0.0, 600.0), "longest time in seconds that our providers may hold up the exit")
     flush_on_sigterm: bool | None = _setting(None, check.boolean, "flush on SIGTERM: where the program has no handler for it (default), also before its handler runs (`true`), or never (`false`)")
 

@@ -25,6 +25,7 @@ from .live import add_live, add_tail
 from .replay import add_replay
 from .report import add_report
 from .run import add_run
+from .runs import add_aggregate, add_trend
 from .settings import add_settings
 from .stack import add_stack
 from .version import add_version
@@ -123,8 +124,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="command")
 
     for add in (
-        add_run, add_report, add_live, add_tail, add_replay, add_doctor, add_settings, add_version, add_demo,
-        add_stack, add_bundle,
+        add_run, add_report, add_live, add_tail, add_replay, add_aggregate, add_trend, add_doctor,
+        add_settings, add_version, add_demo, add_stack, add_bundle,
     ):  # fmt: skip
         add(commands)
     return parser

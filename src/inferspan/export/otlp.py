@@ -174,6 +174,7 @@ def _disabled(environ: Mapping[str, str]) -> bool:
 def _set_up(settings: Settings, environ: Mapping[str, str], *, automatic: bool, signals: Sequence[str] = variables.SIGNALS) -> None:
     with SETUP.lock, hidden():
         new_file = settings.session_file if os.path.abspath(settings.session_file or "") not in SETUP.session_files else None
+        _limit_file(settings)
         if SETUP.done and new_file is None:
             _log.info("OpenTelemetry is set up already; nothing is changed")
         elif SETUP.done or (variables.read(environ, "OTEL_CONFIG_FILE") and _from_config_file(environ["OTEL_CONFIG_FILE"].strip())):
@@ -192,11 +193,19 @@ def _write_given(settings: Settings, given: Mapping[str, Any]) -> None:
         return
     path = os.path.abspath(settings.session_file)
     with SETUP.lock, hidden():
+        _limit_file(settings)
         new = {signal: provider for signal, provider in given.items() if f"{path} {signal} {id(provider)}" not in SETUP.session_files}
         if not new:
             return
         extend(settings.session_file, tuple(new), new)
         SETUP.session_files.update(f"{path} {signal} {id(provider)}" for signal, provider in new.items())
+
+
+def _limit_file(settings: Settings) -> None:
+    if settings.session_file is not None and settings.session_file_limit is not None:
+        from inferspan.export.files.appending import LIMITS
+
+        LIMITS[os.path.abspath(settings.session_file)] = int(settings.session_file_limit * 2**20)
 
 
 def hand_over_at_end(settings: Settings) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from inferspan.export.files.appending import SessionFile
+from inferspan.export.files.appending import LIMITS, SessionFile
 from inferspan.settings import SettingsError
 
 resource = pytest.importorskip("resource", reason="limits and modes of POSIX")
@@ -256,7 +256,7 @@ def test_processes_that_run_out_of_room_together_keep_lines_apart(tmp_path: Path
     path = tmp_path / "s.jsonl"
     code = """
 import os, resource, signal, sys
-from inferspan.export.files.appending import SessionFile
+from inferspan.export.files.appending import LIMITS, SessionFile
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 file, written = SessionFile(sys.argv[1]), 0
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -279,7 +279,7 @@ def test_a_forked_child_goes_on_with_the_file(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     code = """
 import os, sys
-from inferspan.export.files.appending import SessionFile
+from inferspan.export.files.appending import LIMITS, SessionFile
 file, write = SessionFile(sys.argv[1]), os.write
 def fork_first(descriptor, data):
     os.write = write
@@ -293,3 +293,72 @@ file.append("parent")
 """
     subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=300)
     assert path.read_text() == "child\nparent\n"
+
+
+def test_each_process_writes_its_own_file(tmp_path: Path) -> None:
+    """With its number in the path, a forked child does not write into its parent's."""
+    file = SessionFile(tmp_path / "s-{pid}.jsonl")
+    file.append("parent")
+    child = os.fork()
+    if not child:
+        os._exit(0 if file.append("child") else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    file.append("parent again")
+    assert (tmp_path / f"s-{os.getpid()}.jsonl").read_text() == "parent\nparent again\n"
+    assert (tmp_path / f"s-{child}.jsonl").read_text() == "child\n"
+
+
+def test_a_renamed_file_is_followed_by_a_new_one(tmp_path: Path) -> None:
+    """As tools that rotate files expect it."""
+    path = tmp_path / "s.jsonl"
+    file = SessionFile(path)
+    file.append("1")
+    path.rename(tmp_path / "old")
+    file.append("2")
+    assert (path.read_text(), (tmp_path / "old").read_text()) == ("2\n", "1\n")
+
+
+@pytest.fixture
+def limited(tmp_path: Path) -> Iterator[Path]:
+    """A path whose file is put aside before it has more than 100 bytes."""
+    path = tmp_path / "s.jsonl"
+    LIMITS[str(path)] = 100
+    yield path
+    del LIMITS[str(path)]
+
+
+def test_a_file_over_its_limit_is_put_aside(limited: Path) -> None:
+    """Lines stay whole, the newest are in the file, those before them in the one beside it."""
+    files = [SessionFile(limited) for _ in range(3)]
+    for number in range(40):
+        files[number % 3].append(f"line {number:04}")
+    found = limited.with_name("s.jsonl.1").read_text() + limited.read_text()
+    lines = [int(line.split()[1]) for line in found.splitlines()]
+    assert lines == list(range(lines[0], 40))
+    assert limited.stat().st_size <= 100
+
+
+def test_a_line_over_the_limit_is_written(limited: Path) -> None:
+    """Alone in its file: a limit costs no record."""
+    file = SessionFile(limited)
+    assert file.append("x" * 500)
+    assert file.append("y" * 500)
+    assert limited.read_text() == "y" * 500 + "\n"
+
+
+def test_processes_put_a_file_aside_together(limited: Path) -> None:
+    """None of them goes on in the file that was put aside, and no line is torn."""
+    LIMITS[str(limited)] = 4000
+    file = SessionFile(limited)
+    children = []
+    for name in "abc":
+        child = os.fork()
+        if not child:
+            os._exit(0 if all(file.append(f"{name} {number:03} {'x' * 20}") for number in range(200)) else 1)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
+    text = limited.read_text()
+    assert len(text) <= 4000
+    assert all(len(line) == 26 for line in text.splitlines())
+    last = {line[0]: int(line[2:5]) for line in (limited.with_name("s.jsonl.1").read_text() + text).splitlines()}
+    assert max(last.values()) == 199

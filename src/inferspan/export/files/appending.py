@@ -11,10 +11,12 @@ import contextlib
 import logging
 import os
 import stat
+import sys
 import threading
 import time
 from collections.abc import Iterator
 
+from inferspan.ranks import filled
 from inferspan.settings import SettingsError
 
 try:
@@ -22,13 +24,17 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["SessionFile"]
+__all__ = ["LIMITS", "SessionFile"]
 
 _log = logging.getLogger("inferspan")
 
 _LOCK_WAIT = 0.5
 """Longest time in seconds to wait for another process that is writing a line; a stopped process must not hold up the others."""
 _LOG_INTERVAL = 60.0
+_TRIES = 5
+"""How often a file is looked up anew because it was replaced at that moment."""
+LIMITS: dict[str, int] = {}
+"""By absolute path, with its places such as ``{pid}`` not filled in: bytes after which the file is put aside and a new one begun."""
 _OWNER_ONLY = 0o600
 _STREAM_FOLDERS = ("/dev", "/dev/fd", "/proc/self/fd")
 """Only the system places links here: ``/dev/stdout`` and the pipes of a shell's process substitution."""
@@ -94,14 +100,19 @@ class SessionFile:
     """A file that lines are appended to.
 
     Args:
-        path: a regular file, which is created with mode 0600 if it does not exist, or a device such as ``/dev/stdout``.
+        path: a regular file, which is created with mode 0600 if it does not exist, or a device such as ``/dev/stdout``. Its places, such
+            as ``{pid}``, are those of the process that writes: a forked child begins its own file.
 
     Raises:
         SettingsError: the path cannot be opened for writing, or is not a file to append to.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = os.fspath(path)
+        given = os.fspath(path)
+        self._given = os.path.abspath(given)
+        self._limit = LIMITS.get(self._given, sys.maxsize)
+        self._path = filled(given, os.environ)
+        self._pid = os.getpid()
         self._place = os.path.abspath(self._path)
         self._file: int | None = None
         try:
@@ -132,27 +143,64 @@ class SessionFile:
             if self._file is None:
                 return False
             try:
-                self._replace_deleted(self._file)
-                with _locked(self._file):
-                    _write(self._file, data, shared)
+                self._write(self._file, data, shared)
             except OSError as error:
                 shared.failed(self._path, records, error)
                 return False
             shared.succeeded(self._path)
         return True
 
-    def _replace_deleted(self, file: int) -> None:
-        """Begin a new file at the same place if this one was deleted: what went into it would be lost with its last descriptor."""
-        status = os.fstat(file)
-        if status.st_nlink or not stat.S_ISREG(status.st_mode) or os.path.dirname(self._path) in _STREAM_FOLDERS:
-            return
-        self._file = _open(self._place)
+    def _write(self, file: int, data: bytes, shared: _Shared) -> None:
+        if self._is_of_another_process():
+            self._path = filled(self._given, os.environ)
+            self._place, self._pid = self._path, os.getpid()
+            file = self._reopen(file)
+        for _ in range(_TRIES):
+            if self._was_replaced(file):
+                file = self._reopen(file)
+            with _locked(file):
+                if self._was_replaced(file):  # while this process waited for the lock
+                    continue
+                size = os.fstat(file).st_size
+                if not size or size + len(data) <= self._limit or not self._may_be_replaced(file) or not self._put_aside():
+                    _write(file, data, shared)
+                    return
+        raise OSError(0, "it is replaced again and again")
+
+    def _put_aside(self) -> bool:
+        try:
+            os.replace(self._place, self._place + ".1")
+        except OSError:  # Windows renames no file that is open, and the folder may be read-only: the file grows on
+            return False
+        return True
+
+    def _is_of_another_process(self) -> bool:
+        """Whether this is a forked child, and the path names the process."""
+        return "{pid}" in self._given and self._pid != os.getpid()
+
+    def _may_be_replaced(self, file: int) -> bool:
+        return stat.S_ISREG(os.fstat(file).st_mode) and os.path.dirname(self._path) not in _STREAM_FOLDERS
+
+    def _was_replaced(self, file: int) -> bool:
+        """Whether the file was deleted or renamed: what goes into it would be lost with its last descriptor, or be looked for in vain."""
+        if not self._may_be_replaced(file):
+            return False
+        try:
+            there, here = os.lstat(self._place), os.fstat(file)
+        except FileNotFoundError:
+            return True
+        return (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino)
+
+    def _reopen(self, file: int) -> int:
+        """Begin a new file at the same place, or go on in the one that another process has begun."""
+        self._file = new = _open(self._place)
         with contextlib.suppress(OSError):
             os.close(file)
-        status = os.fstat(self._file)
+        status = os.fstat(new)
         with _registry_lock:
             # One line at a time, also beside an object that is made after this.
             _registry.setdefault((status.st_dev, status.st_ino), self._shared)
+        return new
 
     def close(self) -> None:
         """Close the file; may be called twice."""

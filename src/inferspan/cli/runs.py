@@ -1,0 +1,120 @@
+"""The commands ``aggregate`` and ``trend``: the ranks of a job side by side, and the runs of a program one after the other."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .failure import Failure
+
+__all__ = ["add_aggregate", "add_trend"]
+
+
+def add_aggregate(commands: Any) -> None:
+    """Add ``aggregate`` to a parser's commands."""
+    command = commands.add_parser(
+        "aggregate",
+        help="compare the ranks of a job, and merge their session files",
+        description="Read the session files of the ranks of one job: which ranks are there and which are missing, smallest,\n"
+        "largest and average figures across ranks, slow ranks, offsets of clocks, and how busy all were.\n"
+        "Damaged files are named, and the rest is used.",
+        epilog="examples:\n  INFERSPAN_SESSION_FILE='rank{rank}.jsonl' torchrun --nproc-per-node 2 app.py\n"
+        "  inferspan aggregate rank*.jsonl\n  inferspan aggregate rank*.jsonl -o merged.jsonl --json figures.json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("files", metavar="FILE", type=Path, nargs="+", help="session file, or folder of them")
+    command.add_argument("-o", "--output", metavar="JSONL", type=Path, help="session file to write with the lines of all")
+    command.add_argument("--json", metavar="JSON", type=Path, help="figures to write")
+    command.add_argument(
+        "--straggler", metavar="SHARE", type=_share, default=0.1,
+        help="how much above the median of all ranks a slow one is, such as 0.1 or 10%% (default: 10%%)",
+    )  # fmt: skip
+    command.set_defaults(run=_aggregate)
+
+
+def add_trend(commands: Any) -> None:
+    """Add ``trend`` to a parser's commands."""
+    command = commands.add_parser(
+        "trend",
+        help="compare archived runs with each other",
+        description="Read session files and JSON reports, and put the runs of the same models, tags, machine and settings\n"
+        "in order of time: TTFT, time per token, tokens/s, peak memory, utilisation and energy per token, with\n"
+        "the change to the run before and to the median of all. Runs whose versions differ say so.",
+        epilog="examples:\n  inferspan trend archive/\n  inferspan trend archive/ --json trend.json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("files", metavar="PATH", type=Path, nargs="+", help="folder, session file, or JSON report")
+    command.add_argument("--json", metavar="JSON", type=Path, help="figures to write")
+    command.set_defaults(run=_trend)
+
+
+def _share(text: str) -> float:
+    value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"{text} is not a share such as 0.1 or 10%")
+    return value
+
+
+def _aggregate(arguments: argparse.Namespace) -> None:
+    from inferspan.report.files import session_files
+    from inferspan.report.session import SessionFileError
+    from inferspan.runs.aggregate import aggregate, merged
+    from inferspan.runs.text import aggregate_lines
+
+    try:
+        files = session_files(arguments.files)
+        output: Path | None = arguments.output
+        if output is not None and any(_same_file(file, output) for file in files):
+            raise Failure(f"the merged file would overwrite {output}, which is read: give another name with -o")
+        found = aggregate(files, straggler=arguments.straggler)
+        for line in aggregate_lines(found):
+            print(line)
+        if output is not None:
+            count = merged(files, output)
+            print(f"wrote {output}: {count:,} lines")
+    except SessionFileError as error:
+        raise Failure(str(error)) from None
+    except OSError as error:
+        raise Failure(f"cannot write {arguments.output}: {error.strerror or error}; give another path with -o") from None
+    if arguments.json is not None:
+        _write(arguments.json, found.as_dict())
+
+
+def _trend(arguments: argparse.Namespace) -> None:
+    from inferspan.report.session import SessionFileError
+    from inferspan.runs.text import trend_lines
+    from inferspan.runs.trend import trend
+
+    told = (lambda path: print(f"reading {path}", file=sys.stderr)) if sys.stderr.isatty() else (lambda path: None)
+    try:
+        found = trend(arguments.files, told=told)
+    except SessionFileError as error:
+        raise Failure(str(error)) from None
+    except OSError as error:
+        raise Failure(f"cannot read {error.filename}: {error.strerror}") from None
+    for line in trend_lines(found):
+        print(line)
+    if arguments.json is not None:
+        _write(arguments.json, found.as_dict())
+
+
+def _write(path: Path, found: Mapping[str, Any]) -> None:
+    from inferspan.report.writing import write_text
+
+    try:
+        write_text(path, [json.dumps(found, indent=1, allow_nan=False), "\n"])
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise Failure(f"cannot write {path}: {reason}; give another path with --json") from None
+    print(f"wrote {path}")
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except (OSError, ValueError):
+        return False

@@ -63,14 +63,18 @@ def _lines(finding: Finding, width: int) -> Iterator[str]:
     if len(finding.name) > _NAME:
         yield head.rstrip()
         head = " " * (_NAME + 5)
-    yield from textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * (_NAME + 5), break_long_words=False) or [head]
+    yield from _wrapped(text, head, " " * (_NAME + 5), width) or [head]
     if finding.fix:
         yield from _fix(finding, " " * (_NAME + 5), width)
 
 
 def _fix(finding: Finding, indent: str, width: int) -> list[str]:
-    text = f"fix: {finding.fix}"
-    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=f"{indent}     ", break_long_words=False)
+    return _wrapped(f"fix: {finding.fix}", indent, f"{indent}     ", width)
+
+
+def _wrapped(text: str, first: str, later: str, width: int) -> list[str]:
+    """Lines of a text; addresses, paths and options of commands stay whole."""
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=later, break_long_words=False, break_on_hyphens=False)
 
 
 def _conclude(result: Result, put: _Print, width: int) -> None:
@@ -85,7 +89,7 @@ def _conclude(result: Result, put: _Print, width: int) -> None:
     for number, finding in enumerate(found, 1):
         head = f" {number}. "
         text = f"{finding.name}: {finding.value}"
-        for line in textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False):
+        for line in _wrapped(text, head, " " * len(head), width):
             put(line, _STYLES[finding.state], width)
         for line in _fix(finding, " " * len(head), width):
             put(line, "", 0)

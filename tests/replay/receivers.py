@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import json
 import struct
@@ -87,8 +88,9 @@ def scripted(reply: Callable[[int, str, Any], Reply]) -> Iterator[Scripted]:
             self.send_response(status)
             for key, value in {**headers, "Content-Length": str(len(content))}.items():
                 self.send_header(key, value)
-            self.end_headers()
-            self.wfile.write(content)
+            with contextlib.suppress(ConnectionError):  # a client that was interrupted is gone
+                self.end_headers()
+                self.wfile.write(content)
 
         def log_message(self, format: str, *args: Any) -> None:
             pass

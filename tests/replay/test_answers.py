@@ -6,8 +6,10 @@ import gzip
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from tests.otlp_receivers import RECEIVERS, dead_endpoint, grpc_receiver, http_receiver
 from tests.replay.conftest import Command, span, spans_line
-from tests.replay.receivers import Reply, scripted
+from tests.replay.receivers import Reply, items_of, scripted
 
 OK: Reply = (200, {}, b"")
 
@@ -124,6 +126,31 @@ def test_the_wrong_protocol_is_named(recording: Path, replay: Command) -> None:
     with http_receiver() as received:
         done = replay(recording, "--endpoint", received.endpoint, "--protocol", "grpc")
     assert (done.returncode, "set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf" in done.stderr) == (2, True)
+
+
+def test_an_interrupt_tells_what_was_accepted(tmp_path: Path) -> None:
+    """Ctrl-C in the middle: the counts so far, and the exit code of an interrupt."""
+    path = tmp_path / "session.jsonl"
+    large = [span(number, attributes=[{"key": "text", "value": {"stringValue": "x" * 500_000}}]) for number in range(30)]
+    path.write_text("".join(json.dumps(spans_line(each)) + "\n" for each in large))
+    reached, go_on = threading.Event(), threading.Event()
+
+    def reply(number: int, signal_name: str, message: Any) -> Reply:
+        if number == 2:
+            reached.set()
+            go_on.wait(60)
+        return OK
+
+    with scripted(reply) as receiver:
+        command = [sys.executable, "-m", "inferspan", "replay", str(path), "--endpoint", receiver.endpoint]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert reached.wait(60)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        go_on.set()
+    answered = sum(len(items_of([(kind, message)])) for kind, message, _ in receiver.requests[:2])
+    assert out == f"{receiver.endpoint} (http/protobuf) accepted {answered} spans\n"
+    assert (process.returncode, err) == (130, "inferspan: interrupted\n")
 
 
 LIMIT = 600 * 1024 * 1024

@@ -87,7 +87,10 @@ def _run(arguments: argparse.Namespace) -> int:
     finally:
         for client in clients.values():
             client.close()
-    return _tell(outcome, clients)
+    code = _tell(outcome, clients)
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    return code
 
 
 def _clients(address: str | None, protocol: str | None) -> dict[str, Client]:
@@ -156,7 +159,7 @@ def _tell(outcome: Outcome, clients: dict[str, Client]) -> int:
         return 1 if totals.accepted else 2
     if not totals.accepted and (totals.rejected or outcome.damaged):
         return 2
-    if not totals.accepted:
+    if not totals.accepted and not outcome.interrupted:
         print("inferspan: the files hold no telemetry", file=sys.stderr)
         return 2
     return 1 if totals.rejected or outcome.damaged else 0

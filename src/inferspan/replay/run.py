@@ -30,6 +30,8 @@ class Outcome:
     """Lines, or parts of lines, that were not sent."""
     stopped: str = ""
     """Why the rest was not sent; empty if all was."""
+    interrupted: bool = False
+    """Whether Ctrl-C has ended it."""
     files: dict[str, int] = field(default_factory=dict)
     """Damaged lines by file."""
 
@@ -87,4 +89,6 @@ def replay(
         sender.finish()
     except InVain as failure:
         outcome.stopped = str(failure)
+    except KeyboardInterrupt:
+        outcome.interrupted = True
     return outcome

@@ -93,7 +93,7 @@ $(VENV)/dev.stamp: $(VENV)/demo.stamp pyproject.toml $(EXTENSION)
 $(OLDEST)/packages: tests/oldest.txt
 	test -x $(OLDEST)/bin/python || $(OLDEST_PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --disable-pip-version-check --quiet --requirement tests/oldest.txt \
-		"pytest>=8.4" "pytest-randomly>=3.16" "pytest-xdist>=3.8" "accelerate>=1.1" "gguf>=0.10" "hatchling>=1.27" "setuptools>=77" "PyYAML>=6"
+		"pytest>=8.4" "pytest-randomly>=3.16" "pytest-xdist>=3.8" "accelerate>=1.1" "gguf>=0.10" "hatchling>=1.27" "editables>=0.5" "setuptools>=77" "PyYAML>=6"
 	touch $@
 
 # Everything is there already: this builds, and fails if pyproject.toml asks for newer versions than those.

@@ -7,6 +7,7 @@ capacity counted in the weights of the tokens. The logits are those of the route
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -103,6 +104,7 @@ def _ask(model: Any) -> Tensor:
     return result
 
 
+@pytest.mark.skipif(version("transformers").startswith("4."), reason="what the experts were given is read from blocks of transformers 5")
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_model(telemetry: Telemetry, kind: str) -> None:
     """Each call of a router has the tokens of each expert, imbalance and entropy; nothing is said to be unknown."""

@@ -330,7 +330,7 @@ def test_what_is_not_kept_costs_nothing_but_the_appends(telemetry: Telemetry, mo
     monkeypatch.setattr(step_facts, "logit_attributes", lambda *args, **options: (next(texts), made(*args, **options))[1])
     monkeypatch.setattr(step_rows, "LIVE", 3)
     model, plain = llama(), nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    telemetry.instrument(model, keep="errors", every_step=True)
+    telemetry.instrument(model, keep="errors", every_step=True, thresholds="confidence=0,logit_spread=0")
     telemetry.instrument(plain, keep="errors", modules="all")
     plain(torch.zeros(1, 4))
     assert queued == []

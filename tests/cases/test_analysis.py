@@ -17,6 +17,7 @@ import inferspan
 from inferspan import semconv
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
+from tests.matrix.pipelines import GREEDY, PIPELINES, TEXTS
 
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
@@ -287,3 +288,17 @@ def test_a_loop_of_ones_own_has_the_same_analysis(telemetry: Telemetry) -> None:
         {key: value for key, value in (span.attributes or {}).items() if key.startswith("inferspan.analysis")} for span in telemetry.requests()
     )
     assert second == pytest.approx(first, rel=1e-4)
+
+
+def test_a_call_of_a_pipeline_is_analysed_as_a_whole(telemetry: Telemetry) -> None:
+    """The outer request has the figures of all sequences inside, and its findings count once."""
+    pipeline = PIPELINES["text-generation"].pipeline()
+    telemetry.instrument(pipeline)
+    answers = pipeline([*TEXTS[:2]], **GREEDY)
+    inner = [span.attributes or {} for span in telemetry.requests(nested=True)]
+    (outer,) = (span.attributes or {} for span in telemetry.requests())
+    assert len(inner) == len(answers) == 2
+    averages = [attributes[semconv.ANALYSIS_CONFIDENCE["average"]] for attributes in inner]
+    assert outer[semconv.ANALYSIS_SEQUENCES["confidence"]] == pytest.approx(averages)
+    assert outer[semconv.ANALYSIS_CONFIDENCE["average"]] == pytest.approx(statistics.fmean(averages))  # type: ignore[type-var]
+    assert telemetry.metric_sum(semconv.M_HEALTH_FINDINGS, **{semconv.HEALTH_KIND: "low"}) == 1

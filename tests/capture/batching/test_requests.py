@@ -44,6 +44,16 @@ def test_each_request_has_a_span_with_its_tokens(telemetry: Telemetry) -> None:
     assert _whole(telemetry) == ["text_completion prefill decode"] * len(PROMPTS)
 
 
+def test_each_request_is_analysed_by_its_tokens(telemetry: Telemetry) -> None:
+    """Repetition needs no logits, which the loop does not show."""
+    model = models.llama()
+    telemetry.instrument(model)
+    for result in generate_batch(model):
+        said = of_request(telemetry, result.request_id)
+        assert said[semconv.ANALYSIS_UNIQUE_TOKENS] == len({*result.generated_tokens})
+        assert semconv.ANALYSIS_CONFIDENCE["average"] not in said
+
+
 def test_no_pass_of_the_loop_is_a_request(telemetry: Telemetry) -> None:
     """Forward passes in the loop, and those that warm it up, are steps of the batch and no requests of their own."""
     model = models.llama()

@@ -366,10 +366,10 @@ class Target:
 
     def _gone(self, _: object) -> None:
         """The model has been collected without ``uninstrument()``."""
+        self.is_open = False
         if not sys.is_finalizing():
-            self.is_open = False
             self.device_clock.close()
-            compiling.leave(self)
+            compiling.leave(self, self.engine)
             self._undo.close()
 
 

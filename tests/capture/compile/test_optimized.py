@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +13,6 @@ from opentelemetry import trace
 from torch import Tensor, nn
 
 from inferspan import semconv
-from inferspan.capture.compile.watch import compiling
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
 
@@ -83,15 +82,27 @@ def test_generate_of_a_compiled_model_is_not_compiled(telemetry: Telemetry) -> N
     assert telemetry.modules()
 
 
-def test_the_class_of_torch_is_restored(telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_class_of_torch_is_restored(telemetry: Telemetry) -> None:
     """With the last instrumented model the wrapper goes."""
     kind = dynamo.eval_frame.OptimizedModule
-    # Models that other tests of this process keep instrumented would keep the wrapper.
-    monkeypatch.setattr(compiling, "_watchers", weakref.WeakValueDictionary())
-    compiling.optimized.unwrap()
+    gc.collect()  # models of other tests
     before = kind.__call__
     model = nn.Linear(4, 4)
     handle = telemetry.instrument(model)
     assert kind.__call__ is not before
     handle.uninstrument()
+    assert kind.__call__ is before
+
+
+def test_the_class_of_torch_is_restored_when_the_last_model_is_collected(telemetry: Telemetry) -> None:
+    """A model of which the program has dropped every reference is not instrumented any more, although its modules were observed."""
+    kind = dynamo.eval_frame.OptimizedModule
+    gc.collect()  # models of other tests
+    before = kind.__call__
+    model = nn.Sequential(nn.Linear(4, 4))
+    telemetry.instrument(model, modules="all")
+    model(torch.ones(1, 4))
+    assert kind.__call__ is not before
+    del model
+    gc.collect()
     assert kind.__call__ is before

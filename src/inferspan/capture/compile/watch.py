@@ -101,10 +101,11 @@ class Compiling:
                 if own not in callbacks:
                     callbacks.append(own)
 
-    def leave(self, watcher: _Watcher) -> None:
-        """Stop notifying ``watcher``."""
+    def leave(self, *watchers: _Watcher) -> None:
+        """Stop notifying ``watchers``."""
         with self._lock:
-            self._watchers.pop(id(watcher), None)
+            for watcher in watchers:
+                self._watchers.pop(id(watcher), None)
             # An interpreter that exits has no importers any more. An entry that stays for now does nothing, and is removed the next time.
             # The last model may be collected at any instruction here, and its own leave() removes the entry.
             if not self._watchers and not _iterates_importers():

@@ -1,4 +1,4 @@
-"""Functions of every kind, and how they are called."""
+"""Functions of every kind, how they are called, and the decorators."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import inferspan
+import pytest
 
-__all__ = ["KINDS", "Kind", "twice"]
+import inferspan
+from tests.cases.telemetry import Telemetry
+
+__all__ = ["DECORATORS", "KINDS", "SPANS", "Kind", "each", "events_on_spans", "twice"]
 
 
 class Kind(NamedTuple):
@@ -72,3 +75,25 @@ def twice(value: int) -> int:
     """The body of a function under test."""
     inferspan.event("inside", value=value)
     return 2 * value
+
+
+DECORATORS: dict[str, Callable[[], Any]] = {
+    "stage": lambda: inferspan.stage("part"),
+    "session": lambda: inferspan.session("job"),
+    "event": lambda: inferspan.event_on_return("returned", lambda result, value, scale: {"result": result, "value": value, "scale": scale}),
+    "step": lambda: inferspan.diffusion_step(lambda args, kwargs: {"step": args[0]}),
+    "block": lambda: inferspan.block_computation(lambda args, kwargs: {"block_index": args[0]}),
+    "model": lambda: inferspan.model_parameters(lambda args, kwargs: {"model_name": "mine"}),
+}
+each = pytest.mark.parametrize("decorator", DECORATORS.values(), ids=DECORATORS)
+"""Runs a test with each decorator."""
+SPANS = {"stage": "part", "session": "session job", "step": "denoise_step", "block": "block_computation"}
+
+
+def events_on_spans(telemetry: Telemetry) -> list[tuple[str, str, dict[str, Any]]]:
+    """Each event on a span, with the name of the span."""
+    found = [(span.name, event) for span in telemetry.spans() for event in span.events]
+    return [
+        (name, event.name, {key: value for key, value in (event.attributes or {}).items() if not key.startswith("inferspan.")})
+        for name, event in sorted(found, key=lambda item: item[1].timestamp)
+    ]

@@ -79,9 +79,9 @@ class _Request:
         from inferspan import semconv
 
         steps = getattr(self._call, "steps", None)
-        if steps is None or not steps.open or steps.phase not in (semconv.SPAN_PREFILL, semconv.SPAN_DECODE):
+        if steps is None or not steps.open or steps.phase.name not in (semconv.SPAN_PREFILL, semconv.SPAN_DECODE):
             return {}
-        return {semconv.PHASE: steps.phase, semconv.STEP_INDEX: steps.index}
+        return {semconv.PHASE: steps.phase.name, semconv.STEP_INDEX: steps.index}
 
     def path_of(self, module: Any) -> str | None:
         """Path of a module in the model of this request."""

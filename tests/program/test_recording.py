@@ -24,6 +24,8 @@ def load():
     time.sleep(0.01)
     return 3
 
+inferspan.event("alone", module="layers.1", count=2)
+inferspan.event("nowhere")
 with inferspan.session("nightly", tags={"mode": "t2v"}):
     load()
     load()
@@ -50,6 +52,13 @@ def test_events_are_in_the_list(report: dict[str, Any]) -> None:
     assert [(kind, module) for kind, module, _ in found] == [("loaded", "load"), ("loaded", "load"), ("half", "session nightly")]
     assert [metadata.get("rows", metadata.get("done")) for _, _, metadata in found] == [3, 3, 0.5]
     assert {metadata["inferspan.session.tag.mode"] for _, _, metadata in found} == {"t2v"}
+
+
+def test_events_of_their_own_are_in_the_list(report: dict[str, Any]) -> None:
+    """Events that stand on no span are log records in the file, and in the list with their attributes; one without a module has none."""
+    found = {event["type"]: event for event in report["events"] if event["type"] in ("alone", "nowhere")}
+    assert (found["alone"]["module"], found["alone"]["metadata"]["count"]) == ("layers.1", 2)
+    assert (found["nowhere"]["module"], found["nowhere"]["metadata"], found["nowhere"]["duration"]) == (None, {}, None)
 
 
 def test_stages_are_counted(report: dict[str, Any]) -> None:

@@ -78,6 +78,7 @@ class Reading:
         self.third_party: dict[tuple[str, str], Caller] = {}
         self.content: dict[tuple[str, str], dict[str, Value]] = {}
         self.systems: dict[int, Mapping[str, Value]] = {}
+        self.events: list[Span] = []
         self.series = SeriesTable()
         self.tally = Tally()
         self.incomplete: set[int] = set()
@@ -147,6 +148,8 @@ class Reading:
     def add_logs(self, block: Mapping[str, Any]) -> None:
         """Take in one OTLP ``resourceLogs`` object."""
         for scope in objects(block, "scopeLogs", "instrumentationLibraryLogs"):
+            described = scope.get("scope")
+            ours = isinstance(described, dict) and described.get("name") == semconv.SCOPE
             for record in objects(scope, "logRecords"):
                 name = record.get("eventName")
                 if name == semconv.SYSTEM_EVENT:
@@ -159,8 +162,22 @@ class Reading:
                 attributes = attributes_of(record, self.known)
                 if (name or attributes.get("event.name")) == semconv.CONTENT_EVENT:
                     self.content[_ids(record)] = {key: attributes[key] for key in semconv.MESSAGES if key in attributes}
+                elif ours and isinstance(name, str) and name and name not in _KNOWN_EVENTS:
+                    if self._take(_SPAN_SIZE):
+                        self.events.append(_moment(record, name, attributes, self.resource(block)))
+                    else:
+                        self.left_out.logs += 1
                 else:
                     self.left_out.other_logs += 1
+
+
+_KNOWN_EVENTS = frozenset(event.name for event in semconv.EVENTS)
+
+
+def _moment(record: Mapping[str, Any], name: str, attributes: Mapping[str, Value], resource: int) -> Span:
+    """An event of the program that stands alone, as a span without duration."""
+    time, (trace_id, span_id) = moment(record.get("timeUnixNano")), _ids(record)
+    return Span(trace_id, "", span_id, name, time, time, attributes, False, "", (), (), resource)
 
 
 def _ids(raw: Mapping[str, Any]) -> tuple[str, str]:

@@ -68,6 +68,7 @@ class Session:
         series: of metrics.
         resources: attributes of each process.
         systems: facts of the machine and settings, by resource.
+        events: of the program, those that stand on no span of ours.
         tally: figures over all spans, also over those that are not kept.
         incomplete: ids of spans of which something inside was not kept.
     """
@@ -83,6 +84,7 @@ class Session:
     systems: Mapping[int, Mapping[str, Value]]
     tally: Tally
     incomplete: frozenset[int] = frozenset()
+    events: Sequence[Span] = ()
     orphan_spans: int = 0
     log_records: int = 0
     left_out: LeftOut = field(default_factory=lambda: LeftOut())
@@ -191,6 +193,7 @@ def _session(files: Sequence[FileRead], reading: Reading) -> Session:
         series=reading.series.sorted(),
         resources=reading.resources,
         systems=reading.systems,
+        events=reading.events,
         tally=reading.tally,
         incomplete=frozenset(reading.incomplete),
         orphan_spans=orphans,

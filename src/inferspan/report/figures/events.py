@@ -81,11 +81,12 @@ class Events(Sequence[dict[str, Any]]):
 
     def _made(self, seed: _Seed) -> dict[str, Any]:
         span, attributes = seed.span, seed.span.attributes
-        module = attributes.get(semconv.MODULE_NAME)
+        # An event that stands alone has a name that is its type, and no place.
+        module = attributes.get(semconv.MODULE_NAME) if span.span_id else attributes.get(semconv.MODULE_NAME, "")
         metadata = _metadata(span) if seed.attributes else seed.metadata or {}
         return {
             "type": plain(seed.kind),
-            "module": plain(module) if isinstance(module, str) else plain(span.name),
+            "module": (plain(module) or None) if isinstance(module, str) else plain(span.name),
             "timestamp": max(0, seed.time_ns - self._begin) / 1e9 if seed.time_ns else None,
             "duration": span.seconds if seed.timed and span.timed else None,
             "input_shapes": seed.input_shapes or (plain(attributes.get(semconv.INPUT_SHAPES)) if seed.shapes else None),
@@ -104,6 +105,7 @@ def events_of(session: Session) -> Events:
         found.extend(_of_stage(span))
     for batch in session.batches:
         found.extend(_below(batch))
+    found.extend(_Seed(span.start_ns, span.name, span, metadata=span.attributes) for span in session.events)
     found.sort(key=lambda seed: seed.time_ns)
     return Events(found, session.tally.first_ns)
 

@@ -6,6 +6,7 @@ use it. Nothing starts when this module is imported.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,11 @@ from .settings import Settings
 
 if TYPE_CHECKING:
     from inferspan.capture.target import Target
+    from inferspan.report.output.automatic import AutomaticReports
 
-__all__ = ["HAND_OVER", "Providers", "deferred", "follow_origins", "recorder_for", "set_up_export", "stage_recorder", "start", "writer"]
+__all__ = [
+    "HAND_OVER", "Providers", "deferred", "follow_origins", "recorder_for", "reports", "set_up_export", "stage_recorder", "start", "writer",
+]  # fmt: skip
 
 HAND_OVER = 2.0
 """Longest time in seconds that ``uninstrument()`` waits for detail to be handed over."""
@@ -37,10 +41,13 @@ Providers = tuple[Any, Any, Any]
 writer = SpanWriter()
 deferred = DeferredSetup()
 _flushed_first: list[Callable[[], None]] = []
+_reports: AutomaticReports | None = None
 
 
 def set_up_export(settings: Settings, providers: Providers) -> None:
-    """Set up the destinations that the environment or the session file names, beside the given providers."""
+    """Set up the destinations that the environment or the session file names, beside the given providers, and reports."""
+    if settings.report is not None:
+        settings = reports().prepare(settings)
     given = {
         signal: provider for signal, provider in zip(("traces", "metrics", "logs"), providers, strict=True) if provider is not None
     }
@@ -48,6 +55,28 @@ def set_up_export(settings: Settings, providers: Providers) -> None:
         deferred.run(lambda: otlp.automatic_setup(settings, given=given))
     else:
         otlp.automatic_setup(settings, given=given)
+    if settings.session_file is not None:
+        deferred.run(lambda: _record_system(settings, given.get("traces")))
+
+
+def _record_system(settings: Settings, tracer_provider: Any) -> None:
+    # Not loaded before there is a session file: it needs the SDK.
+    from .export.files.system_record import record_system
+
+    record_system(settings, tracer_provider)
+
+
+def reports() -> AutomaticReports:
+    """The reports of this process that are made by themselves; the first call has them made at its end."""
+    global _reports
+    if _reports is None:
+        from inferspan.report.output.automatic import AutomaticReports
+
+        _reports = AutomaticReports(otlp.force_flush)
+        otlp.finish_with(_reports.process_ends)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=_reports.forked)
+    return _reports
 
 
 def recorder_for(settings: Settings, providers: Providers) -> tuple[SpanRecorder, machine.Meters]:

@@ -1281,6 +1281,8 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("raw span export", "raw span sink"), "spans on the direct OTLP path"),
     ErrorPlaces(("* pipeline",), "a flush or the closing of this pipeline"),
     ErrorPlaces(("session file",), "records in the session file"),
+    ErrorPlaces(("system record",), "facts of the machine and settings in the session file"),
+    ErrorPlaces(("end of the process",), "a report of the setting `report`"),
     ErrorPlaces(("metrics of a forked process",), "the start of a child's metrics at zero"),
     ErrorPlaces(("SIGTERM handler", "exit of uvicorn", "exit of billiard's workers"), "what was queued when the process ended"),
 )

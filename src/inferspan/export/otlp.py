@@ -40,6 +40,7 @@ __all__ = [
     "current_provider",
     "destination_named",
     "detected_resource",
+    "finish_with",
     "flush_first",
     "force_flush",
     "hand_over_at_end",
@@ -352,3 +353,8 @@ def look_at_sigterm() -> None:
 def flush_first(source: Callable[[], None]) -> Callable[[], None]:
     """Call ``source`` before every flush, at the end of the process and on SIGTERM; returns how to stop that."""
     return SETUP.pipelines.flush_first(source)
+
+
+def finish_with(action: Callable[[], None]) -> None:
+    """Call ``action`` when our providers are closed at the end of the process, or flushed because SIGTERM ends it."""
+    SETUP.pipelines.finish_with(action)

@@ -52,6 +52,16 @@ class ProcessEnd:
         self._follows_sigterm = False
         self._handler: Callable[[int, FrameType | None], None] | None = None
         self._ending = False
+        self._last: tuple[Callable[[], None], ...] = ()
+
+    def finish_with(self, action: Callable[[], None]) -> None:
+        """Call ``action`` last, when the process ends or SIGTERM ends it; what it raises is contained."""
+        self._last += (action,)
+
+    def _finish(self) -> None:
+        for action in self._last:
+            with contain("end of the process"):
+                action()
 
     def close_at_exit(self, timeout: float) -> None:
         """Close when the interpreter, a process of ``multiprocessing`` or a worker of billiard's pools ends.
@@ -93,6 +103,7 @@ class ProcessEnd:
 
     def _at_exit(self) -> None:
         self._close(SHARE * (self._timeout or 0.0))
+        self._finish()
 
     # ---------------------------------------------------------------------------------------------------------- SIGTERM
     def flush_at_sigterm(self, timeout: float, *, over_handlers: bool) -> bool:
@@ -144,6 +155,8 @@ class ProcessEnd:
             self._ending = False
             previous(number, frame)
         elif previous == signal.SIG_DFL:
+            if first:
+                self._finish()
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         else:

@@ -150,6 +150,10 @@ class Pipelines:
         """Flush on SIGTERM: see ``ProcessEnd.flush_at_sigterm``."""
         return self._end.flush_at_sigterm(timeout, over_handlers=over_handlers)
 
+    def finish_with(self, action: Callable[[], None]) -> None:
+        """Call ``action`` when all is closed: see ``ProcessEnd.finish_with``."""
+        self._end.finish_with(action)
+
     def look_at_sigterm(self) -> None:
         """Flush on SIGTERM also if the program has set the default disposition since: see ``ProcessEnd.look_at_sigterm``."""
         self._end.look_at_sigterm()

@@ -228,13 +228,16 @@ def open_session(name: str, tags: Mapping[str, str], tracer_provider: Any) -> An
             with contain("set-up of a session"):
                 composition.set_up_export(settings, providers)
             recorder = composition.stage_recorder(settings, providers)
-        return recorder.session(name, tags, lambda: _hold(recorder))
+        made = recorder.session(name, tags, lambda: _hold(recorder, made))
+        return made
     return recorders.OFF
 
 
-def _hold(recorder: recorders.StageRecorder) -> Callable[[], None]:
-    """Have stages recorded while a session is open, and threads that are started in it find it."""
+def _hold(recorder: recorders.StageRecorder, session: Any) -> Callable[[], None]:
+    """While a session is open, have stages recorded, and threads that are started in it find it; report it, if that is asked for."""
     held = ExitStack()
+    if recorder.settings.report is not None:
+        held.callback(composition.reports().session(session.name, session.id))
     held.callback(recorders.add(recorder))
     composition.follow_origins(held)
     return held.close

@@ -54,6 +54,8 @@ class AnyStage(Protocol):
 class StageRecorder(Protocol):
     """Makes stages and events that are recorded."""
 
+    settings: Any
+
     def stage(self, name: str, attributes: dict[str, Any], decorate: Callable[[Any], Any] | None = None) -> AnyStage:
         """A stage that has not begun."""
 

@@ -9,7 +9,7 @@ from inferspan.report.stream import SessionFileError
 
 __all__ = ["session_files"]
 
-_SUFFIXES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+_SUFFIXES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz", ".jsonl.1")
 _PERHAPS = (".json", ".json.gz")
 """The collector's file exporter is often told to write these; so are reports."""
 _SIGNALS = (b'"resourceSpans"', b'"resourceMetrics"', b'"resourceLogs"')

@@ -6,18 +6,19 @@ is data, never markup: the script puts it on the page as text only, and the page
 
 from __future__ import annotations
 
+import functools
 import html
 import json
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from inferspan.report.output.writing import is_stream, write_text
 from inferspan.report.payload import payload
 from inferspan.report.session import Session
-from inferspan.report.writing import is_stream, write_text
 from inferspan.version import version
 
-__all__ = ["is_stream", "render", "write_report"]
+__all__ = ["is_stream", "preload", "render", "write_report"]
 
 _SCRIPTS = (
     "page.js", "zoom.js", "system.js", "messages.js", "requests.js", "timeline.js", "flame.js", "tokens.js", "session.js", "operations.js",
@@ -70,6 +71,12 @@ def write_report(session: Session, path: str | Path, *, title: str | None = None
     return path
 
 
+def preload() -> None:
+    """Load everything that a page is made of, so that nothing is imported when one is made."""
+    for name in ("report.css", "report.html", *_SCRIPTS):
+        _asset(name)
+
+
 def _title(session: Session, data: dict[str, Any]) -> str:
     models = data["totals"]["models"]
     return f"{', '.join(models[:3])}{' and others' if len(models) > 3 else ''}" if models else session.name
@@ -88,6 +95,7 @@ def _checked(trace_url: str | None) -> str | None:
     return _encodable(trace_url)
 
 
+@functools.cache
 def _asset(name: str) -> str:
     return resources.files("inferspan.report").joinpath(f"assets/{name}").read_text(encoding="utf-8")
 

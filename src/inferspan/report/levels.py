@@ -10,12 +10,22 @@ from typing import Any, Protocol
 
 from inferspan import semconv
 
-__all__ = ["BATCH", "LOAD", "MODULE", "PHASE", "PROFILED", "REQUEST", "STEP", "TOPS", "USER_STAGE", "level_of", "operation_of"]
+__all__ = [
+    "BATCH", "FIGURES", "LOAD", "MODULE", "PHASE", "PROFILED", "REQUEST", "STEP", "TOPS", "USER_STAGE", "level_of", "operation_of",
+]  # fmt: skip
 
 REQUEST, BATCH, PHASE, STEP, MODULE, PROFILED = "request", "batch", "phase", "step", "module", "profiled"
 USER_STAGE, LOAD = "user stage", "load"
 TOPS = (REQUEST, BATCH, USER_STAGE, LOAD)
 """Spans that count for themselves, wherever they hang."""
+
+
+FIGURES = frozenset((
+    semconv.STAGE_SELF_TIME, semconv.BATCH_STEPS, semconv.PROFILER_KIND, semconv.MODULE_NAME, semconv.MODULE_TYPE, semconv.LOAD_KIND,
+    semconv.PHASE, semconv.STAGE_NAME, semconv.METHOD, semconv.KERNEL_NAME, semconv.OP_NAME, semconv.DEVICE_TIME, semconv.MEMORY_START,
+    semconv.MEMORY_END,
+))  # fmt: skip
+"""Attributes that decide about the level of a span, and that figures by operation are made of."""
 
 
 class Spanlike(Protocol):

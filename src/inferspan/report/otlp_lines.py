@@ -169,6 +169,8 @@ def count_of(value: object) -> int | None:
 
 def moment(value: object) -> int:
     """Nanoseconds since the Unix epoch; 0, which is how OTLP says unknown, where they are absent or malformed."""
+    if type(value) is str and len(value) <= 19 and value.isascii() and value.isdecimal():
+        return int(value)
     return count_of(value) or 0
 
 
@@ -183,17 +185,21 @@ def number(value: object) -> float | None:
     return result if math.isfinite(result) else None
 
 
-def attributes_of(holder: Mapping[str, Any], known: dict[Value, Value]) -> dict[str, Value]:
+def attributes_of(holder: Mapping[str, Any], known: dict[Value, Value], only: frozenset[str] | None = None) -> dict[str, Value]:
     """The ``attributes`` of an OTLP object as a mapping.
 
     Args:
         holder: span, event, data point, log record or resource.
         known: values seen so far; equal texts and arrays of a file are kept once, which halves the memory of module spans.
+        only: keys that are wanted; default all.
     """
     found: dict[str, Value] = {}
-    for item in objects(holder, "attributes"):
+    items = holder.get("attributes")
+    for item in items if isinstance(items, list) else ():
+        if not isinstance(item, dict):
+            continue
         key, raw = item.get("key"), item.get("value")
-        if isinstance(key, str) and isinstance(raw, dict):
+        if isinstance(key, str) and isinstance(raw, dict) and (only is None or key in only):
             value = _common_value(raw)
             if value is None:
                 value = _value(raw)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inferspan import semconv
-from inferspan.report.levels import MODULE, PROFILED, STEP, level_of
+from inferspan.report.levels import FIGURES, MODULE, PROFILED, STEP, level_of
 from inferspan.report.metric_series import SeriesTable
 from inferspan.report.otlp_lines import Value, attributes_of, moment, objects, text_of
 from inferspan.report.spans import Caller, Link, Span, SpanEvent
@@ -63,10 +63,12 @@ class Reading:
 
     Args:
         room: estimated bytes that spans and log records may take.
+        between: nanoseconds since the epoch; spans that started earlier or later are passed over.
     """
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int, between: tuple[int, int] | None = None) -> None:
         self.room = room
+        self._between = between
         self._reserve = -room
         self.text = 0
         """Memory of the texts of the line at hand, charged with the first thing of it that is kept."""
@@ -109,7 +111,7 @@ class Reading:
             ours = isinstance(scope, dict) and scope.get("name") == semconv.SCOPE
             for raw in objects(holder, "spans"):
                 key = _ids(raw)
-                if not all(key):
+                if not all(key) or not self._wanted(raw):
                     continue
                 if ours:
                     self._add_span(raw, key, number)
@@ -120,11 +122,21 @@ class Reading:
                 else:
                     self.left_out.callers += 1
 
+    def _wanted(self, raw: Mapping[str, Any]) -> bool:
+        if self._between is None:
+            return True
+        first, last = self._between
+        return first <= moment(raw.get("startTimeUnixNano")) <= last
+
     def _add_span(self, raw: Mapping[str, Any], key: tuple[str, str], resource: int) -> None:
         if self.tally.seen(*key):
             return
-        span = _span(raw, key, resource, self.known)
+        # Of spans for which there is no room, only what the figures need is decoded.
+        partly = self.room <= 0
+        span = _span(raw, key, resource, self.known, FIGURES if partly else None)
         level = level_of(span)
+        if partly and level not in _DETAIL:
+            span = _span(raw, key, resource, self.known)
         self.tally.add(span, level)
         if self._take(_SPAN_SIZE, reserve=level not in _DETAIL):
             self.spans[key] = span
@@ -184,7 +196,9 @@ def _ids(raw: Mapping[str, Any]) -> tuple[str, str]:
     return text_of(raw.get("traceId")).lower(), text_of(raw.get("spanId")).lower()
 
 
-def _span(raw: Mapping[str, Any], key: tuple[str, str], resource: int, known: dict[Value, Value]) -> Span:
+def _span(
+    raw: Mapping[str, Any], key: tuple[str, str], resource: int, known: dict[Value, Value], only: frozenset[str] | None = None
+) -> Span:
     status = raw.get("status")
     status = status if isinstance(status, dict) else {}
     name = text_of(raw.get("name"))
@@ -195,7 +209,7 @@ def _span(raw: Mapping[str, Any], key: tuple[str, str], resource: int, known: di
         name=str(known.setdefault(name, name)),
         start_ns=moment(raw.get("startTimeUnixNano")),
         end_ns=moment(raw.get("endTimeUnixNano")),
-        attributes=attributes_of(raw, known),
+        attributes=attributes_of(raw, known, only),
         failed=status.get("code") in _ERROR_CODES,
         status_message=text_of(status.get("message")),
         events=tuple(

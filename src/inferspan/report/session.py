@@ -138,18 +138,19 @@ def read_session(path: str | Path, *, room: int = ROOM) -> Session:
     return read_sessions([path], room=room)
 
 
-def read_sessions(paths: Sequence[str | Path], *, room: int = ROOM) -> Session:
+def read_sessions(paths: Sequence[str | Path], *, room: int = ROOM, between: tuple[int, int] | None = None) -> Session:
     """Read session files of one or several processes as one session; a span that is in several of them counts once.
 
     Args:
         paths: files of OTLP JSON lines, plain or gzipped; pipes or devices as well.
         room: bytes of memory, estimated, that spans and log records may take. Further steps and modules are counted in the figures and
             not kept; of requests, stages and phases as much again is kept.
+        between: nanoseconds since the epoch; spans that started earlier or later are passed over. Default: all spans.
 
     Raises:
         SessionFileError: each file is missing, unreadable, empty or not OTLP JSON lines; the message is that of the first.
     """
-    reading, files = Reading(room), []
+    reading, files = Reading(room, between), []
     first_error: SessionFileError | None = None
     for number, path in enumerate(map(Path, paths)):
         counts, refused = LineCounts(), None

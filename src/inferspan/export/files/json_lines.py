@@ -15,7 +15,9 @@ from typing import Any
 
 from opentelemetry.sdk.trace import ReadableSpan
 
-__all__ = ["message_line", "spans_line"]
+from inferspan.semconv import SCOPE
+
+__all__ = ["message_line", "record_line", "spans_line"]
 
 _ID_FIELDS = ("traceId", "spanId", "parentSpanId")
 _LINE = json.JSONEncoder(separators=(",", ":")).encode
@@ -149,6 +151,15 @@ def _text(value: str | None) -> str:
     if not value.isascii():
         value = value.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate would make the line unreadable
     return encode_basestring_ascii(value)
+
+
+def record_line(resource: Any, event: str, attributes: Mapping[str, Any], time_ns: int) -> str:
+    """Encode one log record of ours, an event of severity INFO, as one OTLP JSON object."""
+    record = f'"timeUnixNano":"{time_ns}","severityNumber":9,"severityText":"INFO","eventName":{_text(event)}{_attributes(attributes)}'
+    holder = _attributes(getattr(resource, "attributes", None))[1:]
+    return '{"resourceLogs":[{"resource":{%s},"scopeLogs":[{"scope":{"name":%s},"logRecords":[{%s}]}]%s}]}' % (
+        holder, _text(SCOPE), record, _schema(resource),
+    )  # fmt: skip
 
 
 def message_line(message: Any) -> str:

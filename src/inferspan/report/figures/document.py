@@ -17,10 +17,10 @@ from inferspan.report.figures.events import Events, events_of, left_out
 from inferspan.report.figures.statistics import begin_of, metric_statistics, operation_statistics, timeline
 from inferspan.report.figures.summary import phases, summary_of
 from inferspan.report.figures.system import process_labels, systems_of
+from inferspan.report.output.writing import write_text
 from inferspan.report.overview import request_row, totals
 from inferspan.report.plain import plain
 from inferspan.report.session import Request, Session
-from inferspan.report.writing import write_text
 from inferspan.version import version
 
 __all__ = ["SCHEMA", "document", "encoded", "figures", "write_document"]

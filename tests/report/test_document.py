@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.report import write
 from inferspan import semconv
 from inferspan.cli import main
 from inferspan.report.figures.document import document, encoded
 from inferspan.report.figures.events import FIELDS
+from inferspan.report.html import render
 from inferspan.report.session import read_session, read_sessions
 from tests.report.conftest import START, otlp_attributes
 
@@ -204,3 +206,38 @@ def test_pieces_are_the_whole_text(session_path: Path) -> None:
     found = document(read_sessions([session_path]))
     text = "".join(encoded(found))
     assert json.loads(text)["events"] == list(found["events"])
+
+
+def test_the_analysis_of_each_request_is_there(recording: Any, tmp_path: Path) -> None:
+    """What stands on the span has its short names, and warnings are counted by kind; without any there is no analysis."""
+    attributes = {
+        semconv.OUTPUT_TOKENS: 40, semconv.ANALYSIS_UNIQUE_TOKENS: 4, semconv.ANALYSIS_REPETITION_RATE: 0.9,
+        semconv.ANALYSIS_LOOP["period"]: 4, semconv.ANALYSIS_CONFIDENCE["average"]: 0.4, semconv.ANALYSIS_COMMON_IDS: [7, 8],
+        semconv.ANALYSIS_COMMON_COUNTS: [20, 10], semconv.ANALYSIS_COMMON_TEXTS: [" a", " b"], semconv.HEALTH_KINDS: ["low", "loop"],
+    }  # fmt: skip
+    recording.span("chat m", 0, 10, trace=recording.trace(), attributes=attributes)
+    recording.span("chat m", 20, 10, trace=recording.trace(), attributes={semconv.OUTPUT_TOKENS: 3})
+    found = report_of(recording.write(tmp_path / "session.jsonl"))
+    check(found)
+    assert found["analysis"]["warnings"] == {"loop": 1, "low": 1}
+    (request,) = found["analysis"]["requests"]
+    assert request == {
+        "number": 1, "total_tokens": 40, "unique_tokens": 4, "repetition_rate": 0.9, "loop": {"period": 4}, "confidence": {"avg": 0.4},
+        "most_common": [{"id": 7, "text": " a", "count": 20}, {"id": 8, "text": " b", "count": 10}], "warnings": ["low", "loop"],
+    }  # fmt: skip
+    assert found["requests"][0]["notes"] == ["low", "loop"]
+
+
+def test_many_spans_are_bounded(tmp_path: Path) -> None:
+    """Memory and page do not grow with the file: spans kept, boxes on the page and size of the page have a bound; figures cover all."""
+    path = tmp_path / "session.jsonl"
+    written = write(path, 30_000)
+    session = read_session(path, room=2_000_000)
+    kept = sum(session.tally.levels.values()) - session.left_out.spans
+    assert kept < 2_000
+    assert session.tally.levels.total() == written
+    assert len(session.requests) == written // (64 * 97 + 64 + 3) + 1
+    page = render(session)
+    assert len(page) < 1_500_000
+    module = {row.name: row.count for row in session.tally.operations.rows(["module"])}
+    assert module["model.layers.31.mlp"] == 64 * len(session.requests)

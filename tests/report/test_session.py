@@ -132,6 +132,24 @@ def test_content_events_are_joined_to_their_request(session_path: Path) -> None:
     assert (session.log_records, session.requests[0].text(semconv.INPUT_MESSAGES)) == (1, "[]")
 
 
+def test_an_exception_in_a_log_event_is_that_of_its_request(recording: Any, tmp_path: Path) -> None:
+    """With ``exception_signal="logs"`` the stack trace is in a log record only; findings of the analysis are no surplus records."""
+    recording.span("chat m", 0, 5, trace=recording.trace(), error="boom")
+    ids = {key: recording.spans[0][key] for key in ("traceId", "spanId")}
+    attributes = [{"key": semconv.EXCEPTION_TYPE, "value": {"stringValue": "ValueError"}}]
+    records = [
+        {**ids, "eventName": semconv.INFERENCE_EXCEPTION_EVENT, "timeUnixNano": "1800000000001000000", "attributes": attributes},
+        {**ids, "eventName": semconv.EVALUATION_EVENT},
+    ]
+    path = recording.write(tmp_path / "session.jsonl")
+    with path.open("a") as stream:
+        stream.write(json.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]}) + "\n")
+    session = read_session(path)
+    (event,) = session.requests[0].span.events
+    assert (event.name, dict(event.attributes)) == ("exception", {semconv.EXCEPTION_TYPE: "ValueError"})
+    assert session.notes == []
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -94,8 +94,8 @@ class _Operation:
             max_duration=self.largest,
             p50=self._within(0.5),
             p95=self._within(0.95),
-            # Calls inside that ran at the same time add up to more than the time around them.
-            self_duration=max(0.0, total - inside),
+            # Calls inside that ran at the same time add up to more than the time around them; less than a billionth is rounding.
+            self_duration=total - inside if total - inside > total * 1e-9 else 0.0,
             clock=clock,
             total_memory_delta=self.memory if self.memory_count else None,
             avg_memory_delta=self.memory / self.memory_count if self.memory_count else None,

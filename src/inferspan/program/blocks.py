@@ -228,7 +228,7 @@ def open_session(name: str, tags: Mapping[str, str], tracer_provider: Any) -> An
             with contain("set-up of a session"):
                 composition.set_up_export(settings, providers)
             recorder = composition.stage_recorder(settings, providers)
-        made = recorder.session(name, tags, lambda: _hold(recorder, made))
+        made: Any = recorder.session(name, tags, lambda: _hold(recorder, made))
         return made
     return recorders.OFF
 

@@ -86,7 +86,7 @@ def request_row(request: Request) -> RequestRow:
         peak_memory=_whole(request.number(semconv.MEMORY_PEAK)),
         energy=request.number(semconv.ENERGY),
         dropped=_whole(request.number(semconv.SPANS_DROPPED)) or 0,
-        notes=(*(word for key, word in _NOTES if request.flag(key)), *_decision(request)),
+        notes=(*(word for key, word in _NOTES if request.flag(key)), *request.texts(semconv.HEALTH_KINDS), *_decision(request)),
         nested=request.flag(semconv.NESTED),
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from inferspan import semconv
 from inferspan.report.breakdown import breakdowns
+from inferspan.report.figures.analysis import analysis_of_request
 from inferspan.report.figures.document import figures
 from inferspan.report.levels import MODULE, PROFILED, level_of
 from inferspan.report.metric_series import Series
@@ -122,6 +123,7 @@ def _request(request: Request, session: Session, page: _Page) -> dict[str, Any]:
         "breakdowns": [
             plain(part._asdict()) | {"parts": [plain(piece._asdict()) for piece in part.parts]} for part in breakdowns(request)
         ],
+        "analysis": analysis_of_request(request),
         "unobserved": request.text(semconv.UNOBSERVED),
     }
 

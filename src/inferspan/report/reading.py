@@ -71,7 +71,7 @@ class Reading:
         self._between = between
         self._reserve = -room
         self.text = 0
-        """Memory of the texts of the line at hand, charged with the first thing of it that is kept."""
+        """Memory of the texts of the line at hand, for each record in it."""
         self._file = 0
         self.resources: list[Mapping[str, Value]] = []
         self._resource_numbers: dict[str, int] = {}
@@ -79,6 +79,7 @@ class Reading:
         self.spans: dict[tuple[str, str], Span] = {}
         self.third_party: dict[tuple[str, str], Caller] = {}
         self.content: dict[tuple[str, str], dict[str, Value]] = {}
+        self.exceptions: dict[tuple[str, str], SpanEvent] = {}
         self.systems: dict[int, Mapping[str, Value]] = {}
         self.events: list[Span] = []
         self.series = SeriesTable()
@@ -154,7 +155,6 @@ class Reading:
         if self.room <= (self._reserve if reserve else 0):
             return False
         self.room -= size + self.text
-        self.text = 0
         return True
 
     def add_logs(self, block: Mapping[str, Any]) -> None:
@@ -172,14 +172,18 @@ class Reading:
                     self.left_out.logs += 1
                     continue
                 attributes = attributes_of(record, self.known)
-                if (name or attributes.get("event.name")) == semconv.CONTENT_EVENT:
+                kind = name or attributes.get("event.name")
+                if kind == semconv.CONTENT_EVENT:
                     self.content[_ids(record)] = {key: attributes[key] for key in semconv.MESSAGES if key in attributes}
+                elif kind == semconv.INFERENCE_EXCEPTION_EVENT:
+                    event = SpanEvent(semconv.EXCEPTION_EVENT, moment(record.get("timeUnixNano")), attributes)
+                    self.exceptions[_ids(record)] = event
                 elif ours and isinstance(name, str) and name and name not in _KNOWN_EVENTS:
                     if self._take(_SPAN_SIZE):
                         self.events.append(_moment(record, name, attributes, self.resource(block)))
                     else:
                         self.left_out.logs += 1
-                else:
+                elif kind != semconv.EVALUATION_EVENT:  # those stand on the request, too
                     self.left_out.other_logs += 1
 
 

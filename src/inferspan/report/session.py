@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from inferspan.report.levels import BATCH, LOAD, MODULE, REQUEST, TOPS, USER_STAGE, level_of
 from inferspan.report.metric_series import Series
@@ -167,8 +167,7 @@ def read_sessions(paths: Sequence[str | Path], *, room: int = ROOM, between: tup
 def _read_file(path: Path, number: int, counts: LineCounts, reading: Reading) -> None:
     reading.begin_file(number)
     for line, size in read_lines(path, counts):
-        if isinstance(line.get("resourceSpans"), list) or isinstance(line.get("resourceLogs"), list):
-            reading.text = _SIZE_OF_TEXT * size
+        reading.text = _SIZE_OF_TEXT * size // max(1, _records(line))
         for block in objects(line, "resourceSpans"):
             reading.add_spans(block)
         for block in objects(line, "resourceMetrics"):
@@ -178,6 +177,17 @@ def _read_file(path: Path, number: int, counts: LineCounts, reading: Reading) ->
                     reading.series.add(metric, resource, reading.known)
         for block in objects(line, "resourceLogs"):
             reading.add_logs(block)
+
+
+def _records(line: Mapping[str, Any]) -> int:
+    """Number of spans and log records of a line."""
+    return sum(
+        len(scope[records])
+        for blocks, scopes, records in (("resourceSpans", "scopeSpans", "spans"), ("resourceLogs", "scopeLogs", "logRecords"))
+        for block in objects(line, blocks)
+        for scope in objects(block, scopes)
+        if isinstance(scope.get(records), list)
+    )
 
 
 def _session(files: Sequence[FileRead], reading: Reading) -> Session:
@@ -214,8 +224,12 @@ def _grow(reading: Reading) -> tuple[dict[str, list[Span]], int]:
         if level in tops:
             tops[level].append(span)
         if level == REQUEST:
-            # Content that came as a log event is shown like content on the span.
-            span.attributes = {**reading.content.get((span.trace_id, span.span_id), {}), **span.attributes}
+            # What came as a log event is shown like what is on the span.
+            key = (span.trace_id, span.span_id)
+            span.attributes = {**reading.content.get(key, {}), **span.attributes}
+            logged = reading.exceptions.get(key)
+            if logged is not None and all(event.name != logged.name for event in span.events):
+                span.events = (*span.events, logged)
     for span in reading.spans.values():
         if len(span.children) > 1:
             span.children.sort(key=lambda child: (child.start_ns, child.end_ns))

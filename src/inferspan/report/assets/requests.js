@@ -36,7 +36,7 @@ const COLUMNS = [
   ["TPOT", (r) => r.row.tpot, (r) => seconds(r.row.tpot), "num", "time per output token"],
   ["Tokens/s", (r) => r.row.tokens_per_second, (r) => real(r.row.tokens_per_second), "num"],
   ["Duration", (r) => r.us, (r) => micros(r.us), "num"],
-  ["Left out", (r) => r.row.dropped, (r) => (r.row.dropped ? counted(r.row.dropped, "span") : ABSENT), "num", "spans dropped over the span budget of the request"],
+  ...(data.requests.some((r) => r.row.dropped) ? [["Left out", (r) => r.row.dropped, (r) => (r.row.dropped ? counted(r.row.dropped, "span") : ABSENT), "num", "spans dropped over the span budget of the request"]] : []),
   ["When", (r) => r.startMs, (r) => whenBar(r)],
 ];
 
@@ -117,7 +117,7 @@ function traceLink(request) {
 }
 
 // The sections of a request. One that has nothing to show gives null; maps of attention and activations join here.
-const REQUEST_SECTIONS = [messages, timeline, flameView, tokenView, breakdownView, eventsAndLinks];
+const REQUEST_SECTIONS = [messages, timeline, flameView, tokenView, analysisView, breakdownView, eventsAndLinks];
 
 function requestView(request) {
   const a = request.attributes, r = request.row;

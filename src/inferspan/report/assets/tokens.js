@@ -93,6 +93,22 @@ function tokenView(request) {
   return [title, panel];
 }
 
+const ANALYSIS_FACTS = [["unique_tokens", "different tokens", real], ["token_entropy", "token entropy", (v) => real(v) + " bits"], ["repetition_rate", "repetition", percent], ["repetition_rate_recent", "of the last 128", percent],
+  ["repetition_4gram", "4-gram repetition", percent], ["avg_logits_mean", "mean of logits", real], ["avg_logits_std", "deviation of logits", real]];
+const ANALYSIS_WARNINGS = new Map([["low", "low confidence"], ["loop", "repetition"], ["flat", "flat logits"], ["nonfinite", "logits that are not finite"]]);
+
+function analysisView(request) {
+  const a = request.analysis;
+  if (!a || !Object.keys(a).length) return null;
+  const four = (name, group) => group && fact(name, Object.entries(group).map(([key, value]) => key + " " + percent(value)).join(", "));
+  return [make("h3", {}, "Analysis"), make("div", { class: "panel" },
+    a.warnings.length ? make("div", {}, a.warnings.map((kind) => make("span", { class: "tag bad" }, ANALYSIS_WARNINGS.get(kind) || kind))) : null,
+    make("div", { class: "facts" }, ANALYSIS_FACTS.map(([key, name, show]) => (a[key] === undefined ? null : fact(name, show(a[key])))),
+      four("confidence", a.confidence), four("probability of the chosen token", a.chosen_probability),
+      a.loop && a.loop.tokens ? fact("longest loop", counted(a.loop.tokens, "token") + " with period " + real(a.loop.period) + " from token " + real(a.loop.start)) : null),
+    (a.most_common || []).length ? make("div", { class: "strip" }, make("span", { class: "dim small" }, "most common "), a.most_common.map((one) => make("span", { class: "token", tip: "token " + one.id }, (one.text === undefined ? String(one.id) : visible(one.text)) + " ×" + real(one.count)))) : null)];
+}
+
 function meter(name, value, most, text, colour, tipText) {
   return make("div", { class: "meter", tip: tipText }, make("span", { class: "name" }, name),
     make("div", {}, make("div", { class: "bar", style: { width: value / (most || 1) * 100 + "%", background: colour } })), make("span", { class: "amount" }, text));

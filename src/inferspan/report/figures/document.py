@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from inferspan import semconv
+from inferspan.report.figures.analysis import analysis_of
 from inferspan.report.figures.events import Events, events_of, left_out
 from inferspan.report.figures.statistics import begin_of, metric_statistics, operation_statistics, timeline
 from inferspan.report.figures.summary import phases, summary_of
@@ -42,7 +43,7 @@ def figures(session: Session) -> dict[str, Any]:
         "bottlenecks": [],
         "suggestions": [],
         "summary": plain_tree(summary_of(session, events).as_dict()),
-        "analysis": analysis(session),
+        "analysis": analysis_of(session.requests),
         "events": events,
     }
 
@@ -132,11 +133,6 @@ def _moment(nanoseconds: int) -> str | None:
         return datetime.fromtimestamp(nanoseconds / 1e9, timezone.utc).isoformat() if nanoseconds else None
     except (ValueError, OverflowError, OSError):
         return None
-
-
-def analysis(session: Session) -> dict[str, Any]:
-    """Analysis of generations by request, where their values are in the file: see ``docs/report-json.md``."""
-    return {}
 
 
 def plain_list(values: list[dict[str, Any]]) -> list[dict[str, Any]]:

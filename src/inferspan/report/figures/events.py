@@ -31,9 +31,8 @@ _INPUTS = {
 }
 _OF_STEP = ("generation_step", "forward_pass", "step_complete")
 _TOKEN_KEYS = {
-    "token_ids": semconv.STEP_TOKEN_IDS, "texts": semconv.STEP_TOKEN_TEXTS,
-    "logprob": semconv.LOGITS_CHOSEN_LOGPROB, "entropy": semconv.LOGITS_ENTROPY,
-    "top1_probability": semconv.LOGITS_TOP1,
+    "token_ids": semconv.STEP_TOKEN_IDS, "texts": semconv.STEP_TOKEN_TEXTS, "logprob": semconv.LOGITS_CHOSEN_LOGPROB,
+    "entropy": semconv.LOGITS_ENTROPY, "top1_probability": semconv.LOGITS_TOP1,
 }  # fmt: skip
 _SHAPES = (semconv.INPUT_SHAPES, semconv.OUTPUT_SHAPES)
 _SHOWN_APART = (

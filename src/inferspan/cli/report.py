@@ -116,19 +116,20 @@ def _tell(session: Session, written: list[Path]) -> None:
 
 def _print(session: Session) -> None:
     from inferspan.report.figures.summary import summary_of
-    from inferspan.report.figures.table import plain_table, rich_table
+    from inferspan.report.figures.table import plain_table, rich_summary, rich_table
     from inferspan.report.terminal import clean, summary
 
     terminal = sys.stdout.isatty()
     print(summary(session, colour=terminal))
-    print("", *map(clean, summary_of(session).lines()), sep="\n")
-    rows = session.tally.operations.rows()
-    table = rich_table(rows) if terminal and rows else None
-    if table is not None:
+    figures, rows = summary_of(session), session.tally.operations.rows()
+    tables = [*rich_summary(figures), rich_table(rows)] if terminal and rows else []
+    if tables and tables[-1] is not None:
         import importlib
 
-        importlib.import_module("rich.console").Console().print(table)
-    elif rows:
+        importlib.import_module("rich.console").Console().print("", *tables, sep="\n")
+        return
+    print("", *map(clean, figures.lines()), sep="\n")
+    if rows:
         print("", plain_table(rows), sep="\n")
 
 

@@ -83,7 +83,8 @@ def _name_service(environ: MutableMapping[str, str]) -> None:
 
 
 def _settings(session_file: Path, environ: Mapping[str, str]) -> dict[str, Any]:
-    settings: dict[str, Any] = {"operation": "chat", "session_file": str(session_file)}
+    # It takes half a minute, in which the report draws curves of the machine.
+    settings: dict[str, Any] = {"operation": "chat", "session_file": str(session_file), "sampler_interval": 1.0}
     if CAPTURE_VARIABLE not in environ:
         settings["capture_content"] = "SPAN_ONLY"
         progress(f"prompts and answers are recorded here, for they are ours; elsewhere only if you ask for it ({CAPTURE_VARIABLE})")

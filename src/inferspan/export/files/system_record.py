@@ -6,6 +6,7 @@ name and no environment is in it; of paths only the last part. Nothing raises.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -22,7 +23,7 @@ from inferspan.export.files.session_file import SessionFile
 from inferspan.export.providers import current_provider
 from inferspan.guard import contain
 from inferspan.samplers.cgroup import cpu_quota, memory_limit
-from inferspan.settings import Settings
+from inferspan.settings import Settings, SettingsError
 from inferspan.version import version
 
 __all__ = ["facts", "record_system", "settings_in_force"]
@@ -45,7 +46,8 @@ def record_system(settings: Settings, tracer_provider: Any = None) -> None:
     if key in _recorded:
         return
     _recorded.add(key)
-    with contain("system record"):
+    # A file that cannot be written was named by whoever opened it for the spans.
+    with contain("system record"), contextlib.suppress(SettingsError):
         resource = getattr(tracer_provider or current_provider("traces"), "resource", None)
         attributes = {**facts(), "settings": json.dumps(settings_in_force(settings), separators=(",", ":"))}
         line = record_line(resource, semconv.SYSTEM_EVENT, attributes, time.time_ns())

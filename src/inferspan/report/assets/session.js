@@ -33,7 +33,7 @@ function curveLines(sources) {
 
 function curve(title, lines, range) {
   const unit = lines[0].unit, name = lines[0].name, show = (value) => inUnit(value, unit, name);
-  const most = Math.max(...lines.flatMap((line) => line.points.map(([, value]) => value)), unit === "1" ? 1 : 0) || 1;
+  const most = Math.max(...lines.flatMap((line) => line.points.map(([, value]) => value)), unit === "1" && name.startsWith("hw.") ? 1 : 0) || 1;
   const x = (time) => Math.max(-1e5, Math.min(1e5, range.place(time) * 10)), y = (value) => 58 - value / most * 52;
   const paths = lines.map((line, number) => drawing("path", { style: "stroke:" + cssColour(number), d: line.points.map(([time, value], place) => (place ? "L" : "M") + x(time).toFixed(1) + " " + y(value).toFixed(1)).join("") + (line.points.length === 1 ? "h4" : "") }));
   const tipText = () => lines.map((line) => line.label + ": " + counted(line.points.length, "reading") + ", " + show(Math.min(...line.points.map(([, v]) => v))) + " to " + show(Math.max(...line.points.map(([, v]) => v)))).join("\n");

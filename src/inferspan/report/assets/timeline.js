@@ -68,7 +68,9 @@ function stepRow(step, request) {
   const a = step.attributes, index = a["inferspan.step.index"];
   const shown = [];
   if (a["inferspan.step.tokens"] > 1) shown.push(counted(a["inferspan.step.tokens"], "token") + (request.row.batch > 1 ? " a row" : ""));
-  if (step.calls.length) shown.push(counted(step.calls.length, "module"));
+  const profiled = step.calls.filter(([number]) => data.modules[number].attributes["inferspan.profiler.kind"] !== undefined).length;
+  if (step.calls.length > profiled) shown.push(counted(step.calls.length - profiled, "module"));
+  if (profiled) shown.push(counted(profiled, "kernel"));
   return row(step, request.us || 1, 1, { colour: phaseColour(step.name), label: index === undefined ? step.name : "step " + index,
     aside: shown.join(", "), open: step.calls.length ? () => moduleRows(step, step.calls) : null });
 }

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from inferspan.analysis.operations import OperationRow
+from inferspan.report.figures.summary import RecordingSummary
 
-__all__ = ["plain_table", "rich_table"]
+__all__ = ["plain_table", "rich_summary", "rich_table"]
 
 _LONGEST_NAME = 48
 _MIB = 1024 * 1024
@@ -97,6 +98,34 @@ def rich_table(rows: Sequence[OperationRow], most: int = 12) -> Any:
     for line in lines:
         table.add_row(*(texts.Text(cell) for cell in line))
     return table
+
+
+def rich_summary(summary: RecordingSummary, most: int = 20) -> list[Any]:
+    """Events by type and seconds by module as two ``rich.table.Table``; none where rich is not installed.
+
+    Args:
+        summary: of ``summary_of``.
+        most: modules.
+    """
+    try:
+        tables, texts = importlib.import_module("rich.table"), importlib.import_module("rich.text")
+    except ImportError:
+        return []
+    title = f"{summary.total_events:,} events, {summary.total_duration:.3f} s"
+    times = [(name, f"{seconds:.3f}") for name, seconds in list(summary.module_times.items())[:most]]
+    rows = (
+        (title, ("type", "count"), [(name, f"{number:,}") for name, number in summary.event_types.items()]),
+        ("Time by module and stage", ("module or stage", "seconds"), times),
+    )
+    found = []
+    for heading, columns, lines in rows:
+        table = tables.Table(title=heading)
+        for place, column in enumerate(columns):
+            table.add_column(column, justify="right" if place else "left")
+        for name, figure in lines:
+            table.add_row(texts.Text(_clean(name)), figure)
+        found.extend([table] if lines else [])
+    return found
 
 
 def _clean(text: str) -> str:

@@ -83,7 +83,8 @@ class AutomaticReports:
                 return _refused(settings, folder, error)
             preload()
             temporary = settings.session_file is None
-            recording = folder / f".inferspan-{os.getpid()}-{os.urandom(4).hex()}.jsonl" if temporary else Path(filled(str(settings.session_file), os.environ))
+            named = filled(str(settings.session_file), os.environ)
+            recording = folder / f".inferspan-{os.getpid()}-{os.urandom(4).hex()}.jsonl" if temporary else Path(named)
             self._plan = _Plan(_KINDS[settings.report], folder, recording.absolute(), temporary, self._clock(), os.getpid())
             self._reported, self._open_sessions = [], 0
             return settings.override({"session_file": str(recording)}) if temporary else settings

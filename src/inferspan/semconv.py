@@ -250,6 +250,7 @@ STAGE_KIND = "inferspan.stage.kind"
 DENOISE_INDEX = "inferspan.denoise.index"
 DENOISE_TIMESTEP = "inferspan.denoise.timestep"
 DENOISE_BLOCK = "inferspan.denoise.block"
+DENOISE_BLOCKS = "inferspan.denoise.blocks"
 DENOISE_STEPS = "inferspan.denoise.steps"
 DENOISE_RAN = "inferspan.denoise.ran"
 DENOISE_RATE = "inferspan.denoise.steps_per_second"
@@ -261,6 +262,8 @@ OUTPUT_AUDIOS = "inferspan.output.audios"
 OUTPUT_HEIGHT = "inferspan.output.height"
 OUTPUT_WIDTH = "inferspan.output.width"
 IMAGES_PER_SECOND = "inferspan.images_per_second"
+BLOCKS_PER_SECOND = "inferspan.blocks_per_second"
+TIME_TO_FIRST_BLOCK = "inferspan.time_to_first_block"
 FRAMES_PER_SECOND = "inferspan.frames_per_second"
 STEP_INDEX = "inferspan.step.index"
 STEP_TOKENS = "inferspan.step.tokens"
@@ -865,10 +868,10 @@ ATTRIBUTES = (
     Attribute(BATCH_STEPS, "int", "batch", "steps of the batch, those without a span included"),
     Attribute(BATCH_TOKENS, "int", _S, "positions of all requests in this pass; continuous batching"),
     Attribute(SPANS_DROPPED, "int", _R, "spans left out over the budget, only if any"),
-    Attribute(MEMORY_START, "int", _R, "By at the start: CUDA allocator, else resident memory"),
-    Attribute(MEMORY_END, "int", _R, "By at the end"),
-    Attribute(MEMORY_PEAK, "int", _R, "By, highest value seen"),
-    Attribute(MEMORY_PEAK_EXACT, "boolean", _R, "whether the peak is the allocator's own"),
+    Attribute(MEMORY_START, "int", f"{_R}, stage", "By at the start: CUDA allocator, else resident memory; stages are those of a pipeline"),
+    Attribute(MEMORY_END, "int", f"{_R}, stage", "By at the end"),
+    Attribute(MEMORY_PEAK, "int", f"{_R}, stage", "By, highest value seen"),
+    Attribute(MEMORY_PEAK_EXACT, "boolean", f"{_R}, stage", "whether the peak is the allocator's own"),
     Attribute(ENERGY, "double", _R, "J, whole card; absent if requests overlapped or another process used the card"),
     Attribute(ENERGY_PER_OUTPUT_TOKEN, "double", _R, "J"),
     Attribute(TOKEN_LOGPROBS, "double[]", _R, "log-probability of each chosen token, first row, under the raw logits"),
@@ -948,6 +951,7 @@ ATTRIBUTES = (
     Attribute(DENOISE_INDEX, "int", "denoise_step", "0 is the first step"),
     Attribute(DENOISE_TIMESTEP, "double", "denoise_step", "the scheduler's timestep"),
     Attribute(DENOISE_BLOCK, "int", "stage", "number of the denoising loop in its request: 0, and more for videos that are made block by block"),
+    Attribute(DENOISE_BLOCKS, "int", _R, "denoising loops that ran, such as blocks of a video; only if there were several"),
     Attribute(DENOISE_STEPS, "int", _R, "denoising steps that the caller asks for"),
     Attribute(DENOISE_RAN, "int", _R, "denoising steps that ran: schedulers may take more or fewer"),
     Attribute(DENOISE_RATE, "double", _R, "denoising steps / seconds that they took together"),
@@ -960,6 +964,8 @@ ATTRIBUTES = (
     Attribute(OUTPUT_WIDTH, "int", _R, "of an image or frame, in pixels"),
     Attribute(IMAGES_PER_SECOND, "double", _R, "images / duration of the call"),
     Attribute(FRAMES_PER_SECOND, "double", _R, "frames / duration of the call"),
+    Attribute(BLOCKS_PER_SECOND, "double", _R, "blocks / s from the call to the end of the last one; only if there were several"),
+    Attribute(TIME_TO_FIRST_BLOCK, "double", _R, "s from the call to the end of the first block's last step; only if there were several"),
     Attribute(STEP_INDEX, "int", "step, module, op, kernel", "0 is the prefill"),
     Attribute(STEP_TOKENS, "int", _S, "positions processed in this pass, per row"),
     Attribute(STEP_WAITING, "int", _S, "requests that wait for a place in the batch; continuous batching"),

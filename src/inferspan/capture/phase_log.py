@@ -14,6 +14,7 @@ from inferspan.guard import contain
 from inferspan.records import AttributeValue, Phase, PhaseKey, RequestEnd
 
 from .budget import PHASES
+from .device.memory import MemoryMeter
 
 __all__ = ["PhaseLog"]
 
@@ -21,7 +22,7 @@ __all__ = ["PhaseLog"]
 class _Phase(NamedTuple):
     """An open or a finished phase or stage.
 
-    ``first_step`` is the number of its first step, ``begins`` and ``ends`` are device boundaries; only a stage has attributes.
+    ``first_step`` is the number of its first step, ``begins`` and ``ends`` are device boundaries; only a stage has attributes and memory.
     """
 
     key: PhaseKey
@@ -32,11 +33,22 @@ class _Phase(NamedTuple):
     ends: int = 0
     failure: str | None = None
     attributes: Mapping[str, AttributeValue] | None = None
+    memory: MemoryMeter | None = None
+
+    def ended(self, **changes: Any) -> _Phase:
+        """The same at its end, with the memory of a stage among its attributes."""
+        found: dict[str, AttributeValue] = {}
+        if self.memory is not None:
+            with contain("memory reading"):
+                found = self.memory.attributes()
+        known = changes.pop("attributes", self.attributes)
+        return self._replace(attributes=known if not found else {**(known or {}), **found}, memory=None, **changes)
 
 
 class _Request(Protocol):
     """What the phases need of their request."""
 
+    owner: Any
     recording: bool
     budget: Any
     clock: Any
@@ -87,7 +99,11 @@ class PhaseLog:
         if request.clock is not None and self._ended and self._ended[-1].end != now:
             request.clock.anchor()
         key = PhaseKey(name, request.new_stage())
-        self.open = _Phase(key, now, request.steps.index, self._boundary(), attributes=attributes)
+        memory: MemoryMeter | None = None
+        if attributes is not None and request.recording:
+            with contain("memory reading"):
+                memory = MemoryMeter(request.owner.device)
+        self.open = _Phase(key, now, request.steps.index, self._boundary(), attributes=attributes, memory=memory)
         return key
 
     def end(self, now: int, failure: str | None, attributes: Mapping[str, AttributeValue]) -> None:
@@ -102,7 +118,7 @@ class PhaseLog:
             request.steps.modules.cut_before_step(phase.key, phase.start, now)
         if request.clock is not None:
             request.clock.anchor()
-        self._ended.append(phase._replace(end=now, ends=self._boundary(), failure=failure, attributes=known))
+        self._ended.append(phase.ended(end=now, ends=self._boundary(), failure=failure, attributes=known))
 
     def close(self, *, empty: bool) -> PhaseKey | None:
         """The request is being closed: no phase is open any more.
@@ -124,7 +140,7 @@ class PhaseLog:
         """End the phase that was open then."""
         phase, self._last = self._last, None
         if phase is not None:
-            self._ended.append(phase._replace(end=now, ends=self._boundary(), failure=failure))
+            self._ended.append(phase.ended(end=now, ends=self._boundary(), failure=failure))
 
     def stretch(self, key: PhaseKey, now: int) -> None:
         """A phase or stage lasts as long as the module calls directly under it."""

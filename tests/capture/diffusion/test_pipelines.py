@@ -199,10 +199,11 @@ def test_a_pipeline_without_a_text(telemetry: Telemetry) -> None:
     pipeline(batch_size=2, num_inference_steps=4, output_type="np")
     request = _request(telemetry)
     assert (request[semconv.BATCH_SIZE], request[semconv.OUTPUT_IMAGES], request[semconv.DENOISE_RAN]) == (2, 2, 4)
+    assert semconv.DENOISE_BLOCKS not in request
 
 
 def test_another_loop_of_steps_is_another_stage(telemetry: Telemetry, pipeline: Any) -> None:
-    """As a video that is made block by block has; its steps are counted on."""
+    """As a video that is made block by block has, with its size and memory; its steps are counted on, and the request has the rate."""
 
     def two_loops(self: Any, blocks: int) -> list[Any]:
         latents = torch.randn(1, 4, 16, 16)
@@ -220,6 +221,16 @@ def test_another_loop_of_steps_is_another_stage(telemetry: Telemetry, pipeline: 
     telemetry.check()
     assert sorted(stage[semconv.DENOISE_BLOCK] for stage in _named(telemetry, "denoise")) == [0, 1, 2]
     assert sorted(step[semconv.DENOISE_INDEX] for step in _named(telemetry, "denoise_step")) == [*range(6)]
+    for stage in _named(telemetry, "denoise"):
+        assert stage[semconv.INPUT_SHAPES] == ("1x4x16x16",)
+        assert stage[semconv.OUTPUT_SHAPES][0] == "1x4x16x16"
+        assert stage[semconv.MEMORY_PEAK] >= stage[semconv.MEMORY_START] > 0
+    request, (call,) = _request(telemetry), [span for span in telemetry.spans() if span.parent is None]
+    steps = sorted((span.start_time or 0, span.end_time or 0) for span in telemetry.spans() if span.name == "denoise_step")
+    start, end = call.start_time or 0, call.end_time or 0
+    assert request[semconv.DENOISE_BLOCKS] == 3
+    assert steps[1][1] - start <= request[semconv.TIME_TO_FIRST_BLOCK] * 1e9 + 1e3 <= steps[2][0] - start + 2e3
+    assert steps[-1][1] - start <= 3e9 / request[semconv.BLOCKS_PER_SECOND] + 1e3 <= end - start + 2e3
 
 
 # ------------------------------------------------------------------------------------------------------------------ metrics

@@ -37,7 +37,7 @@ class DiffusionCall:
         undo: takes hooks and wrappers off the components.
     """
 
-    __slots__ = ("_arguments", "_depth", "_loops", "_open", "_seen", "_steps", "_timesteps", "_undo", "request", "scheduler")
+    __slots__ = ("_arguments", "_block", "_blocks", "_depth", "_open", "_seen", "_steps", "_timesteps", "_undo", "request", "scheduler")
 
     def __init__(self, request: recording.Request, arguments: Mapping[str, Any], scheduler: Any, undo: Undo) -> None:
         self.request = request
@@ -49,7 +49,11 @@ class DiffusionCall:
         self._open = False
         """Whether a component runs that is a stage."""
         self._depth = 0
-        self._steps = self._loops = 0
+        self._steps = 0
+        self._block: dict[str, AttributeValue] = {}
+        """Attributes of the loop that runs."""
+        self._blocks: list[int] = []
+        """When the last step of each loop ended."""
         self._seen = request.start
         """When the last step or stage ended."""
 
@@ -89,8 +93,9 @@ class DiffusionCall:
         """Begin the stage of the steps, unless it runs."""
         request = self.request
         if request.phases.name != semconv.STAGE_DENOISE:
-            request.begin_stage(semconv.STAGE_DENOISE, at=at, attributes={semconv.DENOISE_BLOCK: self._loops})
-            self._loops += 1
+            self._block = {semconv.DENOISE_BLOCK: len(self._blocks)}
+            self._blocks.append(request.start)
+            request.begin_stage(semconv.STAGE_DENOISE, at=at, attributes=self._block)
 
     def end_step(self, timestep: Any, sample: Any, result: Any) -> None:
         """The scheduler has taken the prediction of a step.
@@ -115,12 +120,18 @@ class DiffusionCall:
             attributes[semconv.DENOISE_TIMESTEP] = float(timestep)
         elif isinstance(timestep, Tensor) and timestep.numel() == 1:
             self._timesteps.append((attributes, timestep))
-        attributes |= shape_attributes(describe(sample), semconv.INPUT_SHAPES, semconv.INPUT_DTYPES)
-        attributes |= shape_attributes(describe(result), semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES)
+        given = shape_attributes(describe(sample), semconv.INPUT_SHAPES, semconv.INPUT_DTYPES)
+        made = shape_attributes(describe(result), semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES)
+        attributes |= {**given, **made}
+        if semconv.OUTPUT_SHAPES not in self._block:
+            self._block |= given
+        self._block |= made
         if isinstance(sample, Tensor) and sample.dim():
             attributes[semconv.STEP_ROWS] = int(sample.shape[0])
         request.steps.rows.add_attributes(number, attributes)
         self._seen = request.steps.now()
+        if self._blocks:
+            self._blocks[-1] = self._seen
 
     def end_loop(self) -> None:
         """Another loop of steps will begin."""
@@ -160,8 +171,9 @@ class DiffusionCall:
                 seconds = sum(map(sum, self.request.steps.seconds.values()))
                 took = (end - self.request.start) / 1e9
                 outcome = describe_outcome(
-                    self._arguments, self.scheduler, result, failure, steps=self._steps, denoising=seconds, seconds=took
-                )
+                    self._arguments, self.scheduler, result, failure, steps=self._steps, denoising=seconds, seconds=took,
+                    blocks=[(at - self.request.start) / 1e9 for at in self._blocks],
+                )  # fmt: skip
         finally:
             self._arguments, self._timesteps = {}, []
             self.request.finish(outcome)

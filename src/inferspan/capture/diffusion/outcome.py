@@ -128,6 +128,7 @@ def describe_outcome(
     steps: int,
     denoising: float,
     seconds: float,
+    blocks: Sequence[float],
 ) -> Outcome:
     """The outcome of a pipeline that returned ``result`` or failed.
 
@@ -139,10 +140,15 @@ def describe_outcome(
         steps: denoising steps that were seen.
         denoising: seconds that they took together.
         seconds: duration of the call.
+        blocks: seconds from its start to the last step of each denoising loop.
     """
     attributes: dict[str, AttributeValue] = {semconv.DENOISE_RAN: steps}
     if steps and denoising > 0:
         attributes[semconv.DENOISE_RATE] = steps / denoising
+    if len(blocks) > 1:
+        attributes[semconv.DENOISE_BLOCKS] = len(blocks)
+        if blocks[0] > 0:
+            attributes |= {semconv.BLOCKS_PER_SECOND: len(blocks) / blocks[-1], semconv.TIME_TO_FIRST_BLOCK: blocks[0]}
     if failure is None:
         latent = arguments.get("output_type") == "latent"
         if isinstance(result, tuple) and not hasattr(result, "images") and result:

@@ -108,6 +108,7 @@ GENERATE: dict[str, dict[str, Outcome]] = {
     "LoRA, merged": _row(_but(ALL, "GPT-2", MAMBA)),
     "dynamic int8": _row(_but(ALL, MAMBA)),
     "int8 weights (torchao)": _row(_but(ALL, MAMBA)),
+    "LLM.int8 (bitsandbytes)": _row(["Llama", "OPT", "Qwen2", "T5", LLAVA]),
     "offloaded to memory (accelerate)": _row(_but(ALL, AUDIO, "Whisper")),
     "offloaded to disk (accelerate)": _row(_but(ALL, AUDIO, "Whisper")),
     "FSDP2, one rank": _row([*TEXT, MAMBA, AUDIO]),

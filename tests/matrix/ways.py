@@ -290,6 +290,7 @@ WAYS = {
         Way("LoRA, merged", _wrapped(wrappers.merged), needs=("peft",)),
         Way("dynamic int8", _wrapped(wrappers.int8)),
         Way("int8 weights (torchao)", _wrapped(wrappers.torchao_int8), needs=("torchao",)),
+        Way("LLM.int8 (bitsandbytes)", _wrapped(wrappers.bitsandbytes_int8), needs=("bitsandbytes",)),
         Way("offloaded to memory (accelerate)", _wrapped(wrappers.offloaded), needs=("accelerate",)),
         Way("offloaded to disk (accelerate)", _wrapped(wrappers.on_disk), needs=("accelerate",)),
         Way("FSDP2, one rank", _wrapped(wrappers.sharded), around=wrappers.distributed),

@@ -6,11 +6,11 @@ import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["distributed", "int8", "lora", "merged", "offloaded", "on_disk", "parallel", "sharded", "torchao_int8"]
+__all__ = ["bitsandbytes_int8", "distributed", "int8", "lora", "merged", "offloaded", "on_disk", "parallel", "sharded", "torchao_int8"]
 
 
 def lora(model: Any) -> Any:
@@ -46,6 +46,31 @@ def torchao_int8(model: Any) -> Any:
 
     quantize_(model, Int8WeightOnlyConfig())
     return model
+
+
+def _replaced(model: Any, make: Callable[[Any], Any]) -> Any:
+    """The model with others in the place of its linear layers, the head excepted, as transformers puts those of bitsandbytes."""
+    import torch
+
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    for name, layer in [*model.named_modules()]:
+        if type(layer) is torch.nn.Linear and layer is not head:
+            above, _, last = name.rpartition(".")
+            setattr(model.get_submodule(above), last, make(layer))
+    return model.to("cpu").eval()
+
+
+def bitsandbytes_int8(model: Any) -> Any:
+    """Linear layers in LLM.int8, by bitsandbytes."""
+    import bitsandbytes  # type: ignore[import-not-found, unused-ignore]
+
+    def make(layer: Any) -> Any:
+        made: Any = bitsandbytes.nn.Linear8bitLt(layer.in_features, layer.out_features, layer.bias is not None, has_fp16_weights=False)
+        made.weight = bitsandbytes.nn.Int8Params(layer.weight.data.clone(), requires_grad=False, has_fp16_weights=False)
+        made.bias = layer.bias
+        return made
+
+    return _replaced(model, make)
 
 
 def offloaded(model: Any) -> Any:

@@ -21,10 +21,13 @@ OLDEST_TESTS := tests/cases tests/spans tests/metrics tests/samplers tests/expor
 
 VENV := .venv
 OLDEST ?= .venv-oldest
+# torchao and bitsandbytes write to standard error when they are imported, which transformers does wherever they are installed, and tests
+# look at what programs write there: only `make quantized` sees this folder.
+QUANTIZED := .quantized
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
-.PHONY: help demo stack install lint test oldest docs dashboards pictures bench clean
+.PHONY: help demo stack install lint test oldest quantized docs dashboards pictures bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -61,6 +64,10 @@ oldest: $(OLDEST)/stamp ## the core of the tests with the oldest allowed version
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -p no:cacheprovider -q -m "not integration" \
 		-n $(WORKERS) --dist loadfile $(OLDEST_TESTS)
 
+quantized: $(QUANTIZED)/stamp ## tests of models that torchao and bitsandbytes have quantized; the packages in .quantized, for these tests alone
+	PYTHONPATH=$(QUANTIZED) HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) \
+		-k "torchao or bitsandbytes or quantized" tests/matrix tests/cases/facts/test_quantization.py
+
 docs: $(VENV)/dev.stamp ## write the generated pages: docs/telemetry.md, docs/settings.md, docs/coverage.md
 	$(BIN)/python -m docs.generate
 
@@ -74,7 +81,7 @@ bench: $(VENV)/dev.stamp ## measure what it costs on this CPU, ten minutes; ARGS
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## remove the virtual environment and all caches
-	rm -rf $(VENV) $(OLDEST) .mypy_cache .ruff_cache .pytest_cache demo-output build dist src/inferspan/capture/modules/_recorder*.so
+	rm -rf $(VENV) $(OLDEST) $(QUANTIZED) .mypy_cache .ruff_cache .pytest_cache demo-output build dist src/inferspan/capture/modules/_recorder*.so
 
 $(VENV)/demo.stamp: pyproject.toml $(EXTENSION)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -86,6 +93,11 @@ $(VENV)/demo.stamp: pyproject.toml $(EXTENSION)
 
 $(VENV)/dev.stamp: $(VENV)/demo.stamp pyproject.toml $(EXTENSION)
 	$(PIP) --editable ".[dev]"
+	touch $@
+
+# Without what they need: torch is there, and they would bring one of their own.
+$(QUANTIZED)/stamp: $(VENV)/dev.stamp
+	$(PIP) --quiet --upgrade --no-deps --target $(QUANTIZED) torchao bitsandbytes
 	touch $@
 
 # Not ".[test]": its optional packages ask for newer versions than these. On Linux this torch brings some 3 GB of CUDA libraries with it,

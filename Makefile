@@ -44,10 +44,10 @@ stack: $(VENV)/demo.stamp ## run collector, Jaeger and Prometheus here, no conta
 	no_proxy="$${no_proxy:-$$NO_PROXY},127.0.0.1,localhost" \
 	OTEL_SERVICE_NAME=inferspan-demo OTEL_EXPORTER_OTLP_ENDPOINT="$$(find 'export OTEL_EXPORTER_OTLP_ENDPOINT=')" \
 		OTEL_METRIC_EXPORT_INTERVAL=5000 $(BIN)/inferspan demo && \
-	echo && echo "The traces of the demo, newest first:" && \
-	echo "  $$(find 'Jaeger (traces) *')/search?service=inferspan-demo" && echo && \
-	printf '%s\n' "$$said" | sed -n -e '/^Grafana/p' -e '/^Graphs/,/^$$/p' -e '/^Send/,/^$$/p' && \
-	echo "Stop it: $(BIN)/inferspan stack down"
+	echo && printf '%s\n' "$$said" | sed -n -e '/^Grafana/p' -e '/^Graphs/,/^$$/p' -e '/^Send/,/^$$/p' && \
+	echo "Stop it: $(BIN)/inferspan stack down" && echo && \
+	jaeger="$$(find 'Jaeger (traces) *')" && echo "All traces of the demo: $$jaeger/search?service=inferspan-demo" && \
+	echo "One of them:            $$jaeger/trace/$$(grep -o '"traceId": *"[0-9a-f]*"' demo-output/session.jsonl | head -n 1 | cut -d '"' -f 4)"
 
 install: $(VENV)/dev.stamp ## install everything for development
 

@@ -239,7 +239,5 @@ NOT_SHOWN: dict[str, str] = {
     semconv.M_FIRST_REQUEST: "one value a process: a question about a start, for a query of its own",
     semconv.M_PROGRAM_STAGE_DURATION: "parts of one program, which a dashboard for all of them cannot know",
     semconv.M_PROGRAM_STAGE_MEMORY: "as the durations of these stages",
-    semconv.M_HEALTH_FINDINGS: "findings stand on the traces and in log events; how many is a question for an alert",
-    semconv.M_EXPERTS_IMBALANCE: "only with the setting routing, on models with experts",
 }
 """Metrics of ours that no dashboard shows, and why."""

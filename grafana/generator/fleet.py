@@ -18,12 +18,15 @@ from .charts import bars, grid
 from .fleet_queries import NAMES, NO_RANKS, NO_REQUESTS, RANK, WHOLE, Q, of, step_of_rank, straggler
 from .frame import Row, frame
 from .links import FLEET, GPU, MODEL, OVERVIEW, to_dashboard
-from .panels import TIMES, Query, Says, Sized, stats, trend
+from .panels import Query, Says, Sized, stats, trend
+from .units import PER_SECOND, RANKS, TIMES, TOKENS_S
 
 __all__ = ["dashboard"]
 
 STRAGGLER = ((1.1, "orange"), (1.3, "red"))
 REQUEST_MODEL = label(s.REQUEST_MODEL)
+
+NO_JOB, NO_CALL = ("no rank reports", "text"), ("no call yet", "text")
 
 
 def _missing() -> str:
@@ -61,6 +64,7 @@ def _at_a_glance() -> list[Sized]:
                 "Above 0: *Missing ranks by job* says of which; that rank has not started, has died or cannot reach the collector.",
                 empty=NO_RANKS,
             ),
+            missing=NO_JOB,
         ),
         stats(
             "Slowest rank",
@@ -76,11 +80,12 @@ def _at_a_glance() -> list[Sized]:
                 empty=NO_RANKS,
             ),
             links=[to_dashboard(GPU)],
+            missing=NO_JOB,
         ),
         stats(
             "Output tokens/s",
             Query(Q.tokens("output"), "tokens/s"),
-            unit="short",
+            unit=PER_SECOND,
             decimals=1,
             says=Says(
                 "Tokens generated each second by all processes.",
@@ -89,6 +94,7 @@ def _at_a_glance() -> list[Sized]:
                 empty=NO_REQUESTS,
             ),
             links=[to_dashboard(OVERVIEW)],
+            missing=NO_CALL,
         ),
         stats(
             "In flight",
@@ -101,6 +107,7 @@ def _at_a_glance() -> list[Sized]:
                 "Much more on one process than on others: the balancer in front of them.",
                 empty=NO_REQUESTS,
             ),
+            missing=NO_CALL,
         ),
         stats(
             "Versions",
@@ -162,11 +169,11 @@ def _ranks() -> Row:
                 limits=STRAGGLER,
                 links=[to_dashboard(GPU)],
             ),
-            bars("Output tokens/s by rank", Query(_tokens_of_ranks(), legend), unit="short", width=6, says=tokens),
+            bars("Output tokens/s by rank", Query(_tokens_of_ranks(), legend), unit=TOKENS_S, width=6, says=tokens),
             trend(
                 "Missing ranks by job",
                 Query(_missing(), "{{job}}"),
-                unit="short",
+                unit=RANKS,
                 width=6,
                 maximum=2,
                 limits=((1, "red"),),

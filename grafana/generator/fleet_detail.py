@@ -11,6 +11,7 @@ from .frame import Row
 from .links import GPU, OVERVIEW, to_dashboard
 from .panels import Query, Says, Sized, override, trend
 from .queries import ratio
+from .units import TOKENS_J, TOKENS_S
 
 __all__ = ["rows"]
 
@@ -65,7 +66,7 @@ def _by_choice() -> list[Sized]:
         ),
         trend("Duration p95, grouped", Query(p95, CHOSEN, exemplar=True), unit="s", says=time, links=to_overview),
         trend("TTFT p95, grouped", Query(Q.quantile(0.95, s.M_SERVER_TTFT, by=by), CHOSEN), unit="s", width=12, says=first, links=to_gpu),
-        trend("Output tokens/s, grouped", Query(Q.tokens("output", by), CHOSEN), unit="short", width=12, says=tokens, links=to_gpu),
+        trend("Output tokens/s, grouped", Query(Q.tokens("output", by), CHOSEN), unit=TOKENS_S, width=12, says=tokens, links=to_gpu),
     ]
 
 
@@ -90,7 +91,7 @@ def _energy_and_versions() -> list[Sized]:
         trend(
             "Tokens per joule by host",
             Query(f"{Q.tokens('output', ['host_name'])} / ({joules} > 0)", "{{host_name}}"),
-            unit="short",
+            unit=TOKENS_J,
             width=12,
             says=energy,
             links=[to_dashboard(GPU, host="host_name")],

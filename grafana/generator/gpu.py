@@ -27,6 +27,7 @@ LIMIT = semconv.M_GPU_MEMORY_LIMIT
 POWER_INSTEAD = f"({POWER_SHARE}) unless on (hw_id) ({UTILISATION})"
 """Where a card tells no utilisation."""
 REQUESTS = to_dashboard(OVERVIEW, host="host_name")
+NO_CARD, NOT_READ = ("no GPU reports", "text"), ("no such reading", "text")
 
 
 GPUS = Says(
@@ -85,6 +86,7 @@ def _in_use() -> list[Sized]:
             unit="short",
             says=GPUS,
             width=3,
+            missing=NO_CARD,
         ),
         stats(
             "Busy",
@@ -92,6 +94,7 @@ def _in_use() -> list[Sized]:
             unit="short",
             says=SAYS_BUSY,
             width=3,
+            missing=NO_CARD,
         ),
         stats(
             "Held, but idle",
@@ -101,6 +104,7 @@ def _in_use() -> list[Sized]:
             width=3,
             base="green",
             limits=((1, "orange"),),
+            missing=NO_CARD,
         ),
     ]
 
@@ -116,6 +120,7 @@ def _strained() -> list[Sized]:
             base="green",
             limits=((0.9, "orange"), (0.97, "red")),
             decimals=1,
+            missing=NO_CARD,
         ),
         stats(
             "Hottest",
@@ -125,6 +130,7 @@ def _strained() -> list[Sized]:
             width=4,
             base="green",
             limits=((80, "orange"), (90, "red")),
+            missing=NOT_READ,
         ),
         stats(
             "Power of all cards",
@@ -132,6 +138,7 @@ def _strained() -> list[Sized]:
             unit="watt",
             says=POWER_OF_ALL_CARDS,
             width=4,
+            missing=NOT_READ,
         ),
         stats(
             "Energy",
@@ -141,6 +148,7 @@ def _strained() -> list[Sized]:
             width=4,
             decimals=1,
             sparkline=False,
+            missing=NOT_READ,
         ),
     ]
 

@@ -10,6 +10,9 @@ from .gpu_queries import ENERGY_KWH, LEGEND, NO_GPU, NO_READING, TOKENS_PER_JOUL
 from .links import OVERVIEW, to_dashboard
 from .panels import Query, Says, mapping, trend
 from .queries import DEVICE
+from .units import ERRORS as OF_ERRORS
+from .units import REPLAYS, TOKENS_J
+from .units import ROWS as OF_ROWS
 
 __all__ = ["rows"]
 
@@ -55,7 +58,7 @@ def _health() -> Row:
             "ECC errors",
             Query(counted, f"{LEGEND} {{{{error_type}}}}", instant=True),
             Query(f"{located} > 0", f"{LEGEND} {{{{inferspan_gpu_memory_location}}}} {{{{error_type}}}}", instant=True),
-            unit="short",
+            unit=OF_ERRORS,
             decimals=0,
             says=ERRORS,
             width=12,
@@ -65,13 +68,13 @@ def _health() -> Row:
         trend(
             "Remapped rows",
             Query(Q.device(semconv.M_REMAPPED_ROWS, by=["error_type"]), f"{LEGEND} {{{{error_type}}}}"),
-            unit="short",
+            unit=OF_ROWS,
             says=ROWS,
         ),
         bars(
             "PCIe replays",
             Query(replays, LEGEND, instant=True),
-            unit="short",
+            unit=REPLAYS,
             decimals=0,
             says=PCIE_REPLAYS,
             base="green",
@@ -157,7 +160,7 @@ def _efficiency() -> Row:
         trend(
             "Output tokens per joule",
             Query(TOKENS_PER_JOULE, "tokens/J"),
-            unit="short",
+            unit=TOKENS_J,
             says=joule,
             width=6,
             links=[to_dashboard(OVERVIEW)],

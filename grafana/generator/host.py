@@ -11,8 +11,9 @@ from inferspan import semconv
 
 from .frame import Row
 from .links import OVERVIEW, to_dashboard
-from .panels import CORES, Query, Says, Sized, trend
+from .panels import Query, Says, Sized, trend
 from .queries import Queries
+from .units import CORES
 
 __all__ = ["cpu_in_use", "rows"]
 

@@ -17,6 +17,7 @@ from grafana_foundation_sdk.models import dashboard as model
 
 from .catalogue import CATALOGUE, NOT_SHOWN, SERIES
 from .promql import Checked, check
+from .units import OWN
 
 __all__ = ["OPEN_PANELS", "UNITS", "lint", "lint_all", "panels"]
 
@@ -25,6 +26,8 @@ Json = Mapping[str, Any]
 COLUMNS = 24
 OPEN_PANELS = 12
 """A wall of forty panels is opened by nobody."""
+LETTERS = 8
+"""Of a text in a stat panel, for each column."""
 UNITS = frozenset(
     {
         "Bps",
@@ -42,8 +45,7 @@ UNITS = frozenset(
         "s",
         "short",
         "string",
-        "suffix:cores",
-        "suffix:x",
+        *OWN,
         "watt",
     }
 )
@@ -143,7 +145,16 @@ def _checked(expression: str) -> Checked:
     return check(expression, grouping)
 
 
-PANEL_RULES: Sequence[Callable[[Json], Iterator[str]]] = (_texts, _unit, _thresholds, _sources, _targets)
+def _readable(panel: Json) -> Iterator[str]:
+    """A stat panel writes its text in one line or two, as large as fits."""
+    if panel["type"] == "stat":
+        text = panel.get("fieldConfig", {}).get("defaults", {}).get("noValue") or ""
+        room = LETTERS * panel["gridPos"]["w"]
+        if len(text) > room:
+            yield f"text for when there is nothing has {len(text)} letters, {room} can be read"
+
+
+PANEL_RULES: Sequence[Callable[[Json], Iterator[str]]] = (_texts, _unit, _thresholds, _sources, _targets, _readable)
 
 
 # --------------------------------------------------------------------------------------------------- rules for a dashboard

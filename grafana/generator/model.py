@@ -1,7 +1,7 @@
 """The dashboard "Model internals": where the time of a forward pass goes, how certain the model is, what it holds in memory.
 
-In front: steps, non-finite values and modules (these with the setting ``module_metric``). Closed rows below: steps in detail, certainty,
-memory, own cost.
+In front: steps and non-finite values. Closed rows below: tokens of a pass, stages, memory, own cost, and what needs a setting, which their
+titles name.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from inferspan import semconv as s
 
-from . import model_batching, model_detail, model_modules
+from . import model_batching, model_detail, model_experts, model_health, model_modules, model_parts
 from .charts import heat
 from .frame import Row, frame
 from .links import GPU, MODEL, OVERVIEW, to_dashboard
@@ -23,8 +23,6 @@ from .model_queries import (
     NONFINITE_TRACES,
     PHASE,
     PREFILL,
-    REQUEST_MODEL,
-    STAGE_NAME,
     WHOLE,
     Q,
     busy,
@@ -34,6 +32,7 @@ from .model_queries import (
 )
 from .panels import Query, Says, Sized, override, stats, trend
 from .queries import WINDOW, or_zero
+from .units import TOKENS, VALUES
 
 __all__ = ["dashboard"]
 
@@ -67,11 +66,11 @@ def _at_a_glance() -> list[Sized]:
         _median(s.SPAN_DECODE, DECODE, "one more token"),
         stats(
             "Tokens per pass",
-            Query(tokens_per_pass(), of(REQUEST_MODEL)),
-            unit="short",
+            Query(tokens_per_pass(), "all models"),
+            unit=TOKENS,
             decimals=2,
             says=Says(
-                "How many tokens a forward pass gives, over the batch.",
+                "How many tokens a forward pass gives, over the batch, all models together.",
                 "generated tokens / forward passes of generate().",
                 "The size of the batch is normal, more with assisted decoding. Less: beams, or calls that failed.",
                 empty=NO_STEPS,
@@ -80,7 +79,7 @@ def _at_a_glance() -> list[Sized]:
         stats(
             "Non-finite values",
             Query(_nonfinite(), "values"),
-            unit="short",
+            unit=VALUES,
             base="green",
             limits=((1, "red"),),
             decimals=0,
@@ -127,7 +126,7 @@ def _numerics() -> Sized:
     return trend(
         "Non-finite values by place",
         Query(places, of(MODULE, "kind")),
-        unit="short",
+        unit=VALUES,
         width=12,
         calcs=("max",),
         links=[NONFINITE_TRACES],
@@ -175,37 +174,10 @@ def _steps() -> list[Sized]:
         "Two bands are two kinds of requests. A dot leads to the trace of one.",
         empty=NO_STEPS,
     )
-    tokens = Says(
-        "How many tokens a forward pass gives, over the batch.",
-        "generated tokens / forward passes of generate().",
-        "It falls with smaller batches and failed calls, and rises with assisted decoding.",
-        empty=NO_STEPS,
-    )
-    prompts = Says(
-        "How many tokens of prompts a prefill pass gets, over the batch.",
-        "prompt tokens, those in a cache included / prefill passes.",
-        "The time to first token grows with it.",
-        empty=NO_STEPS,
-    )
-    stages = [
-        Query(Q.quantile(x, s.M_STAGE_DURATION, by=[STAGE_NAME]), f"{of(STAGE_NAME)} p{x * 100:g}", exemplar=x == 0.95) for x in (0.5, 0.95)
-    ]
-    parts = Says(
-        "How long the encoders and projectors of a multimodal model take, and the parts of a pipeline. The axis is logarithmic.",
-        "quantiles of `inferspan.stage.duration`, host clock.",
-        "An encoder as long as the prefill: the time to first token is that of the images."
-        " Decoding as long as denoising: fewer steps do not help.",
-        empty="No stages: no multimodal model or pipeline has run.",
-    )
-    prefills = WHOLE.count(s.M_STEP_DURATION, PREFILL, by=[REQUEST_MODEL])
-    taken = f"{WHOLE.tokens('input', [REQUEST_MODEL])} / ({prefills} > 0)"
     return [
         trend("Step time", *quantiles, unit="s", logarithmic=True, says=time, links=[to_dashboard(OVERVIEW)]),
         heat("Decode steps", WHOLE.heat(s.M_STEP_DURATION, DECODE), unit="s", exemplar=True, says=spread),
         heat("Prefill steps", WHOLE.heat(s.M_STEP_DURATION, PREFILL), unit="s", exemplar=True, says=spread),
-        trend("Tokens per pass over time", Query(tokens_per_pass(), of(REQUEST_MODEL)), unit="short", width=12, says=tokens),
-        trend("Stages", *stages, unit="s", logarithmic=True, says=parts),
-        trend("Prompt tokens per prefill", Query(taken, of(REQUEST_MODEL)), unit="short", width=12, says=prompts),
     ]
 
 
@@ -213,9 +185,12 @@ def dashboard() -> dict[str, Any]:
     """The dashboard as JSON."""
     rows = [
         Row("At a glance", [*_at_a_glance(), _pace(), _numerics()]),
+        Row("Steps", _steps()),
+        *model_parts.rows(),
         model_modules.row(),
-        Row("Steps", _steps(), closed=True),
+        model_experts.row(),
         model_batching.row(),
+        model_health.row(),
         *model_detail.rows(),
     ]
     return frame(MODEL, "Where the time of a forward pass goes, how certain the model is, what it holds in memory.", rows, NAMES)

@@ -8,6 +8,7 @@ from .frame import Row
 from .links import OVERVIEW, to_dashboard
 from .model_queries import REQUEST_MODEL, WHOLE, of
 from .panels import Query, Says, Sized, trend
+from .units import REQUESTS, TOKENS
 
 __all__ = ["row"]
 
@@ -35,8 +36,8 @@ def _batch() -> list[Sized]:
         empty=EMPTY,
     )
     return [
-        trend("Requests in a step", *_quantiles(s.M_BATCH_REQUESTS), unit="short", width=12, says=requests),
-        trend("Tokens in a step", *_quantiles(s.M_BATCH_TOKENS), unit="short", width=12, says=tokens),
+        trend("Requests in a step", *_quantiles(s.M_BATCH_REQUESTS), unit=REQUESTS, width=12, says=requests),
+        trend("Tokens in a step", *_quantiles(s.M_BATCH_TOKENS), unit=TOKENS, width=12, says=tokens),
     ]
 
 
@@ -56,7 +57,7 @@ def _queue() -> list[Sized]:
     return [
         trend(
             "Waiting requests", Query(WHOLE.total(s.M_BATCH_WAITING, by=[REQUEST_MODEL, "instance"]), of(REQUEST_MODEL, "instance")),
-            unit="short", width=12, says=waiting,
+            unit=REQUESTS, width=12, says=waiting,
         ),
         trend(
             "Time in the queue", *_quantiles(s.M_TIME_IN_QUEUE, exemplar=True), unit="s", width=12, says=queued,

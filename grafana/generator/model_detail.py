@@ -9,6 +9,7 @@ from .frame import Row
 from .links import GPU, to_dashboard
 from .model_queries import NO_STEPS, REQUEST_MODEL, WHOLE, Q, of, overhead
 from .panels import Query, Says, Sized, trend
+from .units import NATS
 
 __all__ = ["rows"]
 
@@ -42,8 +43,8 @@ def _certainty() -> list[Sized]:
         empty=NO_ENTROPY,
     )
     return [
-        trend("Entropy of the next token", *_quantiles(s.M_ENTROPY, 0.5, 0.95), unit="short", says=entropy),
-        heat("Entropy of the next token by step", Q.heat(s.M_ENTROPY), unit="short", exemplar=True, says=spread),
+        trend("Entropy of the next token", *_quantiles(s.M_ENTROPY, 0.5, 0.95), unit=NATS, says=entropy),
+        heat("Entropy of the next token by step", Q.heat(s.M_ENTROPY), unit=NATS, exemplar=True, says=spread),
         trend("Likeliest token", *_quantiles(s.M_TOP1, 0.05, 0.5), unit="percentunit", maximum=1, says=likeliest),
     ]
 
@@ -111,7 +112,7 @@ def _cost() -> list[Sized]:
 def rows() -> list[Row]:
     """The rows, all closed."""
     return [
-        Row("Certainty", _certainty(), closed=True),
+        Row("Certainty (setting entropy_metric)", _certainty(), closed=True),
         Row("Memory", _memory(), closed=True),
         Row("What inferspan costs", _cost(), closed=True),
     ]

@@ -12,7 +12,7 @@ from inferspan import semconv as s
 from .charts import grid, table
 from .frame import Row
 from .links import OVERVIEW, to_dashboard
-from .model_queries import CLASS, DECODE, LAYER, MODEL_NAME, MODULE, PHASE, PREFILL, REQUEST_MODEL, Q, of
+from .model_queries import CLASS, DECODE, LAYER, MODEL_NAME, MODULE, PHASE, PREFILL, REQUEST_MODEL, Q, by_layer, of
 from .panels import Query, Says, Sized, trend
 from .queries import WINDOW
 
@@ -92,13 +92,9 @@ def _slowest() -> Sized:
 
 def _layers(phase: str, matcher: str) -> Sized:
     mean = Q.mean(s.M_MODULE_DURATION, f'{LAYER}!=""', matcher, by=[LAYER, MODULE])
-    padded = f"max by ({LAYER}) ({mean})"
-    # Series are sorted as texts, and 10 would come before 2.
-    for zeros, digits in (("0", ".."), ("00", ".")):
-        padded = f'label_replace({padded}, "{LAYER}", "{zeros}$1", "{LAYER}", "({digits})")'
     return grid(
         f"Time per layer, {phase} (blue: short, purple: long)",
-        Query(padded, f"layer {of(LAYER)}"),
+        Query(by_layer(mean), f"layer {of(LAYER)}"),
         unit="s",
         width=12,
         height=10,
@@ -116,5 +112,6 @@ def _layers(phase: str, matcher: str) -> Sized:
 
 
 def row() -> Row:
-    """The row."""
-    return Row("Modules", [_class_share(), _slowest(), _layers(s.SPAN_DECODE, DECODE), _layers(s.SPAN_PREFILL, PREFILL)])
+    """The row, closed: its title names the setting that it needs."""
+    layers = (_layers(s.SPAN_DECODE, DECODE), _layers(s.SPAN_PREFILL, PREFILL))
+    return Row("Modules (setting module_metric)", [_class_share(), _slowest(), *layers], closed=True)

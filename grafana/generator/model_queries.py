@@ -24,6 +24,7 @@ __all__ = [
     "WHOLE",
     "Q",
     "busy",
+    "by_layer",
     "of",
     "overhead",
     "tokens_per_pass",
@@ -47,6 +48,14 @@ def of(*labels: str) -> str:
     return " ".join("{{" + name + "}}" for name in labels)
 
 
+def by_layer(expression: str) -> str:
+    """The largest value of each layer, in the order of the layers: series are sorted as texts, and 10 would come before 2."""
+    padded = f"max by ({LAYER}) ({expression})"
+    for zeros, digits in (("0", ".."), ("00", ".")):
+        padded = f'label_replace({padded}, "{LAYER}", "{zeros}$1", "{LAYER}", "({digits})")'
+    return padded
+
+
 def overhead() -> str:
     """Our own time as a share of the requests' time; of generate() and plain forward passes one may not exist."""
     parts = (WHOLE.rate(key, part="_sum") for key in (s.M_SERVER_DURATION, s.M_FORWARD_DURATION))
@@ -54,9 +63,9 @@ def overhead() -> str:
     return f"{WHOLE.rate(s.M_OVERHEAD)} / (({calls}) > 0)"
 
 
-def tokens_per_pass() -> str:
-    """Generated tokens per forward pass of generate()."""
-    return f"{WHOLE.tokens('output', [REQUEST_MODEL])} / ({WHOLE.count(s.M_STEP_DURATION, by=[REQUEST_MODEL])} > 0)"
+def tokens_per_pass(*by: str) -> str:
+    """Generated tokens per forward pass of generate(), by labels."""
+    return f"{WHOLE.tokens('output', by)} / ({WHOLE.count(s.M_STEP_DURATION, by=by)} > 0)"
 
 
 def busy() -> str:

@@ -18,6 +18,7 @@ from .links import FLEET, GPU, OVERVIEW, to_dashboard, to_traces
 from .overview_queries import FAILED, NAMES, Q
 from .panels import Query, Says, Sized, override, stats, trend
 from .queries import ratio
+from .units import PER_SECOND, TOKENS_S
 
 __all__ = ["dashboard"]
 
@@ -84,9 +85,10 @@ def _speed_now() -> list[Sized]:
         stats(
             "Requests/s",
             Query(count, "requests/s"),
-            unit="reqps",
+            unit=PER_SECOND,
             says=REQUESTS_S,
             width=3,
+            decimals=2,
             links=[to_dashboard(FLEET)],
         ),
         stats(
@@ -115,6 +117,7 @@ def _speed_now() -> list[Sized]:
             unit="s",
             says=TPOT_P95,
             width=3,
+            missing=("no second token", "text"),
             limits=((0.1, "orange"),),
             links=[SLOW_TRACES],
         ),
@@ -126,7 +129,7 @@ def _state_now() -> list[Sized]:
         stats(
             "Output tokens/s",
             Query(Q.tokens("output"), "tokens/s"),
-            unit="short",
+            unit=PER_SECOND,
             says=OUTPUT_TOKENS_S,
             width=3,
             decimals=1,
@@ -138,6 +141,7 @@ def _state_now() -> list[Sized]:
             unit="short",
             says=IN_FLIGHT,
             width=2,
+            missing=("no call yet", "text"),
             links=[to_dashboard(FLEET)],
         ),
         stats(
@@ -146,6 +150,7 @@ def _state_now() -> list[Sized]:
             unit="s",
             says=LAST_REPORT,
             width=3,
+            missing=("silent for 5 min", "red"),
             base="green",
             limits=((60, "orange"), (180, "red")),
             decimals=0,
@@ -213,7 +218,7 @@ def _requests() -> list[Sized]:
         trend(
             "Output tokens/s by model",
             Query(Q.tokens("output", by=[MODEL]), "{{gen_ai_request_model}}"),
-            unit="short",
+            unit=TOKENS_S,
             says=OUTPUT_TOKENS_S_BY_MODEL,
             width=12,
             height=7,

@@ -9,7 +9,8 @@ from .frame import Row
 from .links import GPU, MODEL, to_dashboard, to_traces
 from .overview_queries import Q
 from .panels import Query, Says, Sized, trend
-from .queries import or_zero
+from .queries import WINDOW, or_zero
+from .units import REQUESTS, SEQUENCES, TOKENS, TOKENS_J, TOKENS_S
 
 __all__ = ["rows"]
 
@@ -102,7 +103,7 @@ def _tokens() -> Row:
     efficiency = trend(
         "Output tokens per joule",
         Query(f"{Q.tokens('output')} / {energy}", "tokens/J"),
-        unit="short",
+        unit=TOKENS_J,
         says=JOULE,
         width=12,
         links=[to_dashboard(GPU)],
@@ -123,10 +124,10 @@ def _tokens() -> Row:
         function="increase",
     )
     panels = [
-        trend("Tokens/s", *both, unit="short", says=RATES, width=12),
+        trend("Tokens/s", *both, unit=TOKENS_S, says=RATES, width=12),
         efficiency,
-        trend("Tokens per call", *per_call, unit="short", says=LENGTHS, width=12),
-        heat("Output length: distribution", output, unit="short", says=HEAT_SAYS, width=12),
+        trend("Tokens per call", *per_call, unit=TOKENS, says=LENGTHS, width=12),
+        heat("Output length: distribution", output, unit=TOKENS, says=HEAT_SAYS, width=12),
     ]
     return Row("Tokens", panels, closed=True)
 
@@ -173,7 +174,7 @@ def _batches() -> Row:
         trend(
             "In flight by model",
             Query(Q.total(semconv.M_ACTIVE, by=["gen_ai_request_model"]), label),
-            unit="short",
+            unit=REQUESTS,
             says=active,
             stacked=True,
             width=6,
@@ -182,7 +183,7 @@ def _batches() -> Row:
             "Batch size, mean",
             Query(Q.mean(semconv.M_BATCH_SIZE, by=["gen_ai_request_model"]), label),
             Query(Q.mean(semconv.M_STEP_ROWS, by=["gen_ai_request_model"]), f"{label}, still running"),
-            unit="short",
+            unit=SEQUENCES,
             says=batch,
             width=6,
         ),
@@ -246,7 +247,7 @@ def _other_calls() -> Row:
         trend(
             "Tokens per call for embeddings, median",
             Query(Q.quantile(0.5, tokens, by=[model]), "{{gen_ai_request_model}}"),
-            unit="short",
+            unit=TOKENS,
             says=EMBEDDINGS,
             width=6,
         ),
@@ -302,9 +303,9 @@ def _traces() -> Row:
 def _spans() -> Row:
     says = Says(
         "All operations that were traced, those of other libraries too: calls/s, share of errors, p95.",
-        "span metrics of the collector, without steps and modules; now, not over the time range.",
+        "span metrics of the collector, without steps and modules, over the time range.",
         "An operation with errors or a long p95: click *Slow traces* in the panels above with its service chosen in *Traces of*.",
-        empty="the collector makes no span metrics (connector span_metrics)",
+        empty="no call was traced in this time range, or the collector makes no span metrics (connector span_metrics)",
     )
     by = ["service_name", "span_name"]
     calls, failed = f"({Q.rate('traces_span_metrics_calls_total', by=by)} > 0)", 'status_code="STATUS_CODE_ERROR"'
@@ -312,9 +313,7 @@ def _spans() -> Row:
     p95 = f"{Q.quantile(0.95, 'traces_span_metrics_duration_seconds', by=by)} and {calls}"
     operations = table(
         "Operations",
-        Query(calls, ""),
-        Query(errors, ""),
-        Query(p95, ""),
+        *(Query(each.replace(WINDOW, "$__range"), "") for each in (calls, errors, p95)),
         says=says,
         columns={
             "service_name": {"displayName": "Service", "custom__width": 220},

@@ -23,8 +23,6 @@ from .links import Link
 from .variables import PROMETHEUS
 
 __all__ = [
-    "CORES",
-    "TIMES",
     "Limits",
     "Query",
     "Says",
@@ -33,6 +31,7 @@ __all__ = [
     "finish",
     "heading",
     "mapping",
+    "nothing",
     "rename",
     "short_ids",
     "stats",
@@ -44,10 +43,6 @@ __all__ = [
 
 Limits = Sequence[tuple[float, str]]
 """From which value on which colour."""
-CORES = "suffix:cores"
-"""Unit of CPUs that are busy."""
-TIMES = "suffix:x"
-"""Unit of multiples."""
 WIDE = 12
 CALC_TITLES = {"mean": "Mean", "max": "Max", "min": "Min", "sum": "Total", "lastNotNull": "Last *"}
 UUID = "/([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}/"
@@ -111,6 +106,13 @@ def mapping(**texts: tuple[str, str]) -> list[Any]:
         for index, (key, (text, color)) in enumerate(texts.items())
     }
     return [model.ValueMap(options=options)]
+
+
+def nothing(text: str, color: str) -> list[Any]:
+    """Text and colour where there is no value, or one that is no number."""
+    result = model.ValueMappingResult(text=text, color=color, index=0)
+    match = model.SpecialValueMatch.NULL_AND_NAN
+    return [model.SpecialValueMap(options=model.DashboardSpecialValueMapOptions(match=match, result=result))]
 
 
 def override(**properties: object) -> list[DynamicConfigValue]:
@@ -179,14 +181,22 @@ def stats(
     links: Sequence[Link] = (),
     decimals: int | None = None,
     sparkline: bool = True,
-    mappings: Sequence[Any] = (),
+    missing: tuple[str, str] | None = None,
 ) -> Sized:
-    """One number, with its course behind it (Grafana draws it from a height of 5 on); ``limits`` colour it."""
+    """One number, with its course below it (Grafana draws it from a height of 5 on); ``limits`` colour it.
+
+    Without a name above it Grafana writes the number across its course. ``missing``: text and colour where there is no number, by default
+    grey and what ``says`` has; Grafana writes it as large as there is room, so only a short one can be read.
+    """
+    text, color = missing or (says.empty, "text")
+    says = says._replace(empty=text)
     panel = heading(stat.Panel(), title, says, unit, links).thresholds(thresholds(base, limits))
     panel = panel.graph_mode(common.BigValueGraphMode.AREA if sparkline else common.BigValueGraphMode.NONE)
+    panel = panel.text_mode(common.BigValueTextMode.VALUE_AND_NAME) if sparkline else panel
     panel = panel.color_mode(common.BigValueColorMode.VALUE).reduce_options(common_build.ReduceDataOptions().calcs(["lastNotNull"]))
     panel = panel.decimals(decimals) if decimals is not None else panel
-    return finish(panel.mappings(list(mappings)) if mappings else panel, queries, width, height)
+    # Without this the text has the colour of a good value.
+    return finish(panel.mappings(nothing(text, color)), queries, width, height)
 
 
 def trend(

@@ -6,8 +6,9 @@ from inferspan import semconv
 
 from .charts import states
 from .frame import Row
-from .panels import CORES, Query, Says, Sized, mapping, trend
+from .panels import Query, Says, Sized, mapping, trend
 from .queries import Queries, or_zero
+from .units import CORES, SERIES
 
 __all__ = ["rows"]
 
@@ -178,7 +179,7 @@ def _sampling(q: Queries) -> list[Sized]:
         trend(
             "Overflow of cardinality",
             *(Query(f"count ({selector}) or vector(0)", name) for name, selector in watched.items()),
-            unit="short",
+            unit=SERIES,
             maximum=1,
             says=OVERFLOW,
         ),

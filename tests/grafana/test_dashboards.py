@@ -73,6 +73,48 @@ def test_closed_rows_hold_the_detail(dashboard: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard["uid"])
+def test_what_needs_a_setting_is_in_a_closed_row_that_names_it(dashboard: dict[str, Any]) -> None:
+    """No wall of empty panels on the first page, and no search for what would fill it."""
+    rows = {panel["id"]: row["title"] for row in dashboard["panels"] for panel in row.get("panels") or ()}
+    needed = {panel["id"]: re.findall(r"Needs the setting `(\w+)`", panel["description"]) for panel in panels(dashboard)}
+    assert {rows.get(number): names for number, names in needed.items() if names} == {
+        f"{title} (setting {name})": [name]
+        for title, name in (("Modules", "module_metric"), ("Experts", "routing"), ("Certainty", "entropy_metric"))
+        if dashboard["uid"] == links.MODEL
+    }
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard["uid"])
+def test_a_number_that_is_missing_is_not_coloured_as_a_good_one(dashboard: dict[str, Any]) -> None:
+    """Where there is no value, or NaN, a stat panel says why in grey, or in red if it is the failure itself."""
+    for panel in panels(dashboard):
+        if panel["type"] == "stat":
+            defaults = panel["fieldConfig"]["defaults"]
+            (mapping,) = defaults["mappings"]
+            assert mapping["options"]["match"] == "null+nan"
+            assert mapping["options"]["result"]["text"] == defaults["noValue"]
+            assert mapping["options"]["result"]["color"] in ("text", "red")
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard["uid"])
+def test_a_number_with_a_course_has_a_name(dashboard: dict[str, Any]) -> None:
+    """Else Grafana centres the number, across its course."""
+    stats = [panel["options"] for panel in panels(dashboard) if panel["type"] == "stat"]
+    assert [options.get("textMode") for options in stats if options["graphMode"] == "area"] == ["value_and_name"] * sum(
+        options["graphMode"] == "area" for options in stats
+    )
+
+
+def test_traces_of_follows_the_service() -> None:
+    """Its values are those of the chosen environment and service, so another choice there is another one here."""
+    found = [item for dashboard in DASHBOARDS for item in dashboard["templating"]["list"] if item["name"] == "trace_service"]
+    assert len(found) >= 2
+    for item in found:
+        assert 'service_name=~"$service"' in str(item["query"])
+        assert 'deployment_environment_name=~"$env"' in str(item["query"])
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard["uid"])
 def test_a_quantile_has_its_heat_map_beside_it(dashboard: dict[str, Any]) -> None:
     """A heat map shows a histogram of which the same dashboard shows quantiles too."""
     by_type: dict[str, set[str]] = {"heatmap": set(), "others": set()}

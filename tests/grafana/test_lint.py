@@ -79,6 +79,10 @@ def more_panels(dashboard: dict[str, Any]) -> None:
         (on(1, lambda panel: panel.pop("description")), ["Quantiles: no description"]),
         (on(1, lambda panel: panel.update(description="What.")), ["Quantiles: description does not say how it is computed and what to do"]),
         (on(1, lambda panel: panel["fieldConfig"]["defaults"].pop("noValue")), ["Quantiles: no text for when there is nothing (noValue)"]),
+        (
+            inside(lambda panel: panel["fieldConfig"]["defaults"].update(noValue="x" * 33)),
+            ["Errors: text for when there is nothing has 33 letters, 32 can be read"],
+        ),
         (on(1, lambda panel: panel["fieldConfig"]["defaults"].pop("unit")), ["Quantiles: no unit"]),
         (on(1, lambda panel: panel["fieldConfig"]["defaults"].update(unit="ms")), ["Quantiles: unit ms: use a base unit"]),
         (

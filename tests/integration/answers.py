@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from grafana.generator import units
 from tests.integration.panel_queries import Asked, Values, Variable, fill, legend_labels, used_variables
 from tests.integration.servers import Stack, get_json
 
@@ -55,8 +56,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "cps": (0, 1e7),
     "short": (0, HUGE),
     "none": (0, HUGE),
-    "suffix:cores": (0, 1e4),
-    "suffix:x": (0, 1e4),
+    **dict.fromkeys(units.OWN, (0.0, 1e7)),
     "locale": (0, HUGE),
     "bool_on_off": (0, 1),
 }

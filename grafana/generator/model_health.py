@@ -1,0 +1,44 @@
+"""Row of "Model internals" about findings of the analysis: texts that repeat themselves, and logits that say little."""
+
+from __future__ import annotations
+
+from inferspan import semconv as s
+
+from .catalogue import label
+from .frame import Row
+from .model_queries import REQUEST_MODEL, WHOLE, of
+from .panels import Query, Says, Sized, trend
+
+__all__ = ["row"]
+
+KIND = label(s.HEALTH_KIND)
+EMPTY = "no finding in this time range, as it should be"
+
+
+def _panels() -> list[Sized]:
+    count = Says(
+        "Requests whose output gave rise to a finding, by kind: low confidence, a loop, flat logits, values that are not finite.",
+        "rate of `inferspan.health.findings`, at most one a request and kind.",
+        "`loop`: sampling or the prompt; `flat` and `low`: the wrong checkpoint, template or quantisation;"
+        " `nonfinite`: the lowest module in *Non-finite values by place*.",
+        empty=EMPTY,
+    )
+    share = Says(
+        "Share of the requests of each model with a finding of this kind.",
+        "findings / calls that ended.",
+        "A jump after a release comes from the release. The traces have the findings as attributes and events.",
+        empty=EMPTY,
+    )
+    found = WHOLE.rate(s.M_HEALTH_FINDINGS, by=[REQUEST_MODEL, KIND])
+    calls = WHOLE.count(s.M_SERVER_DURATION, by=[REQUEST_MODEL])
+    of_calls = Query(f"{found} / on ({REQUEST_MODEL}) group_left () ({calls} > 0)", of(REQUEST_MODEL, KIND))
+    by_kind = Query(WHOLE.rate(s.M_HEALTH_FINDINGS, by=[KIND]), of(KIND))
+    return [
+        trend("Findings by kind", by_kind, unit="ops", width=12, says=count),
+        trend("Findings of requests", of_calls, unit="percentunit", width=12, says=share),
+    ]
+
+
+def row() -> Row:
+    """The row, closed."""
+    return Row("Findings of the analysis", _panels(), closed=True)

@@ -31,7 +31,9 @@ def _panels() -> list[Sized]:
     )
     found = WHOLE.rate(s.M_HEALTH_FINDINGS, by=[REQUEST_MODEL, KIND])
     calls = WHOLE.count(s.M_SERVER_DURATION, by=[REQUEST_MODEL])
-    of_calls = Query(f"{found} / on ({REQUEST_MODEL}) group_left () ({calls} > 0)", of(REQUEST_MODEL, KIND))
+    # Two rates of the same requests may differ in their last digits.
+    share_found = f"clamp_max({found} / on ({REQUEST_MODEL}) group_left () ({calls} > 0), 1)"
+    of_calls = Query(share_found, of(REQUEST_MODEL, KIND))
     by_kind = Query(WHOLE.rate(s.M_HEALTH_FINDINGS, by=[KIND]), of(KIND))
     return [
         trend("Findings by kind", by_kind, unit="ops", width=12, says=count),

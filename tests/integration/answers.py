@@ -20,14 +20,8 @@ from tests.integration.servers import Stack, get_json
 
 __all__ = ["RANGES", "Asker", "Series"]
 
-BUILTIN = {
-    "__rate_interval": "1m",
-    "__interval": "5s",
-    "__interval_ms": "5000",
-    "__range": "2m",
-    "__range_s": "120",
-    "__range_ms": "120000",
-}
+SHORTEST = 60
+"""Seconds that rates look back at least."""
 STEP = 5
 
 _BEFORE = re.compile(r"offset \$\{?(\w+)")
@@ -89,13 +83,23 @@ class Asker:
         self._stack = stack
         self._at = at
         self._window = window
+        seconds = max(SHORTEST, int(window))
+        self._builtin = {
+            "__rate_interval": f"{seconds}s",
+            "__interval": f"{STEP}s",
+            "__interval_ms": f"{STEP}000",
+            "__range": f"{seconds}s",
+            "__range_s": f"{seconds}",
+            "__range_ms": f"{seconds}000",
+        }
+        """The whole run, however long a busy machine takes for it."""
 
     # -------------------------------------------------------------------------------------------------------- variables
     def options(self, variable: Variable, chosen: Values, known: Mapping[str, Variable]) -> list[str]:
         """What a variable offers, given the values of those before it."""
         if variable.type != "query":
             return [option for option in variable.options if option]
-        text = fill(variable.query, chosen, known, builtin=BUILTIN)
+        text = fill(variable.query, chosen, known, builtin=self._builtin)
         found = self._label_values(text) if text.startswith("label_values(") else self._query_result(text)
         if not variable.regex:
             return found
@@ -121,7 +125,7 @@ class Asker:
     # ----------------------------------------------------------------------------------------------------------- panels
     def series(self, asked: Asked, values: Values, known: Mapping[str, Variable]) -> list[Series]:
         """The answer of Prometheus; an ``AssertionError`` with its message if it refuses."""
-        expression = fill(asked.expression, values, known, builtin=BUILTIN)
+        expression = fill(asked.expression, values, known, builtin=self._builtin)
         left = used_variables(expression)
         assert not left, f"unknown variables {sorted(left)}"
         try:
@@ -151,11 +155,11 @@ class Asker:
             return [f"{asked.where}: {error}"]
         if not any(series.finite for series in answer):
             what = "only NaN" if answer else "no series"
-            return [f"{asked.where}: {what} for {fill(asked.expression, values, known, builtin=BUILTIN)}"]
+            return [f"{asked.where}: {what} for {fill(asked.expression, values, known, builtin=self._builtin)}"]
         labels = {label for series in answer for label in series.labels}
         found = [
             f"legend names {label!r}, series have {sorted(labels)}"
-            for label in legend_labels(fill(asked.legend, values, known, builtin=BUILTIN))
+            for label in legend_labels(fill(asked.legend, values, known, builtin=self._builtin))
             if label not in labels
         ]
         if asked.heatmap and any("le" not in series.labels for series in answer):
@@ -172,7 +176,7 @@ class Asker:
     def traces(self, search: Mapping[str, Any], values: Values, known: Mapping[str, Variable]) -> list[dict[str, Any]]:
         """What Jaeger finds for a search, with the parameters that Grafana's Jaeger data source sends."""
         filled = {
-            key: fill(value, values, known, builtin=BUILTIN, escape=False) if isinstance(value, str) else value
+            key: fill(value, values, known, builtin=self._builtin, escape=False) if isinstance(value, str) else value
             for key, value in search.items()
         }
         if filled.get("queryType") != "search":

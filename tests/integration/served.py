@@ -20,10 +20,10 @@ from tests.integration.paths import Paths
 from tests.integration.servers import Stack, eventually, get_json
 from tests.integration.spans_seen import Seen, from_otlp
 
-__all__ = ["WINDOW", "Served", "serve"]
+__all__ = ["Served", "serve"]
 
-WINDOW = 90.0
-"""Seconds before the end that panels look back on: all of the programs' run."""
+BEFORE = 30.0
+"""Seconds before the programs' begin that panels look back on as well."""
 
 _COMMON = "deployment.environment.name=test"
 _RANKS = {"MODEL": "tiny", "OTEL_SERVICE_NAME": "ranks", "WORLD_SIZE": "2", "GPUS": "3", "ROUNDS": "4"}
@@ -67,6 +67,11 @@ class Served:
 
     def __getitem__(self, name: str) -> Stack:
         return self.paths[name]
+
+    @property
+    def window(self) -> float:
+        """Seconds that panels look back on: all of the programs' run."""
+        return self.at - self.begun + BEFORE
 
     @cached_property
     def received(self) -> list[dict[str, Any]]:

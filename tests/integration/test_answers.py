@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.answers import Asker
 from tests.integration.panel_queries import ALL, Variable, explored, fill, links, queries, variables
-from tests.integration.served import WINDOW, Served
+from tests.integration.served import Served
 
 pytestmark = pytest.mark.integration
 
@@ -52,7 +52,7 @@ GOOD = f'histogram_quantile(0.95, sum by (le) (rate({TTFT}_bucket{{service_name=
         pytest.param(
             dashboard(f"rate({TTFT}_sum[1m]) / rate(gen_ai_server_request_duration_seconds_count[1m]) * 0 / 0"), "only NaN", id="0/0"
         ),
-        pytest.param(dashboard(GOOD, unit="percentunit", legendFormat="{{model}}"), "legend names 'model'", id="legend without its label"),
+        pytest.param(dashboard(GOOD, unit="s", legendFormat="{{model}}"), "legend names 'model'", id="legend without its label"),
         pytest.param(dashboard("hw_temperature_celsius", unit="percentunit"), "are no percentunit", id="wrong unit"),
         pytest.param(dashboard("hw_temperature_celsius", unit="parsec"), "unit 'parsec' is not known", id="unknown unit"),
         pytest.param(dashboard(f"sum(rate({TTFT}_bucket[1m]))", format="heatmap"), "without le", id="heat map of one series"),
@@ -61,7 +61,7 @@ GOOD = f'histogram_quantile(0.95, sum by (le) (rate({TTFT}_bucket{{service_name=
 def test_mistakes_are_found(served: Served, board: dict[str, Any], expected: str | None) -> None:
     """A query is refused for the reason that a user would see on the panel, and a good one is not."""
     known = {variable.name: variable for variable in variables(board)}
-    asker = Asker(served["push"], at=served.at, window=WINDOW)
+    asker = Asker(served["push"], at=served.at, window=served.window)
     (asked,) = queries(board)
     problems = asker.problems(asked, {"service": ALL}, known)
     if expected is None:
@@ -76,7 +76,7 @@ def test_a_filter_on_a_label_that_no_series_has(served: Served, label: str, foun
     """All may match what has no such label; a single value does not."""
     board = dashboard(GOOD.replace("service_name", label))
     known = {variable.name: variable for variable in variables(board)}
-    asker = Asker(served["push"], at=served.at, window=WINDOW)
+    asker = Asker(served["push"], at=served.at, window=served.window)
     (asked,) = queries(board)
     assert asker.problems(asked, {"service": ALL}, known) == []
     assert (asker.problems(asked, {"service": ["assistant"]}, known) == []) is found
@@ -85,7 +85,7 @@ def test_a_filter_on_a_label_that_no_series_has(served: Served, label: str, foun
 
 def test_options_of_variables(served: Served) -> None:
     """A variable offers what Prometheus has, given the variables before it, cut by its pattern."""
-    asker = Asker(served["push"], at=served.at, window=WINDOW)
+    asker = Asker(served["push"], at=served.at, window=served.window)
     service, rank, none = (
         Variable(name, "query", query, True, True, ".*", regex, (), "")
         for name, query, regex in (

@@ -30,7 +30,7 @@ from tests.integration.panel_queries import (
     used_variables,
     variables,
 )
-from tests.integration.served import WINDOW, Served
+from tests.integration.served import Served
 
 pytestmark = pytest.mark.integration
 
@@ -64,7 +64,7 @@ class Board:
     def __init__(self, served: Served, path: str, uid: str) -> None:
         self.dashboard = dashboards()[uid]
         self.known = {variable.name: variable for variable in variables(self.dashboard)}
-        self.asker = Asker(served[path], at=served.at, window=WINDOW)
+        self.asker = Asker(served[path], at=served.at, window=served.window)
         self.options: dict[str, list[str]] = {}
         for name, variable in self.known.items():
             self.options[name] = self.asker.options(variable, self.whole(), self.known)

@@ -101,6 +101,21 @@ def test_own_events_and_stages_are_events(recording: Any, tmp_path: Path) -> Non
     assert events[1]["metadata"] == {"entries": 3}
 
 
+def test_an_event_alone_has_its_time(recording: Any, tmp_path: Path) -> None:
+    """Events of the program on no span count for the beginning and the end of the recording, and have no module."""
+    recording.span("forward tiny", 10, 5, trace=recording.trace())
+    path = recording.write(tmp_path / "session.jsonl")
+    records = [{"eventName": "cache_warm", "timeUnixNano": str(START + ms * 1_000_000)} for ms in (0, 40)]
+    line = {"resourceLogs": [{"scopeLogs": [{"scope": {"name": semconv.SCOPE}, "logRecords": records}]}]}
+    path.write_text(path.read_text() + json.dumps(line) + "\n")
+    found = report_of(path)
+    check(found)
+    assert [(event["type"], event["timestamp"], event["module"]) for event in found["events"]] == [
+        ("cache_warm", 0.0, None), ("forward_pass", 0.01, "forward tiny"), ("cache_warm", 0.04, None),
+    ]  # fmt: skip
+    assert found["summary"]["total_duration"] == 0.04
+
+
 def test_a_model_without_audio_this_time_says_so(recording: Any, tmp_path: Path) -> None:
     """Inputs of stages have their shapes; a request without audio to a model that has had some has an input without a shape."""
     for at, heard in ((0, True), (50, False)):

@@ -176,11 +176,13 @@ class Reading:
                 if kind == semconv.CONTENT_EVENT:
                     self.content[_ids(record)] = {key: attributes[key] for key in semconv.MESSAGES if key in attributes}
                 elif kind == semconv.INFERENCE_EXCEPTION_EVENT:
-                    event = SpanEvent(semconv.EXCEPTION_EVENT, moment(record.get("timeUnixNano")), attributes)
-                    self.exceptions[_ids(record)] = event
+                    logged = SpanEvent(semconv.EXCEPTION_EVENT, moment(record.get("timeUnixNano")), attributes)
+                    self.exceptions[_ids(record)] = logged
                 elif ours and isinstance(name, str) and name and name not in _KNOWN_EVENTS:
                     if self._take(_SPAN_SIZE):
-                        self.events.append(_moment(record, name, attributes, self.resource(block)))
+                        event = _moment(record, name, attributes, self.resource(block))
+                        self.events.append(event)
+                        self.tally.covers(event.start_ns, event.end_ns)
                     else:
                         self.left_out.logs += 1
                 elif kind != semconv.EVALUATION_EVENT:  # those stand on the request, too

@@ -25,7 +25,7 @@ class Tally:
     Attributes:
         operations: figures by operation.
         levels: number of spans by level.
-        first_ns, last_ns: the earliest start and the latest end, 0 if no span has both.
+        first_ns, last_ns: the earliest start and the latest end of spans and events, 0 if none has both.
         repeated: spans that came again, and were left aside.
         forgotten: spans over those that are remembered.
     """
@@ -67,14 +67,19 @@ class Tally:
             return
         seconds = span.seconds
         if span.timed:
-            self.first_ns = min(self.first_ns or span.start_ns, span.start_ns)
-            self.last_ns = max(self.last_ns, span.end_ns)
+            self.covers(span.start_ns, span.end_ns)
         start, end, delta = (attributes.get(key) for key in (semconv.MEMORY_START, semconv.MEMORY_END, semconv.MEMORY_DELTA))
         delta = delta if type(delta) is int else end - start if type(start) is int and type(end) is int else None
         self.operations.add(*operation, seconds, device_seconds=device_seconds, memory_delta=delta)
         self._remember(span, operation)
         if span.parent_id:
             self._inside(hash((span.trace_id, span.parent_id)), seconds, device_seconds)
+
+    def covers(self, start_ns: int, end_ns: int) -> None:
+        """Something happened from one time to another; times that are not known, which are 0, are passed over."""
+        if 0 < start_ns <= end_ns:
+            self.first_ns = min(self.first_ns or start_ns, start_ns)
+            self.last_ns = max(self.last_ns, end_ns)
 
     def _remember(self, span: Span, operation: tuple[str, str]) -> None:
         if len(self._known) >= _MOST_REMEMBERED:

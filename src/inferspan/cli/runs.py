@@ -103,7 +103,7 @@ def _trend(arguments: argparse.Namespace) -> None:
 
 
 def _write(path: Path, found: Mapping[str, Any]) -> None:
-    from inferspan.report.writing import write_text
+    from inferspan.report.output.writing import write_text
 
     try:
         write_text(path, [json.dumps(found, indent=1, allow_nan=False), "\n"])

@@ -48,6 +48,7 @@ def test_every_source_has_its_name(tmp_path: Path) -> None:
         "modules": ("none", "preset light (INFERSPAN_PRESET)"),
         "steps": ("sampled", "preset light (INFERSPAN_PRESET)"),
         "token_arrays": (False, "preset light (INFERSPAN_PRESET)"),
+        "analysis": (False, "preset light (INFERSPAN_PRESET)"),
     }
 
 

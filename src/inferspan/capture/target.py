@@ -83,6 +83,8 @@ class Target:
     """
 
     def __init__(self, model: nn.Module, settings: Settings, recorder: Recorder, tokenizer: Any = None) -> None:
+        # First what raises on a wrong setting: nothing refers to the model yet.
+        self.engine = ModuleObservers(model, settings, () if isinstance(model, Components) else settings.stages)
         self._undo = Undo()
         self.device_clock = DeviceClock()
         self.is_open = True
@@ -100,7 +102,6 @@ class Target:
         self._layout: Layout | None = None
         self.root_info = ModuleInfo("", type(model).__name__, None, type(model).__name__)
         self.text_only = is_text_only(model)
-        self.engine = ModuleObservers(model, settings, () if isinstance(model, Components) else settings.stages)
         self.methods = chosen_methods(model, settings.methods)
         self.scripted = isinstance(model, torch.jit.ScriptModule)
         self.has_plain_generate = has_plain_generate(model)

@@ -16,6 +16,7 @@ from typing import Any
 __all__ = [
     "KEEP_WORDS",
     "MODEL_STAGES",
+    "MODULE_GROUPS",
     "PIPELINE_STAGES",
     "SettingsError",
     "boolean",
@@ -59,6 +60,13 @@ _SECRETS = re.compile(r"""(?:(?<=//)[^\s'"<>]*|[^\s'"<>/]+:(?!//)[^\s'"<>]*)@|(?
 """User and password of an address, and its query: services take keys in both."""
 
 MODULE_WORDS = ("layers", "all", "none")
+MODULE_GROUPS = {
+    "group:vision": ("vision", "visual", "image", "patch"),
+    "group:audio": ("audio", "speech", "mel", "acoustic"),
+    "group:fusion": ("fusion", "multimodal", "projector", "connector", "merger"),
+    "group:language": ("language_model", "lm_head", "embed", "transformer", "layers"),
+}
+"""Modules by words that their paths hold, in any case."""
 KEEP_WORDS = ("slow", "errors", "nonfinite", "findings", "marked")
 """Requests whose detail becomes spans, where it is not that of all of them."""
 
@@ -211,20 +219,27 @@ def path_of_process(name: str, value: object) -> str:
 
 
 def modules(name: str, value: object) -> str | tuple[str, ...]:
-    """One of ``MODULE_WORDS``, or name patterns."""
-    allowed = 'use "layers", "all", "none" or a list of name patterns such as ["model.layers.*.mlp"]'
+    """One of ``MODULE_WORDS``, or name patterns and ``MODULE_GROUPS``."""
+    allowed = 'use "layers", "all", "none" or a list of name patterns and groups such as ["model.layers.*.mlp", "group:vision"]'
     if isinstance(value, str):
         word = value.strip()
         if word in MODULE_WORDS:
             return word
         parts = [part.strip() for part in word.split(",")]
         # A single bare word is far more often a misspelt keyword than the name of a top-level module.
-        if word and all(parts) and any(sign in word for sign in "*?[.,"):
-            return tuple(parts)
+        if word and all(parts) and (word.startswith("group:") or any(sign in word for sign in "*?[.,")):
+            return _known_groups(name, value, parts)
         raise fail(name, value, allowed)
     if isinstance(value, Sequence) and value and all(isinstance(part, str) and part.strip() for part in value):
-        return tuple(part.strip() for part in value)
+        return _known_groups(name, value, [part.strip() for part in value])
     raise fail(name, value, allowed)
+
+
+def _known_groups(name: str, value: object, parts: list[str]) -> tuple[str, ...]:
+    for part in parts:
+        if part.startswith("group:") and part not in MODULE_GROUPS:
+            raise fail(name, value, f"{part!r} is no group; those are {', '.join(MODULE_GROUPS)}")
+    return tuple(parts)
 
 
 def _stage_pair(part: object) -> tuple[object, object]:
@@ -301,7 +316,7 @@ def thresholds(name: str, value: object) -> tuple[tuple[str, float], ...]:
     for key, one in tags(name, value):
         try:
             number = float(one)
-        except ValueError:
+        except (ValueError, OverflowError):
             raise fail(name, value, allowed) from None
         low, high = THRESHOLDS.get(key, (1.0, 0.0))
         if not low <= number <= high:
@@ -320,7 +335,7 @@ def tags(name: str, value: object) -> tuple[tuple[str, str], ...]:
         value = {key: text for key, _, text in parts}
     try:
         pairs: dict[Any, Any] = dict(value)  # type: ignore[call-overload]
-    except (TypeError, ValueError):
+    except Exception:  # of an object that only looks like a mapping
         raise fail(name, value, allowed) from None
     if not all(isinstance(key, str) and key.strip() and isinstance(one, str | int | float) for key, one in pairs.items()):
         raise fail(name, value, allowed)

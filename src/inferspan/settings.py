@@ -59,7 +59,7 @@ class Settings:
     # whether anything is recorded at all
     enabled: bool = _setting(True, check.boolean, "whether inferspan does anything: false makes every call of it leave the program as it is")
     # what is recorded
-    modules: str | tuple[str, ...] = _setting("layers", check.modules, 'modules that get spans on sampled steps: "layers" (layers, attention, MLP), "all", "none", or name patterns')
+    modules: str | tuple[str, ...] = _setting("layers", check.modules, 'modules that get spans on sampled steps: "layers" (layers, attention, MLP), "all", "none", or name patterns and the groups group:vision, group:audio, group:fusion, group:language (by words in their paths)')
     stages: str | tuple[tuple[str, tuple[str, ...]], ...] = _setting("auto", check.stages, 'stages of multimodal models that get spans in every pass: "auto" (vision_encode, audio_encode and fusion, found by the structure of the model), "none", some of these names, or names with patterns of module paths, such as {"vision_encode": "model.vision_tower"} (in the environment vision_encode=model.vision_tower,fusion=model.connector)')
     methods: Sequence[str] | None = _setting(None, check.names, "methods whose calls are requests beside forward() and generate(); default: those known of transformers (get_image_features, ...) and encode and decode of autoencoders of diffusers")
     steps: str = _setting("all", check.choice("all", "sampled", "none"), "forward passes of generate() that get spans: all up to the budget, those with module spans, or none")

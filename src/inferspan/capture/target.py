@@ -83,8 +83,8 @@ class Target:
     """
 
     def __init__(self, model: nn.Module, settings: Settings, recorder: Recorder, tokenizer: Any = None) -> None:
-        # First what raises on a wrong setting: nothing refers to the model yet.
-        self.engine = ModuleObservers(model, settings, () if isinstance(model, Components) else settings.stages)
+        stages = () if isinstance(model, Components) else settings.stages
+        self.engine = ModuleObservers(model, settings, stages)  # raises on a wrong setting: nothing refers to the model yet
         self._undo = Undo()
         self.device_clock = DeviceClock()
         self.is_open = True
@@ -110,8 +110,7 @@ class Target:
         self._libraries = LibraryWatch(target_of, _methods, self._undo)
         self.machine: Any = None
         self.cuda_devices: Callable[[], Any] = dict
-        self.follow: Callable[[nn.Module], None] | None = None
-        """Instruments the module that is left when the model is taken out of its wrapper; called with it."""
+        self.follow: Callable[[nn.Module], None] | None = None  # instruments what is left when the model leaves its wrapper
         self.windows = Windows(lambda: getattr(self.device, "type", None))
         self._root: RootHooks | None = None
         try:

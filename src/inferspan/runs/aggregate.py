@@ -14,8 +14,8 @@ from typing import Any
 
 from inferspan.metrics.summary import percentile
 from inferspan.report.otlp_lines import LineCounts, read_lines
-from inferspan.report.session import Session, SessionFileError, read_sessions
 from inferspan.report.output.writing import write_text
+from inferspan.report.session import Session, SessionFileError, read_sessions
 
 from .clocks import Offset, offsets
 from .ranks import METRICS, Figure, Rank, ranks_of

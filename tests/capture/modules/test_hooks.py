@@ -17,7 +17,7 @@ from inferspan.capture.modules.hooks import ModuleObservers
 from inferspan.capture.modules.selection import select
 from inferspan.settings import Settings, SettingsError
 from tests.attached import attached
-from tests.cases import models
+from tests.cases import models, multimodal
 from tests.cases.telemetry import Telemetry
 
 
@@ -82,6 +82,54 @@ def test_patterns() -> None:
     assert len(_names(model, ("*", "*"))) == len(_names(model, "all"))
     with pytest.raises(SettingsError, match=r"pattern 'nope\*' matches no module; names look like model"):
         select(model, ("nope*",), "layer")
+
+
+@pytest.mark.parametrize(
+    ("group", "words"),
+    [
+        ("group:vision", ("vision", "visual", "image", "patch")),
+        ("group:fusion", ("fusion", "multimodal", "multi_modal", "projector", "connector", "merger")),
+        ("group:language", ("language_model", "lm_head", "embed", "transformer", "layers")),
+    ],
+)
+def test_groups(group: str, words: tuple[str, ...]) -> None:
+    """A group is every module whose path holds one of its words."""
+    model = multimodal.idefics3()
+    paths = [path for path, module in model.named_modules() if path and not isinstance(module, torch.nn.ModuleList)]
+    assert sorted(_names(model, (group,), "path")) == sorted(path for path in paths if any(word in path.lower() for word in words))
+
+
+def test_groups_and_patterns_together() -> None:
+    """Each module once."""
+    model = multimodal.idefics3()
+    found = _names(model, ("group:fusion", "model.connector", "lm_head"), "path")
+    assert set(_names(model, ("group:fusion",), "path")) | {"lm_head"} == set(found)
+    assert len(found) == len(set(found))
+
+
+def test_a_group_ignores_case() -> None:
+    """Names of modules may begin with a capital."""
+    model = nn.ModuleDict({"AudioTower": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+    assert _names(model, ("group:audio",), "path") == ["AudioTower"]
+
+
+def test_a_group_without_a_module_is_refused() -> None:
+    """With names that exist, as for a pattern."""
+    with pytest.raises(SettingsError, match=r"group 'group:audio' matches no module; names look like model"):
+        select(models.llama(), ("group:audio",), "layer")
+
+
+@pytest.mark.parametrize("value", ["group:sight", ["*", "group:"], "group:vision,group:x"])
+def test_an_unknown_group_is_refused(value: object) -> None:
+    """The error names the groups."""
+    with pytest.raises(SettingsError, match="those are group:vision, group:audio, group:fusion, group:language"):
+        Settings(modules=value)  # type: ignore[arg-type]
+
+
+def test_a_group_from_the_environment() -> None:
+    """One word is enough, also with patterns beside it."""
+    assert Settings.resolve(environ={"INFERSPAN_MODULES": "group:vision"}).modules == ("group:vision",)
+    assert Settings.resolve(environ={"INFERSPAN_MODULES": "group:vision, *.mlp"}).modules == ("group:vision", "*.mlp")
 
 
 def _attached(model: nn.Module) -> int:

@@ -15,6 +15,7 @@ from torch import nn
 
 from inferspan.capture.compile.state import is_compiled, is_optimized
 from inferspan.records import ModuleInfo
+from inferspan.setting_checks import MODULE_GROUPS
 from inferspan.settings import SettingsError
 
 from .routers import find_router
@@ -101,6 +102,11 @@ def _inner(root: nn.Module) -> nn.Module:
     return (root._modules["_orig_mod"] or root) if is_optimized(root) else root
 
 
+def _matches(path: str, pattern: str) -> bool:
+    words = MODULE_GROUPS.get(pattern)
+    return fnmatch.fnmatchcase(path, pattern) if words is None else any(word in path.lower() for word in words)
+
+
 def select_stages(root: nn.Module, wanted: Wanted) -> tuple[list[Entry], bool]:
     """Modules that are stages, as for ``select``, and whether there are others in compiled code.
 
@@ -127,7 +133,7 @@ def select(
 
     Args:
         root: the instrumented model; it is not part of the result.
-        modules: ``"layers"``, ``"all"``, ``"none"`` or name patterns (``fnmatch``).
+        modules: ``"layers"``, ``"all"``, ``"none"``, or name patterns (``fnmatch``) and groups such as ``"group:vision"``.
         style: ``Settings.module_span_name``.
         stages: identities of modules that are stages, which are observed as those.
         routers: whether the routers of experts are among them in any case.
@@ -145,10 +151,11 @@ def select(
     elif isinstance(modules, tuple):
         chosen = []
         for pattern in modules:
-            matched = [entry for entry in found if fnmatch.fnmatchcase(entry[0], pattern)]
+            matched = [entry for entry in found if _matches(entry[0], pattern)]
             if not matched:
                 names = ", ".join(path for path, _, _ in found[:6]) or "none: the model has no submodule that can be observed"
-                raise SettingsError(f"inferspan setting 'modules': pattern {pattern!r} matches no module; names look like {names}")
+                kind = "group" if pattern in MODULE_GROUPS else "pattern"
+                raise SettingsError(f"inferspan setting 'modules': {kind} {pattern!r} matches no module; names look like {names}")
             chosen.extend(matched)
         kept = {id(module): (path, module, parent) for path, module, parent in chosen}
         found = [entry for entry in found if id(entry[1]) in kept]

@@ -23,6 +23,12 @@ NAMES = ("gate", "router")
 WITH_CAPACITY = ("NllbMoe", "SwitchTransformers")
 
 
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> None:
+    """The truth is taken by hooks, and modules with hooks of a program are not observed once something was compiled in the process."""
+    torch._dynamo.reset()
+
+
 @pytest.fixture
 def telemetry() -> Iterator[Telemetry]:
     """Everything that inferspan emits during the test."""

@@ -70,6 +70,33 @@ def test_foreign_patch_on_top_stays() -> None:
     del Child.run
 
 
+def test_wrappers_of_several_come_off_in_any_order() -> None:
+    """Each user of a class has wrappers of its own; one that goes while another lies above it leaves nothing behind."""
+    plain, template = vars(Base)["run"], Child.run
+    for kind in (Base, Child):
+        lower, upper = (wrap_class_method(kind, "run", _plus_one) for _ in range(2))
+        assert kind().run(1) == 3
+        lower()
+        assert kind().run(1) == 2
+        assert inspect.unwrap(kind.run) is template
+        lower()
+        upper()
+    assert vars(Base)["run"] is plain
+    assert "run" not in vars(Child)
+
+
+def test_a_wrapper_under_that_of_others_does_nothing_once_removed() -> None:
+    """It cannot be taken out there, so it passes calls on."""
+    undo = wrap_class_method(Child, "run", _plus_one)
+    ours = Child.run
+    Child.run = lambda self, value, *, times=1: ours(self, value, times=times) * 100  # type: ignore[method-assign]
+    try:
+        undo()
+        assert Child().run(2) == 200
+    finally:
+        del Child.run
+
+
 def test_counted_by_class() -> None:
     """The wrapper goes with the last user, and letting go twice counts once."""
     methods = ClassMethods()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable
@@ -108,6 +109,25 @@ def test_program_keeps_its_own_after_the_end(telemetry: Telemetry, observe: Obse
     inferspan.zero_code.deactivate()
     _run(model)
     assert names(telemetry) == ["forward mine"]
+
+
+@pytest.mark.parametrize("first", ["program", "zero code"])
+def test_off_in_any_order(telemetry: Telemetry, observe: Observe, first: str) -> None:
+    """Whoever began first may end first: nothing stays on the classes, and a request is recorded once however often that happens."""
+    model = models.llama()
+    for _ in range(3):
+        if first == "zero code":
+            observe()
+        handle = telemetry.instrument(model)
+        if first == "program":
+            observe()
+            handle.uninstrument()
+        inferspan.zero_code.deactivate()
+        handle.uninstrument()
+    assert not any("__inferspan__" in vars(found) for kind in type(model).__mro__ for found in vars(kind).values() if inspect.isfunction(found))
+    with telemetry.instrument(model):
+        model.generate(models.prompt(), max_new_tokens=2)
+    assert len(telemetry.requests(nested=None)) == 1
 
 
 @pytest.mark.parametrize("call", [_run, lambda model: model.generate(models.prompt(), max_new_tokens=2)], ids=["forward", "generate"])

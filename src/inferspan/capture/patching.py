@@ -8,6 +8,7 @@ the instance is wrapped there. A wrapper that another library has wrapped in tur
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -52,30 +53,68 @@ class Undo:
                 undo()
 
 
+class _Layer:
+    """One wrapper on a class: what is below it, and what it does; nothing once it has been removed."""
+
+    __slots__ = ("around", "own", "template", "wrapper")
+
+    def __init__(self, own: Any, template: Callable[..., Any], around: Around) -> None:
+        self.own, self.template = own, template
+        self.around: Around | None = around
+        self.wrapper: Any = None
+
+
+_layers = threading.RLock()
+"""Guards the wrappers that lie one above the other on a class; each user of a class has one of its own."""
+
+
+def _forked() -> None:
+    global _layers
+    # The thread that held it does not exist in the child.
+    _layers = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
 def wrap_class_method(owner: type, name: str, around: Around) -> Callable[[], None]:
     """Wrap ``owner.name``, inherited or own, and return a function that removes the wrapper.
 
-    An inherited method is looked up again at each call, so a patch that is put on a base class later still counts.
+    An inherited method is looked up again at each call, so a patch that is put on a base class later still counts. A wrapper that is
+    below another of ours is taken out from there.
     """
-    own = owner.__dict__.get(name, _MISSING)
-    template = getattr(owner, name)
+    with _layers:
+        layer = _Layer(owner.__dict__.get(name, _MISSING), getattr(owner, name), around)
 
-    @functools.wraps(template)
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        original = own.__get__(self, type(self)) if own is not _MISSING else getattr(super(owner, self), name)
-        return around(original, self, args, kwargs)
+        @functools.wraps(layer.template)
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            own, around = layer.own, layer.around
+            original = own.__get__(self, type(self)) if own is not _MISSING else getattr(super(owner, self), name)
+            return original(*args, **kwargs) if around is None else around(original, self, args, kwargs)
 
-    wrapper.__inferspan__ = True  # type: ignore[attr-defined]
-    setattr(owner, name, wrapper)
+        layer.wrapper = wrapper
+        wrapper.__inferspan__ = layer  # type: ignore[attr-defined]
+        setattr(owner, name, wrapper)
+    return lambda: _take_out(owner, name, layer)
 
-    def undo() -> None:
-        if owner.__dict__.get(name) is wrapper:
-            if own is _MISSING:
+
+def _take_out(owner: type, name: str, layer: _Layer) -> None:
+    with _layers:
+        layer.around = None
+        found = owner.__dict__.get(name)
+        if found is layer.wrapper:
+            if layer.own is _MISSING:
                 delattr(owner, name)
             else:
-                setattr(owner, name, own)
-
-    return undo
+                setattr(owner, name, layer.own)
+            return
+        while isinstance(above := getattr(found, "__inferspan__", None), _Layer) and above.wrapper is found:
+            if above.own is layer.wrapper:
+                above.own, above.template = layer.own, layer.template
+                above.wrapper.__wrapped__ = layer.template
+                return
+            found = above.own
 
 
 def replace(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:

@@ -117,20 +117,20 @@ class Patches:
     def _any_class(self, module: ModuleType) -> None:
         """Look at each class of a module that is defined from now on, and at those that are there, for a name in ``include``."""
         base: Any = module.Module
+        if "__init_subclass__" not in base.__dict__:
+
+            def __init_subclass__(cls: Any, /, **options: Any) -> None:
+                super(base, cls).__init_subclass__(**options)
+                self._included(cls)
+
+            # First, for classes that another thread defines meanwhile.
+            base.__init_subclass__ = classmethod(__init_subclass__)
+            self._undo.push(lambda: delattr(base, "__init_subclass__"))
         waiting = [base]
         while waiting:
             for kind in waiting.pop().__subclasses__():
                 waiting.append(kind)
                 self._included(kind)
-        if "__init_subclass__" in base.__dict__:
-            return
-
-        def __init_subclass__(cls: Any, /, **options: Any) -> None:
-            super(base, cls).__init_subclass__(**options)
-            self._included(cls)
-
-        base.__init_subclass__ = classmethod(__init_subclass__)
-        self._undo.push(lambda: delattr(base, "__init_subclass__"))
 
     def _included(self, kind: type) -> None:
         with contain("classes of include"):

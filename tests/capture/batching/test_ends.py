@@ -103,6 +103,26 @@ def test_a_loop_that_fails(telemetry: Telemetry, caplog: pytest.LogCaptureFixtur
     telemetry.check()
 
 
+def test_requests_of_one_id_that_are_open_at_once(telemetry: Telemetry) -> None:
+    """The loop knows one of them: when it fails, both end, as nothing will be heard of the other."""
+    model = models.llama()
+    telemetry.instrument(model)
+
+    def broken(*_: Any) -> None:
+        raise LookupError("theirs")
+
+    with manager(model, start=False) as loop:
+        for prompt in PROMPTS[:2]:
+            loop.add_request(prompt, request_id="same")
+        with model.register_forward_pre_hook(broken):
+            loop.start()
+            results(loop, 1)
+            _until(lambda: not loop.is_running())
+        assert [said_by(request)[semconv.ERROR_TYPE] for request in requests(telemetry)] == ["LookupError", "LookupError"]
+        assert telemetry.metric_sum(semconv.M_ACTIVE) == 0
+    telemetry.check()
+
+
 def test_a_request_that_its_loop_refuses(telemetry: Telemetry) -> None:
     """A manager that is stopping drops requests: they end as errors, and nothing is returned for them, as without telemetry."""
     model = models.llama()

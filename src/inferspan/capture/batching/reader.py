@@ -111,20 +111,23 @@ class BatchReader:
 
     def _delivered(self, outputs: Any, at: int) -> None:
         for output in outputs:
-            found = self._requests.get(output.request_id)
-            if found and found[0].deliver(output, at):
-                self._forget(found[0])
+            for request in self._named(output.request_id, every=output.error is not None):
+                if request.deliver(output, at):
+                    self._forget(request)
+
+    def _named(self, name: str, *, every: bool = True) -> list[BatchedRequest]:
+        """Requests with this id: the oldest, or every one, where a program has given several that are open one id."""
+        found = self._requests.get(name, [])
+        return [*found] if every else found[:1]
 
     def _failed(self, entry: Failed) -> None:
-        found = self._requests.get(entry.request_id)
-        if found:
-            found[0].fail(entry.failure)
+        for request in self._named(entry.request_id):
+            request.fail(entry.failure)
 
     def _cancelled(self, entry: Cancelled) -> None:
         for name in entry.request_ids:
-            found = self._requests.get(name)
-            if found:
-                self._end(found[0], entry.at, Failure(semconv.CANCELLED, "cancelled by its caller", ""))
+            for request in self._named(name):
+                self._end(request, entry.at, Failure(semconv.CANCELLED, "cancelled by its caller", ""))
 
     def _preempted(self, entry: Preempted) -> None:
         for name in entry.request_ids:

@@ -7,7 +7,7 @@ from typing import Any
 
 from inferspan import semconv
 
-__all__ = ["END", "attribute", "metric", "module", "request", "spans", "step"]
+__all__ = ["END", "attribute", "metric", "module", "of_two", "request", "spans", "step"]
 
 END = 1_800_000_000
 """Seconds since the epoch."""
@@ -53,6 +53,16 @@ def step(index: int, text: str, logprob: float, *, trace: str = "1") -> dict[str
     """The span of a decode step with its token."""
     attributes = {semconv.STEP_INDEX: index, semconv.STEP_TOKEN_TEXTS: [text], semconv.LOGITS_CHOSEN_LOGPROB: logprob}
     return _span(semconv.SPAN_DECODE_STEP, END - 1, END, attributes, trace)
+
+
+def of_two(text: str, own: str) -> list[dict[str, Any]]:
+    """Step, phase and request that stand in a trace with others; ``own`` is a hexadecimal digit that makes the ids."""
+    phase = _span(semconv.SPAN_DECODE, END - 1, END, {semconv.PHASE: semconv.SPAN_DECODE})
+    found = [step(0, text, 0.0), phase, request(more={semconv.OUTPUT_TOKENS: 1})]
+    ids = [f"{own}3", f"{own}2", f"{own}1"]
+    for span, identity, parent in zip(found, ids, [*ids[1:], ""], strict=True):
+        span |= {"spanId": identity * 8, "parentSpanId": parent * 8}
+    return found
 
 
 def spans(*found: dict[str, Any], service: str = "svc", scope: str = semconv.SCOPE) -> dict[str, Any]:

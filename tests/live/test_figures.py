@@ -8,7 +8,7 @@ import pytest
 
 from inferspan import semconv
 from inferspan.live.figures import Figures
-from tests.live.telemetry import END, metric, module, request, spans, step
+from tests.live.telemetry import END, metric, module, of_two, request, spans, step
 
 
 def test_a_request_that_ends_is_handed_out() -> None:
@@ -144,6 +144,39 @@ def test_a_request_waits_for_the_rest_of_its_tokens() -> None:
     assert figures.take(spans(request(more={semconv.OUTPUT_TOKENS: 2}), step(0, "a", 0.0))) == []
     (one,) = figures.take(spans(step(1, "b", 0.0)))
     assert [text for text, _ in one.tokens] == ["a", "b"]
+
+
+def test_requests_of_one_trace_have_their_own_tokens() -> None:
+    """Those of a session or a stage stand in one trace, and may come in one line."""
+    ended = Figures().take(spans(*of_two("a", "4"), *of_two("b", "5")))
+    assert [[text for text, _ in one.tokens] for one in ended] == [["a"], ["b"]]
+
+
+def test_a_request_waits_for_the_phase_of_its_tokens() -> None:
+    """The step says whose it is by its phase, which may come later."""
+    figures = Figures()
+    step_of_it, phase, whole = of_two("a", "4")
+    assert figures.take(spans(step_of_it, whole)) == []
+    (one,) = figures.take(spans(phase))
+    assert [text for text, _ in one.tokens] == ["a"]
+
+
+def test_a_batch_does_not_wait_for_tokens_of_its_other_rows() -> None:
+    """Its steps have one token of the first sequence each."""
+    more = {semconv.OUTPUT_TOKENS: 2, semconv.FINISH_REASONS: ["length", "length"]}
+    (one,) = Figures().take(spans(request(more=more), step(0, "a", 0.0)))
+    assert [text for text, _ in one.tokens] == ["a"]
+
+
+def test_a_source_that_is_never_idle_does_not_hold_requests_back() -> None:
+    """Of which the tokens do not come; more than a few hundred are not held."""
+    figures = Figures()
+    ended = [
+        one
+        for number in range(300)
+        for one in figures.take(spans(request(trace=f"{number:04x}"), step(0, "a", 0.0, trace=f"{number:04x}")))
+    ]
+    assert len(ended) == 300 - 256
 
 
 def test_a_request_does_not_wait_for_ever() -> None:

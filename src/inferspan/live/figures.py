@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 
 from inferspan import semconv
 from inferspan.metrics.summary import percentile
-from inferspan.report.levels import MODULE, REQUEST, STEP, level_of
+from inferspan.report.levels import MODULE, PHASE, REQUEST, STEP, level_of
 from inferspan.report.otlp_lines import Value, attributes_of, moment, number, objects, text_of, whole_number
 
 from .readings import Machine, Readings
+from .tokens import Token, Tokens
 
 __all__ = ["Ended", "Figures", "Hot", "Snapshot"]
 
@@ -33,8 +34,8 @@ _MOST_MODULES = 2000
 _MOST_WARNINGS = 100
 _ERROR_CODES = (2, "2", "STATUS_CODE_ERROR")
 _STEPS = (semconv.SPAN_PREFILL_STEP, semconv.SPAN_DECODE_STEP)
-_MOST_TOKENS = 20_000
-"""Of all requests whose steps are being read."""
+_MOST_HELD = 256
+"""Requests that wait for tokens of theirs; a source that is never idle must not fill the memory."""
 
 
 class Ended(NamedTuple):
@@ -52,7 +53,7 @@ class Ended(NamedTuple):
     failed: bool
     findings: tuple[str, ...]
     service: str
-    tokens: tuple[tuple[str, float | None], ...]
+    tokens: tuple[Token, ...]
     """Text and probability of the tokens of the first sequence, as far as they were captured."""
 
 
@@ -109,8 +110,8 @@ class Figures:
         self._ended = self._failed = 0
         self._last: float | None = None
         self._first_ns = self._newest_ns = 0
-        self._tokens: dict[str, dict[int, tuple[str, float | None]]] = {}
-        self._held: list[tuple[str, Ended]] = []
+        self._tokens = Tokens()
+        self._held: list[tuple[str, str, Ended]] = []
 
     def take(self, line: Mapping[str, Any]) -> list[Ended]:
         """Take in a decoded OTLP JSON object.
@@ -169,14 +170,18 @@ class Figures:
 
     def _complete(self, *, last: bool) -> list[Ended]:
         """The requests whose tokens are complete, or that need not wait for them any longer."""
-        ended, waiting = [], []
-        for trace, one in self._held:
-            tokens = self._tokens.get(trace, {})
-            if tokens and one.output_tokens and len(tokens) < one.output_tokens and not last:
-                waiting.append((trace, one))
+        ended: list[Ended] = []
+        waiting: list[tuple[str, str, Ended]] = []
+        spare = len(self._held) - _MOST_HELD
+        for place, (trace, request, one) in enumerate(self._held):
+            tokens = self._tokens.of(trace, request)
+            rows = max(1, len(one.finish_reasons))
+            short = len(tokens) < (one.output_tokens or 0) // rows and (tokens or self._tokens.waits(trace))
+            if short and not last and place >= spare:
+                waiting.append((trace, request, one))
             else:
-                self._tokens.pop(trace, None)
-                ended.append(one._replace(tokens=tuple(tokens[number] for number in sorted(tokens))))
+                self._tokens.forget(trace, request)
+                ended.append(one._replace(tokens=tokens))
         self._held = waiting
         if last:
             self._tokens.clear()
@@ -188,12 +193,14 @@ class Figures:
         level = level_of(span)
         begin, end = moment(raw.get("startTimeUnixNano")), moment(raw.get("endTimeUnixNano"))
         seconds = (end - begin) / 1e9 if 0 < begin <= end else None
-        trace = text_of(raw.get("traceId"))
+        trace, identity, parent = (text_of(raw.get(key)).lower() for key in ("traceId", "spanId", "parentSpanId"))
         self._newest_ns = max(self._newest_ns, end)
         if level == MODULE:
             self._module(span, seconds)
         if level == STEP and span.name in _STEPS:
-            self._step(trace, attributes)
+            self._step(trace, parent, attributes)
+        if level == PHASE:
+            self._tokens.phase(trace, identity, parent)
         if level != REQUEST or semconv.LOAD_KIND in attributes or attributes.get(semconv.NESTED) is True:
             return
         status = raw.get("status")
@@ -212,14 +219,13 @@ class Figures:
         if dropped:
             self._warn("spans over the budget", dropped)
         self._recent.append(one)
-        self._held.append((trace, one))
+        self._held.append((trace, identity, one))
 
-    def _step(self, trace: str, attributes: Mapping[str, Value]) -> None:
+    def _step(self, trace: str, parent: str, attributes: Mapping[str, Value]) -> None:
         texts, index = _texts(attributes.get(semconv.STEP_TOKEN_TEXTS)), whole_number(attributes.get(semconv.STEP_INDEX), 0)
-        if not texts or index is None or sum(map(len, self._tokens.values())) >= _MOST_TOKENS:
-            return
-        logprob = number(attributes.get(semconv.LOGITS_CHOSEN_LOGPROB))
-        self._tokens.setdefault(trace, {})[index] = (texts[0], None if logprob is None else math.exp(min(0.0, logprob)))
+        if texts and index is not None:
+            logprob = number(attributes.get(semconv.LOGITS_CHOSEN_LOGPROB))
+            self._tokens.step(trace, parent, index, (texts[0], None if logprob is None else math.exp(min(0.0, logprob))))
 
     def _module(self, span: _Span, seconds: float | None) -> None:
         name = text_of(span.attributes.get(semconv.MODULE_NAME)) or span.name

@@ -87,6 +87,25 @@ def test_each_outermost_session_has_a_report(tmp_path: Path) -> None:
     check_system(found[0]["system"][0])
 
 
+LONG = """
+import sys
+import torch
+import inferspan
+
+model = torch.nn.Linear(8, 16)
+inferspan.instrument(model, report="json", report_dir=sys.argv[1] + "/{rank}", nvml=False)
+with inferspan.session("\u4f1a" * 200):
+    model(torch.zeros(2, 8))
+"""
+
+
+def test_a_long_name_of_a_session_is_cut(tmp_path: Path) -> None:
+    """File systems count bytes, of which a sign may have three or four; the folder has the rank in its name."""
+    done = run(LONG, tmp_path, RANK="3", WORLD_SIZE="4", LOCAL_RANK="3")
+    (report,) = (tmp_path / "3").iterdir()
+    assert re.fullmatch(r"\u4f1a{53}-\d{8}T\d{6}Z-[0-9a-f]{8}-rank3\.json", report.name), done.stderr
+
+
 def check_system(system: dict[str, object]) -> None:
     """The facts of the machine and the settings are there, and nothing of the user."""
     assert {"os", "python", "torch", "cores", "memory", "pid", "inferspan"} <= set(system)

@@ -33,7 +33,8 @@ __all__ = ["AutomaticReports"]
 
 _log = logging.getLogger("inferspan")
 _KINDS = {"html": (".html",), "json": (".json",), "both": (".html", ".json")}
-_LONGEST_NAME = 80
+_LONGEST_NAME = 160
+"""Bytes; file systems take 255, and time, id, rank and suffix follow."""
 _HAND_OVER = 10.0
 """Longest time in seconds to wait until what was recorded is in the session file."""
 
@@ -155,7 +156,7 @@ class AutomaticReports:
 
 def _stem(name: str, begun_ns: int, identity: str) -> str:
     """Name, start time, id and rank, as a file name."""
-    safe = re.sub(r"[^\w.-]+", "-", name).strip(".-")[:_LONGEST_NAME] or "session"
+    safe = re.sub(r"[^\w.-]+", "-", name).strip(".-").encode("utf-8", "replace")[:_LONGEST_NAME].decode("utf-8", "ignore") or "session"
     moment = datetime.fromtimestamp(begun_ns / 1e9, timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     rank = ranks(os.environ).get(semconv.RANK)
     return f"{safe}-{moment}-{identity[:8]}" + (f"-rank{rank}" if rank is not None else "")

@@ -22,6 +22,12 @@ def test_spans_of_other_libraries_are_no_requests() -> None:
     assert Figures().take(spans(request(), scope="other")) == []
 
 
+@pytest.mark.parametrize("name", ["traceId", "spanId"])
+def test_a_span_without_an_id_is_no_request(name: str) -> None:
+    """It is damaged; the report passes it over, too."""
+    assert Figures().take(spans({**request(), name: ""})) == []
+
+
 def test_a_nested_request_is_part_of_another_one() -> None:
     """A draft model's call is not counted again."""
     assert Figures().take(spans(request(more={semconv.NESTED: True}))) == []

@@ -194,6 +194,8 @@ class Figures:
         begin, end = moment(raw.get("startTimeUnixNano")), moment(raw.get("endTimeUnixNano"))
         seconds = (end - begin) / 1e9 if 0 < begin <= end else None
         trace, identity, parent = (text_of(raw.get(key)).lower() for key in ("traceId", "spanId", "parentSpanId"))
+        if not trace or not identity:
+            return  # as in the report
         self._newest_ns = max(self._newest_ns, end)
         if level == MODULE:
             self._module(span, seconds)

@@ -114,3 +114,31 @@ def test_strange_json_is_no_crash(tmp_path: Path, text: str, capsys: pytest.Capt
     path.write_text(text)
     assert main(["trend", str(path)]) == 2
     assert "Give session files or JSON reports" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1" + "0" * 400, "-1", '"7"'])
+def test_a_figure_that_cannot_be_one_is_unknown(tmp_path: Path, value: str) -> None:
+    """A report may be damaged, or of anybody; the others are compared."""
+    folder = tmp_path / "reports"
+    folder.mkdir()
+    (folder / "r.json").write_text(f'{{"schema": 1, "requests": [{{"ttft": {value}, "tpot": 0.5}}]}}')
+    (run,) = groups(folder)[0]["runs"]
+    assert {name: figure["value"] for name, figure in run["figures"].items() if figure["value"] is not None} == {"tpot": 0.5}
+
+
+def test_figures_that_overflow_together_are_unknown(tmp_path: Path) -> None:
+    """No infinity comes into the JSON, which has none."""
+    folder = tmp_path / "reports"
+    folder.mkdir()
+    metric = {"name": semconv.M_GPU_UTILIZATION, "average": 1e308, "count": 1e308}
+    (folder / "r.json").write_text(json.dumps({"schema": 1, "requests": [{"tpot": 1.0}], "statistics": {"metrics": [metric]}}))
+    (run,) = groups(folder)[0]["runs"]
+    assert run["figures"]["utilization"]["value"] is None
+
+
+def test_a_report_of_a_later_schema_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its keys may mean something else."""
+    path = tmp_path / "r.json"
+    path.write_text('{"schema": 99, "requests": [{"tpot": 1.0}]}')
+    assert main(["trend", str(path)]) == 2
+    assert "has schema 99, of a later version of inferspan" in capsys.readouterr().err

@@ -9,12 +9,14 @@ so.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from inferspan.metrics.summary import percentile
+from inferspan.report.figures.document import SCHEMA as REPORT_SCHEMA
 from inferspan.report.figures.document import document
 from inferspan.report.files import session_files
 from inferspan.report.session import SessionFileError, read_session
@@ -141,7 +143,8 @@ def _run(group: Group, index: int) -> dict[str, Any]:
 
 
 def _share(now: float | None, before: float | None) -> float | None:
-    return None if now is None or not before else now / before - 1
+    share = None if now is None or not before else now / before - 1
+    return share if share is not None and math.isfinite(share) else None
 
 
 def trend(paths: Sequence[Path], *, told: Callable[[Path], object] = lambda _: None) -> Trend:
@@ -204,7 +207,11 @@ def _report(path: Path) -> Mapping[str, Any] | None:
         raise SessionFileError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("schema"), int) and "requests" in found else None
+    if not isinstance(found, dict) or not isinstance(found.get("schema"), int) or "requests" not in found:
+        return None
+    if found["schema"] > REPORT_SCHEMA:
+        raise SessionFileError(f"{path} has schema {found['schema']}, of a later version of inferspan; {REPORT_SCHEMA} is the last known")
+    return found
 
 
 def _of(path: Path, found: Mapping[str, Any]) -> Run:
@@ -226,7 +233,7 @@ def _of(path: Path, found: Mapping[str, Any]) -> Run:
         path=path,
         start_ns=int(start) if isinstance(start, str) and start.isascii() and start.isdigit() and len(start) < 20 else 0,
         requests=len(requests),
-        figures={name: value for name, value in figures.items() if value is not None},
+        figures={name: value for name, value in figures.items() if value is not None and 0 <= value < math.inf},
         versions=_versions(found, systems),
         key=_key(requests, session, systems),
     )
@@ -281,7 +288,12 @@ def _median(values: Iterable[Any]) -> float | None:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """A finite figure of a report that may be anybody's."""
+    try:
+        known = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    except OverflowError:
+        return None
+    return known if known is not None and math.isfinite(known) else None
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -53,7 +53,10 @@ def add_trend(commands: Any) -> None:
 
 
 def _share(text: str) -> float:
-    value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
     if not 0 <= value <= 100:
         raise argparse.ArgumentTypeError(f"{text} is not a share such as 0.1 or 10%")
     return value

@@ -221,6 +221,26 @@ def test_long_and_nested_values(telemetry: Telemetry, model: Any) -> None:
     assert "gone" not in attributes
 
 
+def test_very_many_attributes(telemetry: Telemetry, model: Any, caplog: pytest.LogCaptureFixture, contained: list[Any]) -> None:
+    """The first 128 are sent; OpenTelemetry would log a line for each of the others, for every event."""
+    with inferspan.stage("s"):
+        for _ in range(3):
+            inferspan.event("e", **{f"key{number}": number for number in range(300)})
+    ((_, attributes), *_) = _events(telemetry, "s")
+    assert list(attributes) == [f"key{number}" for number in range(128)]
+    assert len(caplog.messages) <= 1
+    assert [error.place for error in contained] == ["attributes of an event"] * 3
+    contained.clear()
+
+
+def test_an_attribute_without_a_name_is_left_out(telemetry: Telemetry, model: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """OpenTelemetry cannot carry it, and would log it for every event."""
+    with inferspan.stage("s"):
+        inferspan.event("e", **{"": 1, "kept": 2})
+    assert _events(telemetry, "s") == [("e", {"kept": 2})]
+    assert caplog.messages == []
+
+
 def test_a_value_that_fails(telemetry: Telemetry, model: Any, contained: list[Any]) -> None:
     """A value whose text raises is left out, contained and counted; the event and its other values are there."""
     with inferspan.stage("part"):

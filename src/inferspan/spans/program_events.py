@@ -14,13 +14,16 @@ from typing import Any, Protocol
 from opentelemetry._logs import LogRecord, SeverityNumber
 
 from inferspan.attribute_values import exportable_or_text, exportable_text
-from inferspan.guard import contain
+from inferspan.guard import contain, report
 from inferspan.records import AttributeValue
 
 from .content import wants
 from .writer import our_call
 
 __all__ = ["EventTarget", "emit"]
+
+MOST_ATTRIBUTES = 128
+"""What OpenTelemetry keeps of an event unless it is told otherwise. It logs each attribute over that, for each event anew."""
 
 
 class EventTarget(Protocol):
@@ -63,7 +66,7 @@ def emit(
     if target is not None:
         if target.span.is_recording():
             now = perf_counter_ns() + target.offset
-            attributes = {**_sendable(describe()), **session}
+            attributes = _sendable(describe(), session)
             with our_call():
                 target.span.add_event(name, attributes, timestamp=now)
         return
@@ -73,25 +76,31 @@ def emit(
         if found is not None and not wants(found, context, name, SeverityNumber.INFO):
             found = None
     if found is not None:
-        attributes = {**_sendable(describe()), **session}
+        attributes = _sendable(describe(), session)
         record = LogRecord(timestamp=now, context=context, severity_number=SeverityNumber.INFO, event_name=name, attributes=attributes)
         with our_call():
             found.emit(record)
         return
     with our_call():
         span = tracer().start_span(name, context=context, start_time=now, record_exception=False, set_status_on_exception=False)
-    attributes = {**_sendable(describe()), **session} if span.is_recording() else {}
+    attributes = _sendable(describe(), session) if span.is_recording() else {}
     with our_call():
         span.set_attributes(attributes)
         span.end(end_time=now)
 
 
-def _sendable(attributes: Mapping[str, Any]) -> dict[str, AttributeValue]:
-    """The attributes as they can be sent; a value that cannot even be written as text is left out."""
+def _sendable(attributes: Mapping[str, Any], session: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
+    """The attributes as they can be sent, and those of the session.
+
+    A value that cannot even be written as text is left out, so is one without a name, and what is over ``MOST_ATTRIBUTES``.
+    """
     found: dict[str, AttributeValue] = {}
     for key, value in attributes.items():
+        if len(found) + len(session) >= MOST_ATTRIBUTES:
+            report("attributes of an event", ValueError(), reason=f"more than {MOST_ATTRIBUTES} of one event, the last ones left out")
+            break
         with contain("attributes of an event"):
             plain = exportable_or_text(value)
-            if plain is not None:
+            if plain is not None and key:
                 found[exportable_text(key)] = plain
-    return found
+    return {**found, **session}

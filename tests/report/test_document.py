@@ -17,7 +17,7 @@ from inferspan.report.figures.document import document, encoded
 from inferspan.report.figures.events import FIELDS
 from inferspan.report.html import render
 from inferspan.report.session import read_session, read_sessions
-from tests.report.conftest import START, otlp_attributes
+from tests.report.conftest import START, add_generate, otlp_attributes
 
 SCHEMA_FILE = Path(__file__).parents[2] / "src" / "inferspan" / "report" / "assets" / "report.schema.json"
 
@@ -99,6 +99,15 @@ def test_own_events_and_stages_are_events(recording: Any, tmp_path: Path) -> Non
     events = report_of(recording.write(tmp_path / "session.jsonl"))["events"]
     assert [(event["type"], event["timestamp"]) for event in events] == [("stage_start", 0.0), ("cache_warm", 0.005), ("stage_end", 0.01)]
     assert events[1]["metadata"] == {"entries": 3}
+
+
+def test_an_own_event_about_a_module_stands_at_its_path(recording: Any, tmp_path: Path) -> None:
+    """``inferspan.event(..., module=...)`` stands on the span around it, and is about the module."""
+    add_generate(recording, 0, tokens=1)
+    attributes = otlp_attributes({semconv.MODULE_NAME: "layers.3", semconv.MODULE_TYPE: "Linear"})
+    recording.spans[0]["events"] = [{"name": "swapped", "timeUnixNano": str(START), "attributes": attributes}]
+    events = report_of(recording.write(tmp_path / "session.jsonl"))["events"]
+    assert [event["module"] for event in events if event["type"] == "swapped"] == ["layers.3"]
 
 
 def test_an_event_alone_has_its_time(recording: Any, tmp_path: Path) -> None:

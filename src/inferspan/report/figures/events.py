@@ -80,8 +80,9 @@ class Events(Sequence[dict[str, Any]]):
 
     def _made(self, seed: _Seed) -> dict[str, Any]:
         span, attributes = seed.span, seed.span.attributes
-        # An event that stands alone has a name that is its type, and no place.
-        module = attributes.get(semconv.MODULE_NAME) if span.span_id else attributes.get(semconv.MODULE_NAME, "")
+        # An event that stands alone has a name that is its type, and no place; one on a span may name a module.
+        named = (seed.metadata or {}).get(semconv.MODULE_NAME) or attributes.get(semconv.MODULE_NAME)
+        module = named if span.span_id else named or ""
         metadata = _metadata(span) if seed.attributes else seed.metadata or {}
         return {
             "type": plain(seed.kind),

@@ -71,6 +71,13 @@ def _recording(chain: Any) -> Callable[[], None]:
     return inferspan.instrument(chain, **lifted(modules="all")).uninstrument
 
 
+def _as_stages(chain: Any) -> Callable[[], None]:
+    """Each module is a stage of the model, and no module is recorded as one."""
+    import inferspan
+
+    return inferspan.instrument(chain, **lifted(modules="none", stages={"part": ["layers.*"]})).uninstrument
+
+
 def _own_provider(chain: Any) -> Callable[[], None]:
     """A provider of the program's own: records become spans of the SDK and go to its processor."""
     from opentelemetry.sdk.trace import TracerProvider
@@ -116,6 +123,7 @@ WAYS: tuple[tuple[str, Callable[[Any], Callable[[], None]]], ...] = (
     ("a pair of torch's hooks that does nothing", _idle),
     ("instrumented, not sampled", _unsampled),
     ("recorded; packed and exported by our own pipeline", _recording),
+    ("the same modules recorded as stages of the model", _as_stages),
     ("recorded; made into SDK spans, kept in memory", _own_provider),
     ("naive: an SDK span, exported", _naive),
 )

@@ -58,6 +58,10 @@ def exportable_text(text: str) -> str:
 
 
 def _plain(value: object) -> bool | int | float | str | None:
+    if type(value) is int:  # not of a subclass; asking the abstract types takes longer than all else
+        return value if -_INT64 <= value < _INT64 else None
+    if type(value) is float:
+        return value if math.isfinite(value) else None
     if isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -96,8 +100,12 @@ def exportable(value: object) -> AttributeValue | None:
 
 def exportable_attributes(attributes: Mapping[str, object]) -> dict[str, AttributeValue]:
     """Those attributes that can be sent."""
-    found = ((exportable_text(key), exportable(value)) for key, value in attributes.items())
-    return {key: value for key, value in found if value is not None}
+    found: dict[str, AttributeValue] = {}
+    for key, value in attributes.items():
+        plain = exportable(value)
+        if plain is not None:
+            found[exportable_text(key)] = plain
+    return found
 
 
 def exportable_or_text(value: object) -> AttributeValue | None:

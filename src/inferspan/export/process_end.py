@@ -35,6 +35,8 @@ __all__ = ["ProcessEnd"]
 SHARE = 0.8
 """Of the promised time; the rest is for the rest of the exit (other handlers, unloading a large program)."""
 _MARK = "_inferspan_original"
+_disposition: Callable[[int], Any] = getattr(sys.modules.get("_signal"), "getsignal", signal.getsignal)
+"""``signal.getsignal`` without its search for a member of an enumeration, which fails for a handler: 5 us before each stage."""
 
 
 class ProcessEnd:
@@ -131,7 +133,7 @@ class ProcessEnd:
         """Flush on SIGTERM also if the program has set the default disposition since; called before each request."""
         if not self._follows_sigterm or threading.current_thread() is not threading.main_thread():
             return
-        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        if _disposition(signal.SIGTERM) == signal.SIG_DFL:
             self._set_handler(signal.SIG_DFL)
 
     def _set_handler(self, previous: Any) -> bool:

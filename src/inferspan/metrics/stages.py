@@ -18,6 +18,7 @@ __all__ = ["StageMetrics"]
 
 MOST_NAMES = 50
 """Values of the label; a name beyond them is counted as ``other``."""
+_OTHER = {semconv.STAGE_NAME: semconv.OTHER_STAGE}
 # Not empty, or the SDK would take the current context and with it the current span.
 _NO_SPAN = Context({"inferspan": True})
 
@@ -33,7 +34,8 @@ class StageMetrics:
         self._meter = meter
         self._duration: Any = None
         self._memory: Any = None
-        self._names: set[str] = set()
+        self._names: dict[str, dict[str, str]] = {}
+        """Attributes by the name of the stage."""
 
     @guarded("metrics of stages")
     def ended(self, name: str, seconds: float, memory_delta: int | None, span: Any) -> None:
@@ -49,17 +51,15 @@ class StageMetrics:
             # The duration last: it says that both are there.
             self._memory = self._make(semconv.M_PROGRAM_STAGE_MEMORY)
             self._duration = self._make(semconv.M_PROGRAM_STAGE_DURATION)
-        attributes = {semconv.STAGE_NAME: self._label(name)}
+        attributes = self._names.get(name) or self._of(name)
         self._duration.record(seconds, attributes, trace.set_span_in_context(span, _NO_SPAN))
         if memory_delta is not None:
             self._memory.add(memory_delta, attributes, _NO_SPAN)
 
-    def _label(self, name: str) -> str:
-        if name not in self._names:
-            if len(self._names) >= MOST_NAMES:
-                return semconv.OTHER_STAGE
-            self._names.add(name)
-        return name
+    def _of(self, name: str) -> dict[str, str]:
+        if len(self._names) >= MOST_NAMES:
+            return _OTHER
+        return self._names.setdefault(name, {semconv.STAGE_NAME: name})
 
     def _make(self, name: str) -> Any:
         metric, meter = semconv.METRICS[name], self._meter()

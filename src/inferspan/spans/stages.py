@@ -19,7 +19,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from inferspan import semconv
-from inferspan.attribute_values import exportable_attributes
+from inferspan.attribute_values import exportable_attributes, exportable_text
 from inferspan.guard import contain
 from inferspan.metrics.stages import StageMetrics
 from inferspan.records import AttributeValue, Failure
@@ -34,6 +34,7 @@ from .writer import inside_a_provider, our_call
 
 __all__ = ["Session", "Stage", "StageRecorder"]
 
+_STARTING, _ENDING, _MEMORY = contain("start of a stage"), contain("end of a stage"), contain("memory of a stage")
 _lock = threading.RLock()
 """Guards the lists of open stages and the covered times. Reentrant: a collected generator may end its stage at any instruction."""
 
@@ -111,7 +112,7 @@ class Stage(Scope):
             warn_once("stage %s was started twice: make a new one with inferspan.stage() for each time", brief(self.name))
             return self
         self._begun = True
-        with contain("start of a stage"):
+        with _STARTING:
             self._open()
         return self
 
@@ -150,9 +151,11 @@ class Stage(Scope):
             self.span.set_attributes(attributes)
 
     def _describe(self, context: otel_context.Context) -> tuple[str, dict[str, Any]]:
-        """Name of the span and its attributes."""
+        """Name of the span and its attributes, which can be sent."""
         self.session = session_attributes(context)
-        return self.name, {**self._attributes, **self.session, semconv.STAGE_KIND: semconv.STAGE_KIND_USER, semconv.STAGE_NAME: self.name}
+        name = exportable_text(self.name)
+        own = exportable_attributes(self._attributes) if self._attributes else {}
+        return name, {**own, **self.session, semconv.STAGE_KIND: semconv.STAGE_KIND_USER, semconv.STAGE_NAME: name}
 
     def _open(self) -> None:
         current = otel_context.get_current()
@@ -171,7 +174,7 @@ class Stage(Scope):
                 name,
                 context=current,
                 kind=SpanKind.INTERNAL,
-                attributes=exportable_attributes(attributes),
+                attributes=attributes,
                 links=links,
                 start_time=base,
                 record_exception=False,
@@ -214,12 +217,12 @@ class Stage(Scope):
             self._ended = now
             if self.parent is not None:
                 self.parent._ends(self, now)
-            with contain("end of a stage"):
+            with _ENDING:
                 self.leave()
             memory = self.recorder.read_memory()
             if memory is not None:
                 self.memory_delta = memory.since(self._memory)
-            with contain("end of a stage"), our_call():
+            with _ENDING, our_call():
                 self._finish(attributes, error, now + self.offset)
             if self.counted and self.recorder.metrics is not None:
                 self.recorder.metrics.ended(self.name, self.duration or 0.0, self.memory_delta, self.span)
@@ -228,9 +231,11 @@ class Stage(Scope):
         span = self.span
         try:
             if span.is_recording():
-                span.set_attributes({**exportable_attributes(attributes), semconv.STAGE_SELF_TIME: self.self_time or 0.0})
+                found: dict[str, AttributeValue] = exportable_attributes(attributes) if attributes else {}
+                found[semconv.STAGE_SELF_TIME] = self.self_time or 0.0
                 if self.memory_delta is not None:
-                    span.set_attribute(semconv.MEMORY_DELTA, self.memory_delta)
+                    found[semconv.MEMORY_DELTA] = self.memory_delta
+                span.set_attributes(found)
                 if error is not None:
                     failure = self.recorder.failure_of(error, content=self.recorder.settings.content_on_spans)
                     span.set_attributes({semconv.ERROR_TYPE: failure.type, semconv.FAILED: True})
@@ -278,8 +283,9 @@ class Session(Stage):
             self.session = {**outer, **exportable_attributes(tags)}
             return name, {**attributes, **self.session}
         self.counted = False
-        self.session = {semconv.SESSION_ID: self.id, semconv.SESSION_NAME: self.name, **exportable_attributes(tags)}
-        return f"{semconv.SPAN_SESSION} {self.name}", dict(self.session)
+        name = exportable_text(self.name)
+        self.session = {semconv.SESSION_ID: self.id, semconv.SESSION_NAME: name, **exportable_attributes(tags)}
+        return f"{semconv.SPAN_SESSION} {name}", dict(self.session)
 
     def _open(self) -> None:
         with contain("start of a session"):
@@ -336,7 +342,7 @@ class StageRecorder:
     def read_memory(self) -> Any:
         """The memory in use now, with ``bytes`` and ``since(before)``; ``None`` where nothing measures it."""
         if self._memory is not None:
-            with contain("memory of a stage"):
+            with _MEMORY:
                 return self._memory()
         return None
 

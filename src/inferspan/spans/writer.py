@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -50,14 +49,16 @@ def inside_a_provider() -> bool:
     return _this_thread.busy
 
 
-@contextmanager
-def our_call() -> Iterator[None]:
+class our_call:
     """Mark a call of ours into a provider; see :func:`inside_a_provider`."""
-    before, _this_thread.busy = _this_thread.busy, True
-    try:
-        yield
-    finally:
-        _this_thread.busy = before
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before, _this_thread.busy = _this_thread.busy, True
+
+    def __exit__(self, *raised: object) -> None:
+        _this_thread.busy = self._before
 
 
 class Detail(NamedTuple):

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import nn
 
 from inferspan.capture.compile.state import holds_compiled, is_compiled, is_optimized, may_hook
@@ -27,7 +28,7 @@ from .hook_pair import EnterHook, ExitHook
 from .observer import ObservedCall, can_observe
 from .routers import UNREADABLE, Router, Routing, find_router, has_experts
 from .selection import select, select_stages
-from .stages import Wanted, with_device
+from .stages import Wanted, device_of, with_device
 
 __all__ = ["STAGES_COMPILED", "ModuleObservers", "Observed", "in_hooks_of_a_failure", "iterates_hooks"]
 
@@ -77,6 +78,8 @@ class Observed:
         self.users = 0
         self.selection: list[tuple[weakref.ref[nn.Module], ModuleInfo, weakref.ref[nn.Module], bool]] = []
         self._placed: dict[ModuleInfo, ModuleInfo] = {}
+        self._known: dict[tuple[int, torch.device | None], ModuleInfo] = {}
+        """Those of the selection by identity: the hash of one goes over all of its fields."""
         self.refused = self.fused = False
         """Whether some of the modules got no hooks when this was attached last: they have others, or are run as one operation."""
         self._handles: list[Any] = []
@@ -84,6 +87,7 @@ class Observed:
 
     def select(self, entries: Iterable[tuple[nn.Module, ModuleInfo, nn.Module]]) -> None:
         """Take these modules; they are held weakly, because the selection must not keep a detached child alive."""
+        self._known.clear()
         self.selection = [
             (weakref.ref(module), info, weakref.ref(parent), can_observe(module)) for module, info, parent in entries
         ]
@@ -131,9 +135,7 @@ class Observed:
             if module is None:
                 continue
             if info.stage is not None:
-                # One object each, by which a packer knows the structure of a pass again.
-                info = with_device(info, module)
-                info = self._placed.setdefault(info, info)
+                info = self._where_it_is(info, device_of(module))
             # If the user has hooks, ours must see the input and output that those return, and their failures.
             if observe and observable and not module._forward_hooks and not module._forward_pre_hooks:
                 observed = ObservedCall(module, info, self._engine)
@@ -148,6 +150,14 @@ class Observed:
                 self._handles.append(module.register_forward_hook(ExitHook(info, self._engine)))
             else:
                 self.refused = True
+
+    def _where_it_is(self, info: ModuleInfo, device: torch.device | None) -> ModuleInfo:
+        """The facts of a stage with its device; one object each, by which a packer knows the structure of a pass again."""
+        known = self._known.get((id(info), device))
+        if known is None:
+            known = with_device(info, device)
+            known = self._known[id(info), device] = self._placed.setdefault(known, known)
+        return known
 
     def detach(self) -> None:
         """Detach whatever is attached."""

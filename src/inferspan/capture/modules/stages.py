@@ -9,7 +9,6 @@ would be the same stage the outer one is it.
 from __future__ import annotations
 
 import fnmatch
-import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -21,7 +20,7 @@ from inferspan.guard import contain
 from inferspan.records import ModuleBatch, ModuleInfo, ModuleStage
 from inferspan.setting_checks import warn_once
 
-__all__ = ["Wanted", "find_stages", "with_device", "with_tokens"]
+__all__ = ["Wanted", "device_of", "find_stages", "with_device", "with_tokens"]
 
 _ENCODERS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(
@@ -162,14 +161,34 @@ def find_stages(root: nn.Module, wanted: Wanted) -> dict[str, ModuleStage]:
     return found
 
 
-def with_device(info: ModuleInfo, module: nn.Module) -> ModuleInfo:
-    """``info`` of a stage with the device of its weights, where they stay on one and are known."""
+def _first(module: nn.Module, kind: str) -> Any:
+    """The first tensor in a table of a module or of one inside it; torch's own search takes as long as recording the stage."""
+    for tensor in getattr(module, kind).values():
+        if tensor is not None:
+            return tensor
+    for inner in module._modules.values():
+        found = None if inner is None else _first(inner, kind)
+        if found is not None:
+            return found
+    return None
+
+
+def device_of(module: nn.Module) -> torch.device | None:
+    """Device of the weights of a stage, where they stay on one and are known."""
     with contain("device of a stage"):
-        weight = next(itertools.chain(module.parameters(), module.buffers()), None)
+        weight = _first(module, "_parameters")
+        if weight is None:
+            weight = _first(module, "_buffers")
         # Weights that accelerate moves when the module runs are elsewhere now.
-        if weight is not None and not weight.is_meta and info.stage is not None:
-            return info._replace(stage=info.stage._replace(device=str(weight.device)))
-    return info
+        if weight is not None and not weight.is_meta:
+            device: torch.device = weight.device
+            return device
+    return None
+
+
+def with_device(info: ModuleInfo, device: torch.device | None) -> ModuleInfo:
+    """``info`` of a stage with the device of its weights."""
+    return info if device is None or info.stage is None else info._replace(stage=info.stage._replace(device=str(device)))
 
 
 def with_tokens(batch: ModuleBatch, tokens: Mapping[str, int]) -> ModuleBatch:

@@ -295,13 +295,13 @@ def test_memory_of_a_stage(telemetry: Telemetry) -> None:
     """A stage tells how many bytes more are in use at its end than at its start."""
     telemetry.instrument(torch.nn.Linear(2, 2), **MEASURED)
     with inferspan.stage("keep") as keep:
-        kept = torch.ones(16 << 20)
+        kept = torch.ones(64 << 20)  # much more than other threads of the tests take or give back meanwhile
         time.sleep(0.006)  # longer than a reading counts
     with inferspan.stage("drop") as drop:
         del kept
         time.sleep(0.006)
-    assert 60 << 20 < (keep.memory_delta or 0) < 80 << 20
-    assert -(80 << 20) < (drop.memory_delta or 0) < -(48 << 20)
+    assert 192 << 20 < (keep.memory_delta or 0) < 320 << 20
+    assert -(320 << 20) < (drop.memory_delta or 0) < -(192 << 20)
     assert telemetry.only(telemetry.spans("keep"))[semconv.MEMORY_DELTA] == keep.memory_delta
 
 

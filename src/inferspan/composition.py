@@ -7,6 +7,7 @@ use it. Nothing starts when this module is imported.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,8 @@ from inferspan.spans import origin
 from inferspan.spans.recorder import SpanRecorder
 from inferspan.spans.sources import logger_source, tracer_source
 from inferspan.spans.stages import StageRecorder
-from inferspan.spans.writer import SpanWriter
+from inferspan.spans.writer import SpanWriter, inside_a_provider
+from inferspan.summaries.recording import Recording
 
 from .export import otlp
 from .export.deferred import DeferredSetup
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
     from inferspan.report.output.automatic import AutomaticReports
 
 __all__ = [
-    "HAND_OVER", "Providers", "deferred", "follow_origins", "recorder_for", "reports", "set_up_export", "stage_recorder", "start", "writer",
+    "HAND_OVER", "Providers", "deferred", "flush_given", "follow_origins", "hand_over", "recorder_for", "reports", "set_up_export",
+    "stage_recorder", "start", "writer",
 ]  # fmt: skip
 
 HAND_OVER = 2.0
@@ -88,8 +91,8 @@ def recorder_for(settings: Settings, providers: Providers) -> tuple[SpanRecorder
     return SpanRecorder(settings, tracer, request_metrics, writer, logger), meters
 
 
-def stage_recorder(settings: Settings, providers: Providers) -> StageRecorder:
-    """A recorder of the program's own stages and sessions."""
+def stage_recorder(settings: Settings, providers: Providers, recording: Recording | None = None) -> StageRecorder:
+    """A recorder of the program's own stages and sessions, whose figures ``recording`` gets."""
     from inferspan.capture.failures import failure_of
 
     tracer_provider, meter_provider, logger_provider = providers
@@ -98,7 +101,28 @@ def stage_recorder(settings: Settings, providers: Providers) -> StageRecorder:
         meters.stages = StageMetrics(meters.meter)
     memory = MemoryReader(allocator=settings.allocator, host=settings.host)
     tracer, logger = tracer_source(tracer_provider, _before_a_request), logger_source(logger_provider)
-    return StageRecorder(settings, tracer, failure_of, logger=logger, metrics=meters.stages, memory=memory)
+    return StageRecorder(
+        settings, tracer, failure_of, logger=logger, metrics=meters.stages, memory=memory, recording=recording, hand_over=hand_over
+    )
+
+
+def hand_over() -> None:
+    """Have everything recorded so far counted and handed to the span processors, for at most ``HAND_OVER`` seconds."""
+    if not inside_a_provider():
+        writer.flush(HAND_OVER)
+
+
+def flush_given(providers: Providers, seconds: float) -> bool:
+    """Flush the providers that the program has given; whether all of them say that they have sent everything."""
+    done, end = True, time.monotonic() + seconds
+    for provider in providers:
+        force_flush = getattr(provider, "force_flush", None)
+        if force_flush is not None:
+            sent = False
+            with contain("flush"):
+                sent = force_flush(max(1, round((end - time.monotonic()) * 1000))) is not False
+            done = done and sent
+    return done
 
 
 def start(settings: Settings, meters: machine.Meters, released: ExitStack, target: Target | None = None) -> None:

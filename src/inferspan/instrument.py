@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -17,9 +18,12 @@ from dataclasses import fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from inferspan.metrics.summary import Summary, Totals
 from inferspan.spans import origin
 from inferspan.spans.recorder import SpanRecorder
+from inferspan.summaries.notebook import page
+from inferspan.summaries.recording import Recording
+from inferspan.summaries.requests import RecordedRequest
+from inferspan.summaries.summary import RunSummary, summary_of
 
 from . import composition
 from .arguments import resolve, unwrap
@@ -122,6 +126,7 @@ class Handle:
     def __init__(self, instrumentation: _Instrumentation | None, settings: Settings) -> None:
         self._instrumentation = instrumentation
         self._recorder: Any = None if instrumentation is None else instrumentation.recorder
+        self._providers: Providers = (None, None, None) if instrumentation is None else instrumentation.providers
         self.settings = settings
         """The settings in force."""
 
@@ -171,9 +176,43 @@ class Handle:
             return Window(None, steps, cpu_ops=cpu_ops)
         return instrumentation.target.profile(steps, cpu_ops=cpu_ops)
 
-    def summary(self) -> Totals:
-        """Totals of the requests on this model so far; kept in the process, so no destination is needed."""
-        return (Summary() if self._recorder is None else self._recorder.metrics.summary).totals()
+    def summary(self) -> RunSummary:
+        """Figures of what was recorded of this model so far, kept in the process.
+
+        Totals of the requests need no destination. Operations, events and modules are those of recorded spans, so they need one; a session
+        file is enough. See ``docs/summary.md``.
+        """
+        if self._recorder is None:
+            return summary_of(Recording())
+        composition.hand_over()
+        return summary_of(self._recorder.recording)
+
+    def requests(self) -> list[RecordedRequest]:
+        """The latest requests on this model that have ended, at most 32, the newest last."""
+        if self._recorder is None:
+            return []
+        composition.hand_over()
+        found: list[RecordedRequest] = self._recorder.recording.requests()
+        return found
+
+    @property
+    def last_request(self) -> RecordedRequest | None:
+        """The request on this model that has ended last."""
+        return next(reversed(self.requests()), None)
+
+    def flush(self, timeout: float | None = 30.0) -> bool:
+        """Hand everything recorded so far to the span processors and send it, also through the providers that were given.
+
+        Args:
+            timeout: longest time in seconds; ``None`` for no limit on the hand-over.
+
+        Returns:
+            Whether all of it was done in that time and nothing was refused; the session file then holds all that has ended.
+        """
+        begun = time.monotonic()
+        done = flush(timeout)
+        left = 30.0 if timeout is None else max(0.0, timeout - (time.monotonic() - begun))
+        return composition.flush_given(self._providers, left) and done
 
     def __repr__(self) -> str:
         instrumentation = self._instrumentation
@@ -181,7 +220,11 @@ class Handle:
             return "<inferspan.Handle: not enabled>"
         if instrumentation is None or not instrumentation.target.is_open:
             return "<inferspan.Handle: detached>"
-        return f"<inferspan.Handle: {instrumentation.target.info.name or instrumentation.target.info.architecture}; {self.summary()}>"
+        info = instrumentation.target.info
+        return f"<inferspan.Handle: {info.name or info.architecture}; {self._recorder.metrics.summary.totals()}>"
+
+    def _repr_html_(self) -> str:
+        return page(repr(self), self.summary(), self.requests())
 
     def __enter__(self) -> Handle:
         return self
@@ -300,7 +343,7 @@ def _build(model: Any, tokenizer: Any, settings: Settings, providers: Providers)
         undo.push(released)
         composition.start(settings, meters, released, target)
         composition.follow_origins(released)
-        released.callback(recorders.add(composition.stage_recorder(settings, providers)))
+        released.callback(recorders.add(composition.stage_recorder(settings, providers, recorder.recording)))
         instrumentation = _Instrumentation(target, recorder, settings, providers, released.close)
         undo.pop_all()
     return instrumentation

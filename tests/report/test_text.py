@@ -14,7 +14,7 @@ import pytest
 from inferspan import semconv
 from inferspan.analysis.operations import Operations
 from inferspan.cli import main
-from inferspan.report.figures.table import plain_table, rich_table
+from inferspan.summaries.table import plain_table, rich_table
 
 
 def test_text_has_events_modules_and_operations(session_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

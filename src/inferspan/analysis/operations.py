@@ -139,6 +139,19 @@ class Operations:
             operation.inside += seconds
             operation.device_inside += seconds if device_seconds is None else device_seconds
 
+    def add_nested(self, calls: Iterable[tuple[tuple[str, str], tuple[str, str], float, float | None]]) -> None:
+        """Count calls together with the time that they are inside another operation: see ``add`` and ``add_inside``.
+
+        Args:
+            calls: kind and name of each, those of the operation around it, seconds by the host's clock, and by the device's.
+        """
+        with self._lock:
+            for operation, around, seconds, device_seconds in calls:
+                self._operation(*operation).add(seconds, device_seconds, None)
+                outer = self._operation(*around)
+                outer.inside += seconds
+                outer.device_inside += seconds if device_seconds is None else device_seconds
+
     def rows(self, kinds: Iterable[str] = KINDS) -> list[OperationRow]:
         """One row for each operation that has ended: by kind from the outside to the inside, then the longest in total first."""
         with self._lock:

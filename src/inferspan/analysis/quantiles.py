@@ -7,6 +7,7 @@ The first values are kept, so that percentiles of few values are exact. Further 
 from __future__ import annotations
 
 import math
+from array import array
 
 from inferspan.metrics.summary import percentile
 
@@ -29,7 +30,7 @@ class Quantiles:
 
     def __init__(self) -> None:
         self.count = 0
-        self._values: list[float] = []
+        self._values = array("d")
         self._buckets: dict[int, int] | None = None
 
     @property
@@ -48,7 +49,7 @@ class Quantiles:
             self._buckets = {}
             for kept in self._values:
                 self._count(kept, self._buckets)
-            self._values = []
+            self._values = array("d")
 
     def at(self, share: float) -> float | None:
         """The percentile; ``None`` of nothing.

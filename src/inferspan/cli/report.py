@@ -116,8 +116,8 @@ def _tell(session: Session, written: list[Path]) -> None:
 
 def _print(session: Session) -> None:
     from inferspan.report.figures.summary import summary_of
-    from inferspan.report.figures.table import plain_table, rich_summary, rich_table
     from inferspan.report.terminal import clean, summary
+    from inferspan.summaries.table import plain_table, rich_summary, rich_table
 
     terminal = sys.stdout.isatty()
     print(summary(session, colour=terminal))

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from inferspan import semconv
+from inferspan.analysis.levels import MODULE, PHASE, REQUEST, STEP, level_of
 from inferspan.metrics.summary import percentile
-from inferspan.report.levels import MODULE, PHASE, REQUEST, STEP, level_of
 from inferspan.report.otlp_lines import Value, attributes_of, moment, number, objects, text_of, whole_number
 
 from .readings import Machine, Readings

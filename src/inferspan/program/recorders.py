@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from inferspan.summaries.requests import RecordedRequest
+    from inferspan.summaries.summary import RunSummary
 
 __all__ = ["OFF", "AnyStage", "Off", "OffGeneration", "StageRecorder", "add", "check_name", "newest", "recorders"]
 
@@ -86,6 +90,17 @@ class Off:
 
     def end(self, /, **attributes: Any) -> None:
         """Do nothing."""
+
+    def summary(self) -> RunSummary:
+        """Figures of nothing."""
+        from inferspan.summaries.recording import Recording
+        from inferspan.summaries.summary import summary_of
+
+        return summary_of(Recording())
+
+    def requests(self) -> list[RecordedRequest]:
+        """None are recorded."""
+        return []
 
     def __enter__(self) -> Off:
         return self

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inferspan import semconv
+from inferspan.analysis.levels import MODULE, PROFILED, level_of
 from inferspan.report.breakdown import breakdowns
 from inferspan.report.figures.analysis import analysis_of_request
 from inferspan.report.figures.document import figures
-from inferspan.report.levels import MODULE, PROFILED, level_of
 from inferspan.report.metric_series import Series
 from inferspan.report.overview import request_row, totals
 from inferspan.report.plain import plain, rounded, unknown_as_none

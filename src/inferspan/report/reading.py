@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inferspan import semconv
-from inferspan.report.levels import FIGURES, MODULE, PROFILED, STEP, level_of
+from inferspan.analysis.levels import FIGURES, MODULE, PROFILED, STEP, level_of
 from inferspan.report.metric_series import SeriesTable
 from inferspan.report.otlp_lines import Value, attributes_of, moment, objects, text_of
 from inferspan.report.spans import Caller, Link, Span, SpanEvent

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from inferspan.report.levels import BATCH, LOAD, MODULE, REQUEST, TOPS, USER_STAGE, level_of
+from inferspan.analysis.levels import BATCH, LOAD, MODULE, REQUEST, TOPS, USER_STAGE, level_of
 from inferspan.report.metric_series import Series
 from inferspan.report.otlp_lines import LineCounts, SessionFileError, Value, objects, read_lines
 from inferspan.report.reading import LeftOut, Reading

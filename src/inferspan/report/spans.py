@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from inferspan import semconv
-from inferspan.report.levels import PHASE, STEP, level_of
+from inferspan.analysis.levels import PHASE, STEP, level_of
 from inferspan.report.otlp_lines import Value
 
 __all__ = ["Caller", "Link", "Request", "Span", "SpanEvent"]

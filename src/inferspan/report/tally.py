@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from inferspan import semconv
+from inferspan.analysis.levels import MODULE, measured, operation_of
 from inferspan.analysis.operations import Operations
-from inferspan.report.levels import MODULE, operation_of
 from inferspan.report.spans import Span
 
 __all__ = ["Tally"]
@@ -59,17 +58,13 @@ class Tally:
         operation = operation_of(span, level)
         if level == MODULE and span.parent_id and len(self._around_modules) < _MOST_REMEMBERED:
             self._around_modules.add(hash((span.trace_id, span.parent_id)))
-        attributes = span.attributes
-        device = attributes.get(semconv.DEVICE_TIME)
-        device_seconds = max(0.0, float(device)) if isinstance(device, int | float) and not isinstance(device, bool) else None
+        device_seconds, delta = measured(span.attributes)
         if not span.timed and device_seconds is None:
             self._remember(span, operation)
             return
         seconds = span.seconds
         if span.timed:
             self.covers(span.start_ns, span.end_ns)
-        start, end, delta = (attributes.get(key) for key in (semconv.MEMORY_START, semconv.MEMORY_END, semconv.MEMORY_DELTA))
-        delta = delta if type(delta) is int else end - start if type(start) is int and type(end) is int else None
         self.operations.add(*operation, seconds, device_seconds=device_seconds, memory_delta=delta)
         self._remember(span, operation)
         if span.parent_id:

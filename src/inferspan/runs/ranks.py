@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from inferspan import semconv
+from inferspan.analysis.levels import PHASE, level_of
 from inferspan.metrics.summary import percentile
 from inferspan.report.figures.system import process_labels
-from inferspan.report.levels import PHASE, level_of
 from inferspan.report.metric_series import Series
 from inferspan.report.session import Request, Session, Span
 

@@ -11,10 +11,12 @@ from typing import NamedTuple
 
 from opentelemetry.trace import SpanContext
 
+from inferspan.analysis.levels import step_name
 from inferspan.export.ids import ids
+from inferspan.guard import contain
 from inferspan.records import AttributeValue, ModuleBatch, Phase, Record, RequestScope, Stage, Step
 from inferspan.spans import attributes
-from inferspan.spans.request import RequestSpan, step_name
+from inferspan.spans.request import RequestSpan
 
 __all__ = ["FinishedSpan", "finished_spans", "one_span"]
 
@@ -83,7 +85,12 @@ def one_span(request: RequestSpan, record: Phase | Step | Stage) -> FinishedSpan
         name, own, parent = record.key.name, request.above_in(record.key), request.context.span_id
         found = attributes.of_phase(record)
     dropped = 0
+    whole = found
     if request.limits is not None:
         found, dropped = request.limits.apply(found)
     links = tuple(linked_contexts(record.links)) if isinstance(record, Step) and record.links else ()
-    return _new(FinishedSpan, (name, own, parent, record.start_ns, record.end_ns, found, record.failure, dropped, links))
+    made = _new(FinishedSpan, (name, own, parent, record.start_ns, record.end_ns, found, record.failure, dropped, links))
+    if request.figures is not None:
+        with contain("summary"):
+            request.figures.part(record, made if found is whole else made._replace(attributes=whole))
+    return made

@@ -28,8 +28,9 @@ from inferspan.metrics.requests import RequestMetrics
 from inferspan.ranks import ranks
 from inferspan.records import KIND_BATCH, Attributes, AttributeValue, Record, RequestEnd, RequestScope, RequestStart
 from inferspan.settings import Settings
+from inferspan.summaries.recording import Recording
 
-from . import origin
+from . import figures, origin
 from .analysis import analysed, evaluation_event
 from .content import content_event, exception_attributes, exception_event, set_content
 from .current import session_attributes, suppressed
@@ -163,6 +164,10 @@ class LiveRequestSpan(RequestSpan):
         if self.third_party is not None:
             with contain("third-party gen_ai span"):
                 self.third_party.publish(end)
+        with contain("summary"):
+            figures.closes(self.span)
+            if self.figures is not None:
+                self.figures.ended(end, self.span, recording=self.recording)
         self.metrics.ended(self.request, end, self.span, third_party=self.third_party is not None)
         if self.metrics.has_steps(end):
             self.recorder.writer.put(self, end, 1)
@@ -215,6 +220,7 @@ class SpanRecorder:
         self.settings = settings
         self.metrics = metrics
         self.writer = writer
+        self.recording = Recording(metrics.summary)
         self.flight = FlightRecorder(settings)
         self._tracer = tracer
         self._logger = logger
@@ -238,12 +244,14 @@ class SpanRecorder:
         span: Span = trace.INVALID_SPAN
         tracer: Any = None
         attributes: dict[str, AttributeValue] = {}
+        name = ""
         with contain("request span"), our_call():
+            name = request_name(start, third_party)
             attributes = {**self._start_attributes(start, third_party), **session_attributes(current)}
             tracer = self._tracer()
             if not batch or self._shows_batches:
                 span = tracer.start_span(
-                    request_name(start, third_party),
+                    name,
                     context=current,
                     kind=_KINDS[self.settings.span_kind] if not (batch or start.nested or third_party) else SpanKind.INTERNAL,
                     attributes=attributes,
@@ -253,6 +261,8 @@ class SpanRecorder:
                     set_status_on_exception=False,
                 )
         scope = LiveRequestSpan(self, start, span, third_party, parent if isinstance(parent, LiveRequestSpan) else None)
+        with contain("summary"):
+            scope.figures = figures.parts_of(self.recording, name, start, span, current)
         scope.given = attributes
         scope.marked = attributes.get(semconv.KEEP) is True
         if scope.recording:
@@ -283,6 +293,7 @@ class SpanRecorder:
         """Replace locks in a forked child: the threads that held them do not exist there."""
         self.writer.renew_lock()
         self.metrics.renew_locks()
+        self.recording.renew_locks()
         self.flight.renew_lock()
 
     def _find_destination(self, scope: LiveRequestSpan, tracer: Any, context: otel_context.Context) -> None:

@@ -18,19 +18,13 @@ from inferspan.export.sdk import SpanParts, SpanStarter
 from inferspan.guard import contain
 from inferspan.metrics.requests import RequestMetrics
 from inferspan.records import ModuleBatch, PhaseKey, RequestStart, Stage
+from inferspan.summaries.parts import RequestParts
 
 from .current import Scope
 
-__all__ = ["RequestSpan", "step_name"]
+__all__ = ["RequestSpan"]
 
 GOLDEN_RATIO_64 = 0x9E3779B97F4A7C15
-
-
-def step_name(phase: str) -> str:
-    """Name of the span of a step in the phase or stage of this name."""
-    if phase == semconv.SPAN_PREFILL:
-        return semconv.SPAN_PREFILL_STEP
-    return semconv.SPAN_DENOISE_STEP if phase == semconv.STAGE_DENOISE else semconv.SPAN_DECODE_STEP
 
 
 class RequestSpan:
@@ -42,6 +36,7 @@ class RequestSpan:
         starter: starts and ends spans, if a processor acts when they start; else ``None``.
         sender: takes packed spans; ``None`` where spans go through the provider.
         limits: limits of the provider that attributes may exceed; ``None`` if none can, or if the SDK applies them.
+        figures: counts what becomes spans, for summaries.
     """
 
     def __init__(self, request: RequestStart, span: Span, metrics: RequestMetrics) -> None:
@@ -57,6 +52,7 @@ class RequestSpan:
         self.starter: SpanStarter | None = None
         self.sender: Any = None
         self.limits: AttributeLimits | None = None
+        self.figures: RequestParts | None = None
         self._before: otel_context.Context | None = None
         self._free: Scope | None = None
         self.token: Any = None

@@ -25,8 +25,9 @@ from inferspan.metrics.stages import StageMetrics
 from inferspan.records import AttributeValue, Failure
 from inferspan.setting_checks import brief, warn_once
 from inferspan.settings import Settings
+from inferspan.summaries.recording import Recording
 
-from . import origin
+from . import figures, origin
 from .content import exception_attributes
 from .current import Scope, innermost, session_attributes, suppressed
 from .program_events import EventTarget, emit
@@ -70,8 +71,8 @@ class Stage(Scope):
         memory_delta: bytes in use at its end minus at its start; ``None`` until it has ended, and where nothing measures them.
     """
 
-    __slots__ = ("_attributes", "_begun", "_closing", "_covered", "_covered_since", "_decorate", "_ended", "_inside", "_memory", "_start",
-                 "counted", "memory_delta", "name", "offset", "parent", "recorder", "span")  # fmt: skip
+    __slots__ = ("_attributes", "_begun", "_closing", "_counted", "_covered", "_covered_since", "_decorate", "_ended", "_inside", "_memory",
+                 "_start", "counted", "memory_delta", "name", "offset", "parent", "recorder", "span")  # fmt: skip
 
     def __init__(
         self, recorder: StageRecorder, name: str, attributes: dict[str, Any], decorate: Callable[[Any], Any] | None = None
@@ -85,6 +86,7 @@ class Stage(Scope):
         self._begun = self._closing = False
         self._start = self.offset = 0
         self._decorate = decorate
+        self._counted: figures.CountedStage | None = None
         self._memory: _Reading | None = None
         self.memory_delta: int | None = None
         self.counted = True
@@ -180,6 +182,8 @@ class Stage(Scope):
                 record_exception=False,
                 set_status_on_exception=False,
             )
+        with contain("summary"):
+            self._counted = figures.stage_begins(self, name, attributes, current)
         if around is not None:
             around._begins(self, self._start)
         self.enter(trace.set_span_in_context(self.span, current) if self.span is not trace.INVALID_SPAN else current)
@@ -224,6 +228,8 @@ class Stage(Scope):
                 self.memory_delta = memory.since(self._memory)
             with _ENDING, our_call():
                 self._finish(attributes, error, now + self.offset)
+            with contain("summary"):
+                figures.stage_ends(self.span, self._counted, (self._start + self.offset, now + self.offset), failed=error is not None)
             if self.counted and self.recorder.metrics is not None:
                 self.recorder.metrics.ended(self.name, self.duration or 0.0, self.memory_delta, self.span)
 
@@ -249,7 +255,7 @@ class Stage(Scope):
         return f"<inferspan.{type(self).__name__} {self.name}: {state}>"
 
 
-class Session(Stage):
+class Session(figures.Summarised, Stage):
     """Requests and stages that belong together, under one id: see :func:`inferspan.program.blocks.session`.
 
     Args:
@@ -263,7 +269,7 @@ class Session(Stage):
         tags: as above, with those of the settings.
     """
 
-    __slots__ = ("_hold", "_release", "id", "tags")
+    __slots__ = ("_hold", "_release", "id", "recording_of_session", "tags")
 
     def __init__(self, recorder: StageRecorder, name: str, tags: Mapping[str, str], hold: Callable[[], Callable[[], None]]) -> None:
         super().__init__(recorder, name, {})
@@ -272,6 +278,7 @@ class Session(Stage):
         self.tags = dict(tags)
         self._hold = hold
         self._release: Callable[[], None] | None = None
+        self.recording_of_session = Recording()
 
     def _describe(self, context: otel_context.Context) -> tuple[str, dict[str, Any]]:
         outer = session_attributes(context)
@@ -320,6 +327,8 @@ class StageRecorder:
         logger: returns the logger of events that belong to no span.
         metrics: counts the stages.
         memory: reads the memory in use.
+        recording: gets the figures of stages, beside the sessions around them.
+        hand_over: has everything recorded so far counted.
     """
 
     def __init__(
@@ -331,12 +340,16 @@ class StageRecorder:
         logger: Callable[[], Any] | None = None,
         metrics: StageMetrics | None = None,
         memory: Callable[[], Any] | None = None,
+        recording: Recording | None = None,
+        hand_over: Callable[[], Any] = lambda: None,
     ) -> None:
         self.settings = settings
         self.tracer = tracer
         self.failure_of = failure_of
         self.logger = logger
         self.metrics = metrics
+        self.recording = recording
+        self.hand_over = hand_over
         self._memory = memory
 
     def read_memory(self) -> Any:

@@ -139,6 +139,9 @@ class SpanWriter:
                 self._measure(scope, record, until)
             if not item.spans:
                 continue
+            if isinstance(record, ModuleBatch) and scope.figures is not None:
+                with contain("summary"):
+                    scope.figures.calls(record, lambda: self._pause(until))
             if scope.sender is not None:
                 self._packed.write(scope, record, lambda: self._pause(until))
                 continue

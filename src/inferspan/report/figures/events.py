@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
 from inferspan import semconv
-from inferspan.report.levels import LOAD, MODULE, PHASE, STEP, TOPS, USER_STAGE, level_of
+from inferspan.analysis.levels import LOAD, MODULE, PHASE, STEP, TOPS, USER_STAGE, level_of
 from inferspan.report.plain import plain
 from inferspan.report.session import Request, Session
 from inferspan.report.spans import Span
+from inferspan.summaries.events import INPUTS, OF_STEP
 
 __all__ = ["FIELDS", "TYPES", "Events", "events_of", "left_out"]
 
@@ -24,12 +25,6 @@ TYPES = (
     "generation_step", "step_complete", "memory_usage", "generation_end", "generation_complete", "error", "stage_start", "stage_end",
 )  # fmt: skip
 """Types beside the names of the program's own events."""
-_INPUTS = {
-    semconv.STAGE_VISION_ENCODE: "vision_input",
-    semconv.STAGE_AUDIO_ENCODE: "audio_input",
-    semconv.STAGE_FUSION: "fusion_input",
-}
-_OF_STEP = ("generation_step", "forward_pass", "step_complete")
 _TOKEN_KEYS = {
     "token_ids": semconv.STEP_TOKEN_IDS, "texts": semconv.STEP_TOKEN_TEXTS, "logprob": semconv.LOGITS_CHOSEN_LOGPROB,
     "entropy": semconv.LOGITS_ENTROPY, "top1_probability": semconv.LOGITS_TOP1,
@@ -117,7 +112,7 @@ def left_out(session: Session) -> Counter[str]:
         if kind == MODULE:
             counts.update({"module_start": number, "module_end": number})
         elif kind in (semconv.SPAN_PREFILL_STEP, semconv.SPAN_DECODE_STEP, semconv.SPAN_DENOISE_STEP):
-            counts.update(dict.fromkeys(_OF_STEP, number))
+            counts.update(dict.fromkeys(OF_STEP, number))
             if kind == semconv.SPAN_DECODE_STEP:
                 counts["token_generation"] += number
     return counts
@@ -174,8 +169,8 @@ def _below(top: Span) -> Iterator[_Seed]:
             yield _Seed(span.end_ns, "module_end", span, shapes=True, timed=True)
         elif level == STEP:
             yield from _of_step(span, gives_token=_gives_token(span, parent))
-        elif level == PHASE and span.name in _INPUTS:
-            yield _Seed(span.start_ns, _INPUTS[span.name], span, shapes=True, timed=True, attributes=True)
+        elif level == PHASE and span.name in INPUTS:
+            yield _Seed(span.start_ns, INPUTS[span.name], span, shapes=True, timed=True, attributes=True)
         elif level == PHASE and semconv.STAGE_NAME in span.attributes:
             yield from _of_stage(span)
         waiting.extend((child, span) for child in reversed(span.children))

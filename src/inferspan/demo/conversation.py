@@ -16,6 +16,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from inferspan.demo.line import working
 from inferspan.demo.model import DemoError, load_model, load_smollm2, progress, require_folder
 from inferspan.settings import CAPTURE_VARIABLE
 
@@ -57,7 +58,8 @@ def run_demo(*, session_file: Path, report_file: Path, model_dir: Path | None = 
     _name_service(os.environ)
     begin = time.perf_counter()
     progress("loading torch, transformers and the model ...")
-    model, tokenizer = load_model(model_dir) if model_dir else load_smollm2()
+    with working("loading"):
+        model, tokenizer = load_model(model_dir) if model_dir else load_smollm2()
     progress(f"loaded in {time.perf_counter() - begin:.1f} s")
     try:
         handle = inferspan.instrument(model, tokenizer=tokenizer, **_settings(session_file, os.environ))
@@ -96,10 +98,15 @@ def _ask_everything(model: Any, tokenizer: Any, *, quick: bool) -> None:
 
     length = 12 if quick else 48
     with inferspan.context(conversation_id="demo"):
-        for question in _QUESTIONS[:1] if quick else _QUESTIONS:
-            _say(question, _answers(model, tokenizer, [question], length))
+        questions = _QUESTIONS[:1] if quick else _QUESTIONS
+        for number, question in enumerate(questions, 1):
+            with working(f"answer {number} of {len(questions)}"):
+                answers = _answers(model, tokenizer, [question], length)
+            _say(question, answers)
         progress(f"a batch of {len(_BATCH)} questions, padded on the left")
-        for question, answer in zip(_BATCH, _answers(model, tokenizer, list(_BATCH), length), strict=True):
+        with working(f"{len(_BATCH)} answers at once"):
+            answers = _answers(model, tokenizer, list(_BATCH), length)
+        for question, answer in zip(_BATCH, answers, strict=True):
             _say(question, [answer])
         progress("a streamed answer")
         _stream(model, tokenizer, _STREAMED, length)

@@ -65,6 +65,7 @@ def greedy(model: Any) -> Tensor:
             finish_reasons=[semconv.FINISH_LENGTH] * 2,
             cache_bytes=kv_cache_bytes(cache),
             tokens_of_first_row=True,
+            sequences=ids[:, PROMPT.shape[1] :].tolist(),
             attributes={
                 semconv.DO_SAMPLE: False,
                 semconv.NUM_BEAMS: 1,

@@ -224,7 +224,7 @@ class Handle:
         return f"<inferspan.Handle: {info.name or info.architecture}; {self._recorder.metrics.summary.totals()}>"
 
     def _repr_html_(self) -> str:
-        return page(repr(self), self.summary(), self.requests())
+        return page(repr(self).partition("; ")[0].strip("<>"), self.summary(), self.requests())
 
     def __enter__(self) -> Handle:
         return self

@@ -115,7 +115,8 @@ class Operations:
     def __init__(self, most: int = MOST_OPERATIONS) -> None:
         self._most = most
         self._found: dict[tuple[str, str], _Operation] = {}
-        self._lock = threading.Lock()
+        # Reentrant: a collected generator may end its stage at any instruction.
+        self._lock = threading.RLock()
 
     def add(
         self, kind: str, name: str, seconds: float, *, device_seconds: float | None = None, memory_delta: int | None = None
@@ -169,7 +170,7 @@ class Operations:
 
     def renew_lock(self) -> None:
         """Called in a forked child, where no thread is left to release it."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._found)

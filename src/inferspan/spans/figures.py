@@ -107,4 +107,4 @@ class Summarised:
         return self.recording_of_session.requests()
 
     def _repr_html_(self) -> str:
-        return page(repr(self), self.summary(), self.requests())
+        return page(repr(self).strip("<>"), self.summary(), self.requests())

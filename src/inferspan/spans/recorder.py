@@ -293,7 +293,6 @@ class SpanRecorder:
         """Replace locks in a forked child: the threads that held them do not exist there."""
         self.writer.renew_lock()
         self.metrics.renew_locks()
-        self.recording.renew_locks()
         self.flight.renew_lock()
 
     def _find_destination(self, scope: LiveRequestSpan, tracer: Any, context: otel_context.Context) -> None:

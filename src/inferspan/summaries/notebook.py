@@ -10,6 +10,8 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from .table import label_of
+
 __all__ = ["HasHtml", "page", "request_html", "summary_html"]
 
 _FONT = "font:13px/1.45 system-ui,-apple-system,'Segoe UI',sans-serif"
@@ -87,7 +89,7 @@ def _operations(rows: Sequence[Any]) -> str:
         times = (row.total_duration, row.self_duration, row.avg_duration, row.p50, row.p95, row.max_duration)
         delta = row.total_memory_delta
         lines.append(
-            [f"{row.kind} {row.name}", f"{row.count:,}", *map(_seconds, times)]
+            [label_of(row), f"{row.count:,}", *map(_seconds, times)]
             + ([("" if delta is None else f"{delta / 2**20:+.1f} MiB")] if memory else [])
             + [row.clock]
         )
@@ -104,12 +106,13 @@ def _table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A table whose first column is text, and the others figures."""
 
     def row(cells: Sequence[str], tag: str) -> str:
-        sides = ["left" if not place else "right" for place in range(len(cells))]
+        sides = ["left" if not place else "right;white-space:nowrap" for place in range(len(cells))]
         made = (f'<{tag} style="{_CELL};text-align:{side}">{_text(cell)}</{tag}>' for side, cell in zip(sides, cells, strict=True))
         return f'<tr style="background:transparent">{"".join(made)}</tr>'
 
     body = "".join(row(line, "td") for line in lines)
-    return f'<table style="border-collapse:collapse;margin:4px 0"><thead>{row(heads, "th")}</thead><tbody>{body}</tbody></table>'
+    style = "border-collapse:collapse;margin:4px 0;color:inherit;font:inherit"
+    return f'<table style="{style}"><thead>{row(heads, "th")}</thead><tbody>{body}</tbody></table>'
 
 
 # ------------------------------------------------------------------------------------------------------------- timeline

@@ -6,7 +6,9 @@ session file of the same run, made by the same rules. Memory is bounded, whateve
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -34,6 +36,9 @@ Call = tuple[Operation, Operation, float, "float | None"]
 """Of a module: operation, the one around it, seconds, seconds on the device."""
 
 
+_all: weakref.WeakSet[Recording] = weakref.WeakSet()
+
+
 class Recording:
     """Adds up what is recorded.
 
@@ -57,7 +62,9 @@ class Recording:
         self._requests: deque[Ended] = deque(maxlen=KEPT_REQUESTS)
         self._first_ns = self._last_ns = 0
         self._steps = self._steps_with_modules = 0
-        self._lock = threading.Lock()
+        # Reentrant: a collected generator may end its stage at any instruction.
+        self._lock = threading.RLock()
+        _all.add(self)
 
     # ------------------------------------------------------------------------------------------------------------- in
     def add_ended(
@@ -169,7 +176,7 @@ class Recording:
 
     def renew_locks(self) -> None:
         """Called in a forked child, where no thread is left to release them."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.operations.renew_lock()
         self.totals.renew_lock()
 
@@ -192,3 +199,12 @@ class Around(NamedTuple):
         """Count time of something directly inside."""
         for recording in self.recordings:
             recording.operations.add_inside(*self.operation, seconds, device_seconds=device_seconds)
+
+
+def _forked() -> None:
+    for recording in list(_all):
+        recording.renew_locks()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

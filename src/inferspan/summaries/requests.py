@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from inferspan.records import RequestStart
@@ -91,7 +91,7 @@ class RecordedRequest:
     findings: tuple[str, ...] = ()
     nested: bool = False
     trace_id: str = ""
-    bars: tuple[Bar, ...] = ()
+    bars: tuple[Bar, ...] = field(default=(), repr=False)
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name for JSON, without those that are not known."""

@@ -7,7 +7,7 @@ A figure that is not known is ``None`` in the object and absent elsewhere.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -86,7 +86,7 @@ class RunSummary(Totals):
         Args:
             most: rows of operations of each kind, and of modules.
         """
-        parts = [str(self), *self._recording().lines(most)]
+        parts = [str(self), *map(printable, self._recording().lines(most))]
         operations = plain_table(self.operations, most)
         if operations:
             parts += ["operations:", operations]
@@ -106,8 +106,10 @@ class RunSummary(Totals):
         found = rich_table(self.operations, most)
         return plain_table(self.operations, most) if found is None else found
 
-    def __rich__(self) -> Any:
-        return self.table()
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        yield str(self)
+        if self.operations:
+            yield rich_table(self.operations, width=options.max_width)
 
     def __str__(self) -> str:
         """One line for a person."""

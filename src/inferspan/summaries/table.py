@@ -7,16 +7,22 @@ control characters, and rich without its markup.
 from __future__ import annotations
 
 import importlib
+import shutil
 from collections.abc import Sequence
 from typing import Any
 
 from inferspan.analysis.operations import OperationRow
 from inferspan.summaries.lines import RecordingSummary
 
-__all__ = ["plain_table", "rich_summary", "rich_table"]
+__all__ = ["label_of", "plain_table", "rich_summary", "rich_table"]
 
 _LONGEST_NAME = 48
 _MIB = 1024 * 1024
+
+
+def label_of(row: OperationRow) -> str:
+    """Kind and name of an operation; the kind once where the name begins with it."""
+    return row.name if row.name.startswith(f"{row.kind} ") else f"{row.kind} {row.name}"
 
 
 def _memory(value: float | None) -> str:
@@ -24,7 +30,7 @@ def _memory(value: float | None) -> str:
 
 
 _COLUMNS = (
-    ("operation", lambda row: f"{row.kind} {_clean(row.name)}"),
+    ("operation", lambda row: _clean(label_of(row))),
     ("count", lambda row: f"{row.count:,}"),
     ("total s", lambda row: f"{row.total_duration:.3f}"),
     ("own s", lambda row: f"{row.self_duration:.3f}"),
@@ -39,6 +45,10 @@ _COLUMNS = (
 )
 """Headings with the text of each row; all but the first and the last are figures."""
 _ONLY_WITH_MEMORY = ("memory MiB", "avg MiB")
+_TEXTS = ("operation", "clock")
+_NARROW = ("operation", "count", "total s", "avg s", "p95 s", "memory MiB")
+_WIDE = 132
+"""Characters of a terminal from which on all columns have room."""
 
 
 def _chosen(rows: Sequence[OperationRow], most: int) -> tuple[list[OperationRow], int]:
@@ -52,9 +62,11 @@ def _chosen(rows: Sequence[OperationRow], most: int) -> tuple[list[OperationRow]
     return shown, len(rows) - len(shown)
 
 
-def _cells(rows: Sequence[OperationRow]) -> tuple[list[str], list[list[str]]]:
+def _cells(rows: Sequence[OperationRow], *, narrow: bool = False) -> tuple[list[str], list[list[str]]]:
     measured = any(row.total_memory_delta is not None for row in rows)
-    columns = [column for column in _COLUMNS if measured or column[0] not in _ONLY_WITH_MEMORY]
+    columns = [
+        column for column in _COLUMNS if (measured or column[0] not in _ONLY_WITH_MEMORY) and (column[0] in _NARROW or not narrow)
+    ]
     return [title for title, _ in columns], [[text(row) for _, text in columns] for row in rows]
 
 
@@ -79,22 +91,23 @@ def plain_table(rows: Sequence[OperationRow], most: int = 12) -> str:
     return "\n".join([*text, *([f"{left:,} more in the report"] if left else [])])
 
 
-def rich_table(rows: Sequence[OperationRow], most: int = 12) -> Any:
+def rich_table(rows: Sequence[OperationRow], most: int = 12, width: int | None = None) -> Any:
     """The same as a ``rich.table.Table``; ``None`` where rich is not installed.
 
     Args:
         rows: of ``Operations.rows()``.
         most: rows of each kind.
+        width: characters that there are room for, by default those of the terminal; in few there are fewer columns.
     """
     try:
         tables, texts = importlib.import_module("rich.table"), importlib.import_module("rich.text")
     except ImportError:
         return None
     shown, left = _chosen(rows, most)
-    titles, lines = _cells(shown)
+    titles, lines = _cells(shown, narrow=(shutil.get_terminal_size((_WIDE, 24)).columns if width is None else width) < _WIDE)
     table = tables.Table(title="Operations", caption=f"{left:,} more in the report" if left else None)
     for place, title in enumerate(titles):
-        table.add_column(title, justify="left" if place in (0, len(titles) - 1) else "right", overflow="fold" if place == 0 else "ellipsis")
+        table.add_column(title, justify="left" if title in _TEXTS else "right", overflow="fold", no_wrap=place > 0)
     for line in lines:
         table.add_row(*(texts.Text(cell) for cell in line))
     return table

@@ -119,7 +119,7 @@ def flush_given(providers: Providers, seconds: float) -> bool:
         force_flush = getattr(provider, "force_flush", None)
         if force_flush is not None:
             sent = False
-            with contain("flush"):
+            with contain("flush of a provider"):
                 sent = force_flush(max(1, round((end - time.monotonic()) * 1000))) is not False
             done = done and sent
     return done

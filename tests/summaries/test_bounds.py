@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,15 +16,12 @@ from inferspan.summaries import recording as recording_module
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
 
-QUIET: dict[str, Any] = {"nvml": False, "host": False, "allocator": False}
-
 
 @pytest.fixture
-def model(tmp_path: Path) -> Any:
-    """An instrumented module, with the file that it is recorded into."""
+def model(record: Any) -> Any:
+    """An instrumented module and its handle, recorded into a file."""
     module = torch.nn.Linear(2, 2)
-    with inferspan.instrument(module, session_file=str(tmp_path / "s.jsonl"), modules="none", **QUIET) as handle:
-        yield module, handle
+    return module, record(module, modules="none")
 
 
 def test_names_without_end(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,6 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -21,14 +19,13 @@ HOSTILE = '<script>alert(1)</script><b onclick="x">'
 
 
 @pytest.fixture
-def shown(tmp_path: Path) -> Iterator[Any]:
+def shown(record: Any) -> Any:
     """A handle, a session and a request, with names that are HTML."""
     model = models.llama()
-    file = str(tmp_path / "s.jsonl")
-    with inferspan.instrument(model, session_file=file, model_name=HOSTILE, output_stats=True, nvml=False, host=False) as handle:
-        with inferspan.session(HOSTILE) as session, inferspan.stage(HOSTILE), torch.no_grad():
-            model.generate(models.prompt(1, 6), max_new_tokens=5, min_new_tokens=5, do_sample=False)
-        yield handle, session, handle.last_request
+    handle = record(model, model_name=HOSTILE, output_stats=True)
+    with inferspan.session(HOSTILE) as session, inferspan.stage(HOSTILE), torch.no_grad():
+        model.generate(models.prompt(1, 6), max_new_tokens=5, min_new_tokens=5, do_sample=False)
+    return handle, session, handle.last_request
 
 
 def _elements(text: str) -> ElementTree.Element:
@@ -111,10 +108,10 @@ def test_as_text_and_json(shown: Any) -> None:
     assert {row["name"]: row["calls"] for row in read["modules"]}["model.layers.0"] == found.operation("module", "model.layers.0").count
 
 
-def test_control_characters_never_reach_a_terminal(tmp_path: Path) -> None:
+def test_control_characters_never_reach_a_terminal(record: Any) -> None:
     """A name with control characters is text without them."""
     model = torch.nn.Linear(2, 2)
-    with inferspan.instrument(model, session_file=str(tmp_path / "s.jsonl"), modules="none", nvml=False, host=False) as handle:
-        with inferspan.stage("a\x1b[31mb\r"):
-            model(torch.zeros(1, 2))
-        assert "\x1b" not in handle.summary().text() and "\r" not in handle.summary()._repr_html_()
+    handle = record(model, modules="none")
+    with inferspan.stage("a\x1b[31mb\r"):
+        model(torch.zeros(1, 2))
+    assert "\x1b" not in handle.summary().text() and "\r" not in handle.summary()._repr_html_()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,10 @@ QUIET: dict[str, Any] = {"nvml": False, "host": False, "allocator": False}
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """Of a session."""
-    return tmp_path / "session.jsonl"
-
-
-@pytest.fixture
-def recorded(file: Path) -> Iterator[Any]:
-    """A model that is recorded into the file."""
+def recorded(record: Any) -> Any:
+    """A model that is recorded into the file, and its handle."""
     model = models.llama()
-    with inferspan.instrument(model, session_file=str(file), output_stats=True, steps="all", **QUIET) as handle:
-        yield model, handle
+    return model, record(model, output_stats=True, steps="all")
 
 
 def _generate(model: Any, **arguments: Any) -> None:
@@ -189,12 +181,12 @@ def test_flush_of_providers_that_were_given() -> None:
     assert processor.calls == 1
 
 
-def test_nothing_recorded() -> None:
+def test_nothing_recorded(record: Any) -> None:
     """Without a request there is nothing in the mapping, and the object can be shown all the same."""
-    with inferspan.instrument(torch.nn.Linear(2, 2), modules="none", **QUIET) as handle:
-        found = handle.summary()
-        assert (found.as_dict(), found.to_json(), found.operations, handle.requests(), handle.last_request) == ({}, "{}", (), [], None)
-        assert "generate() calls" in found.text() and "<svg" not in handle._repr_html_()
+    handle = record(torch.nn.Linear(2, 2), modules="none")
+    found = handle.summary()
+    assert (found.as_dict(), found.to_json(), found.operations, handle.requests(), handle.last_request) == ({}, "{}", (), [], None)
+    assert "generate() calls" in found.text() and "<svg" not in handle._repr_html_()
 
 
 def test_without_a_destination() -> None:
@@ -249,18 +241,17 @@ def test_request_span_that_is_not_sampled() -> None:
     telemetry.close()
 
 
-def test_keep_leaves_the_detail_out(file: Path) -> None:
+def test_keep_leaves_the_detail_out(record: Any, file: Path) -> None:
     """Detail that is not kept is not in the figures, as it is not in the file."""
     model = models.llama()
-    with inferspan.instrument(model, session_file=str(file), keep="errors", steps="all", **QUIET) as handle:
-        _generate(model)
-        _fail(model)
-        handle.flush()
-        found = [row.as_dict() for row in handle.summary().operations]
-        events = dict(handle.summary().event_types)
+    handle = record(model, keep="errors", steps="all")
+    _generate(model)
+    _fail(model)
+    handle.flush()
+    found = [row.as_dict() for row in handle.summary().operations]
     report = _report(file)
     assert _comparable(found) == _comparable(report["statistics"]["operations"])
-    assert events == report["summary"]["event_types"]
+    assert handle.summary().event_types == report["summary"]["event_types"]
 
 
 def test_module_statistics_use_no_content(recorded: Any) -> None:

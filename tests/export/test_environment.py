@@ -214,3 +214,12 @@ def test_configuration_file_that_cannot_be_used_is_a_warning(program: Program, b
     assert program(body, OTEL_CONFIG_FILE="otel.yaml", OTEL_LOGS_EXPORTER="none") == [[*OURS[:2], PROXIES[2]]]
     (line,) = program.log("WARNING")
     assert message in line
+
+
+def test_configuration_file_without_the_propagators_it_takes_is_a_warning(program: Program) -> None:
+    """OpenTelemetry's reader of the file raises when OTEL_PROPAGATORS names what is not installed: the other variables count."""
+    body = "sys.modules.pop('opentelemetry.propagate', None)\notlp.configure()\nprint(json.dumps(kinds()))\nos._exit(0)"
+    variables = {"OTEL_CONFIG_FILE": "otel.yaml", "OTEL_PROPAGATORS": "nan", "OTEL_LOGS_EXPORTER": "none"}
+    assert program(body, **variables) == [[*OURS[:2], PROXIES[2]]]
+    (line,) = program.log("WARNING")
+    assert "OTEL_CONFIG_FILE=otel.yaml is ignored" in line

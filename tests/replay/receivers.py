@@ -48,6 +48,9 @@ def items_of(messages: list[tuple[str, Any]]) -> list[bytes]:
             for scope in scopes:
                 inner = scope.scope.SerializeToString(deterministic=True) + scope.schema_url.encode()
                 items = next((value for field, value in scope.ListFields() if field.name in ("spans", "metrics", "log_records")), ())
+                for item in items:  # a collector's file writes "body":{} for a record without a body
+                    if item.DESCRIPTOR.name == "LogRecord" and not item.body.ListFields():
+                        item.ClearField("body")
                 found += [head + inner + item.SerializeToString(deterministic=True) for item in items]
     return sorted(found)
 

@@ -286,6 +286,10 @@ def _from_config_file(path: str) -> bool:
     except ImportError:
         warn_once("OTEL_CONFIG_FILE=%s is ignored: reading it takes pip install opentelemetry-configuration", shown(path))
         return False
+    except ValueError:  # opentelemetry.propagate reads this variable when it is imported
+        name = os.environ.get("OTEL_PROPAGATORS", "")
+        warn_once("OTEL_CONFIG_FILE=%s is ignored: OpenTelemetry has no propagator of OTEL_PROPAGATORS=%s", shown(path), shown(name))
+        return False
     sections = {"traces": "tracer_provider", "metrics": "meter_provider", "logs": "logger_provider"}
     ours = [signal for signal in variables.SIGNALS if host_has_none(signal)]
     reason = None

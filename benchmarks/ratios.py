@@ -81,7 +81,7 @@ def ratio_of(ours: Sequence[float], plain: Sequence[float], *, groups: Sequence[
 
 
 def judge(ratio: Ratio, target: float) -> str:
-    """Whether a target is met: only if the whole interval says so; what lies on both sides of it is not resolved."""
+    """Whether a target is met: only if the whole interval meets it; an interval on both sides of it is not resolved."""
     if ratio.pairs < 5:
         return "too few pairs"
     if ratio.sure_high <= target:

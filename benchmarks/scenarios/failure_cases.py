@@ -1,4 +1,4 @@
-"""Failures, interrupts, requests inside requests, threads, and models that are changed or let go of while they run."""
+"""Failures, interrupts, requests inside requests, threads, and models that are changed or deleted while they run."""
 
 # ruff: noqa: D103 - the name of a scenario says what it is; a docstring is there where it does not
 from __future__ import annotations

@@ -159,7 +159,7 @@ def time_in_place(
         rows: settings to attach.
         requests: of each row; without, ``seconds`` end it.
         seconds: time for all of it.
-        say: is told how far it has come.
+        say: receives the progress.
         clock: seconds; monotonic.
 
     Returns:

@@ -150,7 +150,7 @@ def measure(
         rows: of ``SETTINGS``; each has requests of its own, in turn.
         requests: of each row; without, ``seconds`` end it.
         seconds: time for all of it, warm-up included; it ends a request in its midst.
-        say: is told how far it has come.
+        say: receives the progress.
         clock: seconds; monotonic.
     """
     from opentelemetry.sdk.trace import TracerProvider

@@ -104,7 +104,7 @@ def take_apart(model: Any, *, requests: int, tokens: int = TOKENS, say: Callable
         model: for ``generate()``, with the prompt on its device.
         requests: how many; the first step of each counts for nothing.
         tokens: steps of a request.
-        say: is told how far it has come.
+        say: receives the progress.
     """
     import torch
     from opentelemetry.sdk.trace import TracerProvider

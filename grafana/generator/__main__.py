@@ -1,6 +1,6 @@
 """``python -m grafana.generator [NAME ...]``: write the dashboards, or those of the names; ``--check`` only says which are not current.
 
-In: the modules of the table below, each with a function ``dashboard()``, and ``rules.yml``. Out: ``grafana/dashboards/*.json`` and the
+In: the folders of the table below, each with a module ``dashboard``, and ``rules.yml``. Out: ``grafana/dashboards/*.json`` and the
 alerts for Grafana in ``grafana/provisioning/alerting``. With ``--check`` the exit
 code is 1 if a file is not current.
 """
@@ -20,12 +20,12 @@ __all__ = ["DASHBOARDS", "FOLDER", "files", "made", "main"]
 
 FOLDER = Path(__file__).resolve().parents[1] / "dashboards"
 DASHBOARDS = ("overview", "gpu", "model", "fleet")
-"""Modules of this package that have a dashboard."""
+"""Folders of this package, each of a dashboard."""
 
 
 def made(names: Sequence[str] = DASHBOARDS) -> list[dict[str, Any]]:
     """The dashboards of these modules."""
-    return [importlib.import_module(f"{__package__}.{name}").dashboard() for name in names]
+    return [importlib.import_module(f"{__package__}.{name}.dashboard").dashboard() for name in names]
 
 
 def files(names: Sequence[str] = DASHBOARDS) -> dict[Path, str]:

@@ -15,7 +15,8 @@ from tests.programs import need
 
 pytest.importorskip("grafana_foundation_sdk", reason="the SDK that the dashboards are generated with needs Python 3.11")
 
-from grafana.generator import gpu_queries, host
+from grafana.generator.gpu import host
+from grafana.generator.gpu import queries as gpu_queries
 from grafana.generator.queries import Queries, or_zero, ratio
 from inferspan import semconv
 

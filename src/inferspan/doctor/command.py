@@ -1,4 +1,4 @@
-"""Which Python runs a command, under which launcher, and how to put the doctor's probe in the place of its program.
+"""Which Python runs a command, under which launcher, and how to run the doctor's probe instead of its program.
 
 In come the words of a command and an environment; out comes a :class:`Command`. The program itself is never run. ``python``,
 ``inferspan run``, ``opentelemetry-instrument``, ``env``, assignments of variables and scripts that begin with ``#!`` and a Python are
@@ -33,7 +33,7 @@ class NotUnderstood(Exception):
 
 @dataclass
 class Command:
-    """How to run the probe in the place of a program."""
+    """How to run the probe instead of a program."""
 
     prefix: list[str] = field(default_factory=list)
     """Words before ``-m inferspan.doctor.probe``."""

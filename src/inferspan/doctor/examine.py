@@ -48,7 +48,7 @@ class Result:
 
 
 def examine(command: Command, outside: Mapping[str, str], *, has_command: bool, send: bool, seconds: float) -> Result:
-    """Run the probe in the place of the program.
+    """Run the probe instead of the program.
 
     Args:
         command: how to run it.

@@ -23,7 +23,7 @@ from .writer import our_call
 __all__ = ["EventTarget", "emit"]
 
 MOST_ATTRIBUTES = 128
-"""What OpenTelemetry keeps of an event unless it is told otherwise. It logs each attribute over that, for each event anew."""
+"""OpenTelemetry's default limit of attributes of an event. It logs each attribute beyond it, for every event."""
 
 
 class EventTarget(Protocol):

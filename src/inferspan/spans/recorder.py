@@ -229,7 +229,7 @@ class SpanRecorder:
 
     def start(self, start: RequestStart, parent: RequestScope | None) -> RequestScope | None:
         """Begin a request; see :class:`~inferspan.records.Recorder`."""
-        # A batch is nobody's work, whoever's thread makes its span.
+        # A batch belongs to no caller, on whichever thread its span is made.
         batch = start.kind == KIND_BATCH
         current = Context() if batch else otel_context.get_current()
         if inside_a_provider() or suppressed(current):

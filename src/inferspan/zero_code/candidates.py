@@ -2,7 +2,7 @@
 
 A model is *waiting* until it is called for the first time as the outermost one: by a forward pass, ``generate()`` or a method that is a
 request. Then it is *observed*, or *left* alone where ``exclude`` names it; its modules are *parts* of it. A model that the program
-instruments itself is *theirs* until they let go of it. Models are held weakly.
+instruments itself is *theirs* until they uninstrument it. Models are held weakly.
 """
 
 from __future__ import annotations

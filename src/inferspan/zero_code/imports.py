@@ -1,4 +1,4 @@
-"""Functions that run once a module has been imported, by whoever and whenever; nothing is imported here.
+"""Functions that run once a module has been imported, by any code at any time; nothing is imported here.
 
 An entry of ``sys.meta_path`` asks the other entries for the module and puts a function around its execution, for that one import. The
 loader, the spec and the module are those that the program would have had. A module that cannot be imported fails with its own traceback.

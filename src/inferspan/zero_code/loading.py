@@ -1,4 +1,4 @@
-"""``instrument_loading()``: every ``from_pretrained()`` of the known libraries becomes a span, whoever calls it and whenever.
+"""``instrument_loading()``: every ``from_pretrained()`` of the known libraries becomes a span, from every caller at any time.
 
 In: classes of transformers, diffusers and sentence-transformers, once the program has imported them. Out: spans. Zero code does the same
 by itself.

@@ -48,7 +48,7 @@ class Patches:
     """The changes of zero code to classes of libraries.
 
     Args:
-        candidates: what is told of models and calls.
+        candidates: receives the models and their calls.
         watch: runs functions after imports.
         include: patterns of classes that are observed beside those of the libraries.
         content: whether messages of chats are captured.

@@ -40,7 +40,7 @@ class Endpoint:
     client_certificate: str | None = None
     client_key: str | None = None
     fault: str = ""
-    """Why nothing can be sent there, whoever listens."""
+    """Why nothing can be sent there, independent of the receiver."""
 
     @property
     def address(self) -> str:

@@ -40,7 +40,7 @@ class Answer:
     reason: str = ""
     rejected: int = 0
     wait: float | None = None
-    """Seconds after which the receiver wants to be asked again, if it says so."""
+    """Seconds after which the receiver asks for a retry, if it states them."""
     reached: bool = True
     """Whether anything answered."""
 

@@ -46,7 +46,7 @@ def record_system(settings: Settings, tracer_provider: Any = None) -> None:
     if key in _recorded:
         return
     _recorded.add(key)
-    # A file that cannot be written was named by whoever opened it for the spans.
+    # The code that opened the file for the spans has already reported one that cannot be written.
     with contain("system record"), contextlib.suppress(SettingsError):
         resource = getattr(tracer_provider or current_provider("traces"), "resource", None)
         attributes = {**facts(), "settings": json.dumps(settings_in_force(settings), separators=(",", ":"))}

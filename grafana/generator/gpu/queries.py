@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from inferspan import semconv
 
-from .queries import Queries
-from .variables import COMMON
+from ..queries import Queries
+from ..variables import COMMON
 
 __all__ = [
     "BUSY", "CARD", "ENERGY_KWH", "LEGEND", "MEMORY_SHARE", "NAMES", "NO_GPU", "NO_READING", "POWER_SHARE", "TOKENS_PER_JOULE", "TOTAL_KWH",

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from inferspan import semconv
 
-from .frame import Row
-from .links import OVERVIEW, to_dashboard
-from .panels import Query, Says, Sized, trend
-from .queries import Queries
-from .units import CORES
+from ..frame import Row
+from ..links import OVERVIEW, to_dashboard
+from ..panels import Query, Says, Sized, trend
+from ..queries import Queries
+from ..units import CORES
 
 __all__ = ["cpu_in_use", "rows"]
 
@@ -40,7 +40,7 @@ def _used(q: Queries) -> str:
 
 
 BUSY = Says(
-    "Share of the CPUs of the host that is in use, whoever uses them.",
+    "Share of the CPUs of the host that is in use, by any process.",
     "1 - idle of `system.cpu.utilization`; from the agent's CPU times where no program of ours samples the host.",
     "Near 100 %: the threads that launch GPU work wait for a CPU, and the GPU for them.",
     empty=NO_HOST,

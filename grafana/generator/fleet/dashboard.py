@@ -12,14 +12,14 @@ from grafana_foundation_sdk.models.dashboard import FieldColorModeId
 
 from inferspan import semconv as s
 
-from . import fleet_detail, fleet_table
-from .catalogue import label
-from .charts import bars, grid
-from .fleet_queries import NAMES, NO_RANKS, NO_REQUESTS, RANK, WHOLE, Q, of, step_of_rank, straggler
-from .frame import Row, frame
-from .links import FLEET, GPU, MODEL, OVERVIEW, to_dashboard
-from .panels import Query, Says, Sized, stats, trend
-from .units import PER_SECOND, RANKS, TIMES, TOKENS_S
+from ..catalogue import label
+from ..charts import bars, grid
+from ..frame import Row, frame
+from ..links import FLEET, GPU, MODEL, OVERVIEW, to_dashboard
+from ..panels import Query, Says, Sized, stats, trend
+from ..units import PER_SECOND, RANKS, TIMES, TOKENS_S
+from . import detail, table
+from .queries import NAMES, NO_RANKS, NO_REQUESTS, RANK, WHOLE, Q, of, step_of_rank, straggler
 
 __all__ = ["dashboard"]
 
@@ -209,8 +209,8 @@ def dashboard() -> dict[str, Any]:
     """The dashboard as JSON."""
     rows = [
         Row("At a glance", _at_a_glance()),
-        Row("Processes", [fleet_table.processes(), _instances()]),
+        Row("Processes", [table.processes(), _instances()]),
         _ranks(),
-        *fleet_detail.rows(),
+        *detail.rows(),
     ]
     return frame(FLEET, "Many processes side by side: which of them is slow, missing, old or silent.", rows, NAMES)

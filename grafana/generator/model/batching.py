@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from inferspan import semconv as s
 
-from .frame import Row
-from .links import OVERVIEW, to_dashboard
-from .model_queries import REQUEST_MODEL, WHOLE, of
-from .panels import Query, Says, Sized, trend
-from .units import REQUESTS, TOKENS
+from ..frame import Row
+from ..links import OVERVIEW, to_dashboard
+from ..panels import Query, Says, Sized, trend
+from ..units import REQUESTS, TOKENS
+from .queries import REQUEST_MODEL, WHOLE, of
 
 __all__ = ["row"]
 

@@ -6,12 +6,12 @@ from grafana_foundation_sdk.models.dashboard import FieldColorModeId
 
 from inferspan import semconv as s
 
-from .charts import grid, heat
-from .frame import Row
-from .links import OVERVIEW, to_dashboard
-from .model_queries import LAYER, MODEL_NAME, WHOLE, Q, by_layer, of
-from .panels import Query, Says, Sized, trend
-from .units import TIMES
+from ..charts import grid, heat
+from ..frame import Row
+from ..links import OVERVIEW, to_dashboard
+from ..panels import Query, Says, Sized, trend
+from ..units import TIMES
+from .queries import LAYER, MODEL_NAME, WHOLE, Q, by_layer, of
 
 __all__ = ["row"]
 

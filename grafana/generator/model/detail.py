@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from inferspan import semconv as s
 
-from .charts import heat
-from .frame import Row
-from .links import GPU, to_dashboard
-from .model_queries import NO_STEPS, REQUEST_MODEL, WHOLE, Q, of, overhead
-from .panels import Query, Says, Sized, trend
-from .units import NATS
+from ..charts import heat
+from ..frame import Row
+from ..links import GPU, to_dashboard
+from ..panels import Query, Says, Sized, trend
+from ..units import NATS
+from .queries import NO_STEPS, REQUEST_MODEL, WHOLE, Q, of, overhead
 
 __all__ = ["rows"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from inferspan import semconv as s
 
-from .charts import table
-from .fleet_queries import FAILED, GENERAL, PROCESS, RANK, Q
-from .links import GPU, OVERVIEW, TITLES, Link
-from .panels import Limits, Query, Says, Sized, data_links, thresholds
-from .queries import ratio
+from ..charts import table
+from ..links import GPU, OVERVIEW, TITLES, Link
+from ..panels import Limits, Query, Says, Sized, data_links, thresholds
+from ..queries import ratio
+from .queries import FAILED, GENERAL, PROCESS, RANK, Q
 
 __all__ = ["processes"]
 
@@ -25,7 +25,7 @@ def _to(uid: str, **narrowed: str) -> Link:
 
 
 def _column(name: str, unit: str, limits: Limits = (), *, width: int = 80, decimals: int | None = None) -> dict[str, object]:
-    """A column of numbers, its cells coloured where a limit says so."""
+    """A column of numbers, its cells coloured by limits."""
     found: dict[str, object] = {"displayName": name, "unit": unit, "noValue": "-", "custom__width": width}
     if decimals is not None:
         found["decimals"] = decimals

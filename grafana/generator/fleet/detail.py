@@ -6,12 +6,12 @@ from typing import Any
 
 from inferspan import semconv as s
 
-from .fleet_queries import FAILED, NO_REQUESTS, Q, earlier
-from .frame import Row
-from .links import GPU, OVERVIEW, to_dashboard
-from .panels import Query, Says, Sized, override, trend
-from .queries import ratio
-from .units import TOKENS_J, TOKENS_S
+from ..frame import Row
+from ..links import GPU, OVERVIEW, to_dashboard
+from ..panels import Query, Says, Sized, override, trend
+from ..queries import ratio
+from ..units import TOKENS_J, TOKENS_S
+from .queries import FAILED, NO_REQUESTS, Q, earlier
 
 __all__ = ["rows"]
 

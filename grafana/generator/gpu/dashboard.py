@@ -12,13 +12,13 @@ from grafana_foundation_sdk.models.dashboard import FieldColorModeId
 
 from inferspan import semconv
 
-from . import gpu_detail, gpu_health, host
-from .charts import grid
-from .frame import Row, frame
-from .gpu_queries import BUSY, CARD, LEGEND, MEMORY_SHARE, NAMES, NO_GPU, NO_READING, POWER_SHARE, TOTAL_KWH, UTILISATION, Q
-from .links import GPU, OVERVIEW, to_dashboard
-from .panels import Query, Says, Sized, stats, trend
-from .queries import or_zero
+from ..charts import grid
+from ..frame import Row, frame
+from ..links import GPU, OVERVIEW, to_dashboard
+from ..panels import Query, Says, Sized, stats, trend
+from ..queries import or_zero
+from . import detail, health, host
+from .queries import BUSY, CARD, LEGEND, MEMORY_SHARE, NAMES, NO_GPU, NO_READING, POWER_SHARE, TOTAL_KWH, UTILISATION, Q
 
 __all__ = ["dashboard"]
 
@@ -247,8 +247,8 @@ def dashboard() -> dict[str, Any]:
     rows = [
         Row("At a glance", [*_in_use(), *_strained()]),
         Row("Cards", [*_cards(), *_power_and_heat()]),
-        *gpu_detail.rows(),
-        *gpu_health.rows(),
+        *detail.rows(),
+        *health.rows(),
         *host.rows(Q),
     ]
     return frame(GPU, "GPUs, their memory, power and health, and the hosts and processes around them.", rows, NAMES)

@@ -11,14 +11,15 @@ from typing import Any
 
 from inferspan import semconv
 
-from . import overview_detail, pipeline
-from .charts import alerts
-from .frame import Row, frame
-from .links import FLEET, GPU, OVERVIEW, to_dashboard, to_traces
-from .overview_queries import FAILED, NAMES, Q
-from .panels import Query, Says, Sized, override, stats, trend
-from .queries import ratio
-from .units import PER_SECOND, TOKENS_S
+from .. import pipeline
+from ..charts import alerts
+from ..frame import Row, frame
+from ..links import FLEET, GPU, OVERVIEW, to_dashboard, to_traces
+from ..panels import Query, Says, Sized, override, stats, trend
+from ..queries import ratio
+from ..units import PER_SECOND, TOKENS_S
+from . import detail
+from .queries import FAILED, NAMES, Q
 
 __all__ = ["dashboard"]
 
@@ -253,7 +254,7 @@ def dashboard() -> dict[str, Any]:
     rows = [
         Row("At a glance", [*_speed_now(), *_state_now()]),
         Row("Requests", _requests()),
-        *overview_detail.rows(),
+        *detail.rows(),
         *pipeline.rows(Q),
     ]
     return frame(OVERVIEW, "Requests of all models: how many, how fast, what fails, and the way to their traces.", rows, NAMES)

@@ -10,11 +10,14 @@ from typing import Any
 
 from inferspan import semconv as s
 
-from . import model_batching, model_detail, model_experts, model_health, model_modules, model_parts
-from .charts import heat
-from .frame import Row, frame
-from .links import GPU, MODEL, OVERVIEW, to_dashboard
-from .model_queries import (
+from ..charts import heat
+from ..frame import Row, frame
+from ..links import GPU, MODEL, OVERVIEW, to_dashboard
+from ..panels import Query, Says, Sized, override, stats, trend
+from ..queries import WINDOW, or_zero
+from ..units import TOKENS, VALUES
+from . import batching, detail, experts, health, modules, parts
+from .queries import (
     DECODE,
     LAYER,
     MODULE,
@@ -30,9 +33,6 @@ from .model_queries import (
     overhead,
     tokens_per_pass,
 )
-from .panels import Query, Says, Sized, override, stats, trend
-from .queries import WINDOW, or_zero
-from .units import TOKENS, VALUES
 
 __all__ = ["dashboard"]
 
@@ -186,11 +186,11 @@ def dashboard() -> dict[str, Any]:
     rows = [
         Row("At a glance", [*_at_a_glance(), _pace(), _numerics()]),
         Row("Steps", _steps()),
-        *model_parts.rows(),
-        model_modules.row(),
-        model_experts.row(),
-        model_batching.row(),
-        model_health.row(),
-        *model_detail.rows(),
+        *parts.rows(),
+        modules.row(),
+        experts.row(),
+        batching.row(),
+        health.row(),
+        *detail.rows(),
     ]
     return frame(MODEL, "Where the time of a forward pass goes, how certain the model is, what it holds in memory.", rows, NAMES)

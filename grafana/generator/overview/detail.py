@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from inferspan import semconv
 
-from .charts import heat, table, traces
-from .frame import Row
-from .links import GPU, MODEL, to_dashboard, to_traces
-from .overview_queries import Q
-from .panels import Query, Says, Sized, trend
-from .queries import WINDOW, or_zero
-from .units import REQUESTS, SEQUENCES, TOKENS, TOKENS_J, TOKENS_S
+from ..charts import heat, table, traces
+from ..frame import Row
+from ..links import GPU, MODEL, to_dashboard, to_traces
+from ..panels import Query, Says, Sized, trend
+from ..queries import WINDOW, or_zero
+from ..units import REQUESTS, SEQUENCES, TOKENS, TOKENS_J, TOKENS_S
+from .queries import Q
 
 __all__ = ["rows"]
 

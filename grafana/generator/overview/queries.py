@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .queries import Queries
-from .variables import COMMON
+from ..queries import Queries
+from ..variables import COMMON
 
 __all__ = ["FAILED", "NAMES", "Q"]
 

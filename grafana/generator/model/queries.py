@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from inferspan import semconv as s
 
-from .catalogue import label
-from .links import to_traces
-from .queries import Queries
-from .variables import COMMON
+from ..catalogue import label
+from ..links import to_traces
+from ..queries import Queries
+from ..variables import COMMON
 
 __all__ = [
     "CLASS",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from inferspan import semconv as s
 
-from .charts import heat
-from .frame import Row
-from .links import OVERVIEW, to_dashboard
-from .model_queries import NO_STEPS, PREFILL, REQUEST_MODEL, STAGE_NAME, WHOLE, Q, of, tokens_per_pass
-from .panels import Query, Says, Sized, trend
-from .units import TOKENS
+from ..charts import heat
+from ..frame import Row
+from ..links import OVERVIEW, to_dashboard
+from ..panels import Query, Says, Sized, trend
+from ..units import TOKENS
+from .queries import NO_STEPS, PREFILL, REQUEST_MODEL, STAGE_NAME, WHOLE, Q, of, tokens_per_pass
 
 __all__ = ["rows"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from inferspan import semconv
 
-from .charts import states
-from .frame import Row
-from .gpu_queries import LEGEND, NO_GPU, NO_READING, Q
-from .panels import Query, Says, mapping, trend
+from ..charts import states
+from ..frame import Row
+from ..panels import Query, Says, mapping, trend
+from .queries import LEGEND, NO_GPU, NO_READING, Q
 
 __all__ = ["rows"]
 

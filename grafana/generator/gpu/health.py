@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from inferspan import semconv
 
-from .charts import bars, states, table
-from .frame import Row
-from .gpu_queries import ENERGY_KWH, LEGEND, NO_GPU, NO_READING, TOKENS_PER_JOULE, Q
-from .links import OVERVIEW, to_dashboard
-from .panels import Query, Says, mapping, trend
-from .queries import DEVICE
-from .units import ERRORS as OF_ERRORS
-from .units import REPLAYS, TOKENS_J
-from .units import ROWS as OF_ROWS
+from ..charts import bars, states, table
+from ..frame import Row
+from ..links import OVERVIEW, to_dashboard
+from ..panels import Query, Says, mapping, trend
+from ..queries import DEVICE
+from ..units import ERRORS as OF_ERRORS
+from ..units import REPLAYS, TOKENS_J
+from ..units import ROWS as OF_ROWS
+from .queries import ENERGY_KWH, LEGEND, NO_GPU, NO_READING, TOKENS_PER_JOULE, Q
 
 __all__ = ["rows"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from inferspan import semconv as s
 
-from .catalogue import label
-from .queries import WINDOW, Queries
-from .variables import COMMON
+from ..catalogue import label
+from ..queries import WINDOW, Queries
+from ..variables import COMMON
 
 __all__ = [
     "FAILED",

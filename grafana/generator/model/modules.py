@@ -9,12 +9,12 @@ from grafana_foundation_sdk.models.dashboard import FieldColorModeId
 
 from inferspan import semconv as s
 
-from .charts import grid, table
-from .frame import Row
-from .links import OVERVIEW, to_dashboard
-from .model_queries import CLASS, DECODE, LAYER, MODEL_NAME, MODULE, PHASE, PREFILL, REQUEST_MODEL, Q, by_layer, of
-from .panels import Query, Says, Sized, trend
-from .queries import WINDOW
+from ..charts import grid, table
+from ..frame import Row
+from ..links import OVERVIEW, to_dashboard
+from ..panels import Query, Says, Sized, trend
+from ..queries import WINDOW
+from .queries import CLASS, DECODE, LAYER, MODEL_NAME, MODULE, PHASE, PREFILL, REQUEST_MODEL, Q, by_layer, of
 
 __all__ = ["row"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from inferspan import semconv as s
 
-from .catalogue import label
-from .frame import Row
-from .model_queries import REQUEST_MODEL, WHOLE, of
-from .panels import Query, Says, Sized, trend
+from ..catalogue import label
+from ..frame import Row
+from ..panels import Query, Says, Sized, trend
+from .queries import REQUEST_MODEL, WHOLE, of
 
 __all__ = ["row"]
 

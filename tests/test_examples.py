@@ -55,7 +55,7 @@ EXPECTED = {
     "15_ranks": (
         r"2 of 2 files read; ranks 0, 1\n",
         r"rank 0 .* 4 +0 +48 .*\nrank 1 .* 4 +0 +48 ",
-        r"decode step, median +\S+ \S+ +0 ",
+        r"decode step, median +\S+ \S+ +[01] .* [01] ",  # which rank is slower depends on the machine
         r"wrote ranks/all\.jsonl: \d+ lines",
     ),
     "09_diffusion": (

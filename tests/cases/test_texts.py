@@ -101,6 +101,18 @@ def test_feature_extraction_pipeline(telemetry: Telemetry, tokenizer: Any) -> No
     assert (request.attributes or {})[semconv.OPERATION_NAME] == semconv.OPERATION_EMBEDDINGS
 
 
+def test_content_without_candidates(telemetry: Telemetry, tokenizer: Any) -> None:
+    """``top_k=0`` leaves out the likeliest tokens and nothing else."""
+    model = models.llama()
+    telemetry.instrument(model, tokenizer, capture_content="SPAN_ONLY", top_k=0)
+    with torch.no_grad():
+        got = model.generate(models.prompt(1, 6), **_exactly(3))
+    telemetry.check()
+    steps = [span.attributes or {} for span in telemetry.spans() if semconv.STEP_TOKEN_IDS in (span.attributes or {})]
+    assert [token for step in steps for token in step[semconv.STEP_TOKEN_IDS]] == got[0, 6:].tolist()
+    assert not any(semconv.LOGITS_TOP_K_IDS in step for step in steps)
+
+
 def test_content_only_when_asked_for(telemetry: Telemetry, tokenizer: Any) -> None:
     """Without leave neither ids nor text are anywhere, not even in the text of an error; with it they are those of the result."""
     model = models.llama()

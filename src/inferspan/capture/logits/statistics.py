@@ -256,7 +256,7 @@ def _content(step: StepLogits, decode: Callable[[int], str] | None) -> dict[str,
         if decode is not None:
             result[semconv.STEP_TOKEN_TEXTS] = [decode(token) for token in ids]
     top = step.top
-    likely = [top[place] for place in running]
+    likely = [top[place] for place in running] if top else []  # empty with top_k=0
     # As many of each row, so that they can be told apart; a token of a probability that is 0 is masked.
     width = max((sum(share > 0 for share in shares) for _, shares in likely), default=0)
     if width:

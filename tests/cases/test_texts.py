@@ -108,7 +108,7 @@ def test_content_without_candidates(telemetry: Telemetry, tokenizer: Any) -> Non
     with torch.no_grad():
         got = model.generate(models.prompt(1, 6), **_exactly(3))
     telemetry.check()
-    steps = [span.attributes or {} for span in telemetry.spans() if semconv.STEP_TOKEN_IDS in (span.attributes or {})]
+    steps: list[Any] = [span.attributes for span in telemetry.spans() if semconv.STEP_TOKEN_IDS in (span.attributes or {})]
     assert [token for step in steps for token in step[semconv.STEP_TOKEN_IDS]] == got[0, 6:].tolist()
     assert not any(semconv.LOGITS_TOP_K_IDS in step for step in steps)
 

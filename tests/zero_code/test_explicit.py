@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 
 import inferspan
 from inferspan import semconv
+from inferspan.zero_code.candidates import Candidates
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
 from tests.zero_code.test_models import Net, bert, names
@@ -152,6 +154,34 @@ def test_first_calls_of_many_threads(telemetry: Telemetry, observe: Observe, cal
     finally:
         sys.setswitchinterval(before)
     assert len(names(telemetry)) == 16
+    telemetry.check()
+
+
+def test_call_between_the_wrapper_and_the_decision(telemetry: Telemetry, observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call on another thread that finds the new wrapper before the model counts as observed is one request."""
+    asked, others = threading.Event(), list[threading.Thread]()
+    stop, settle = Candidates._stop, Candidates.settle
+
+    def settling(self: Any, model: Any, **options: Any) -> bool:
+        if others and threading.current_thread() is others[0]:
+            asked.set()
+        return settle(self, model, **options)
+
+    def stopping(self: Any, candidate: Any, state: str) -> None:
+        if state == "observed" and not others:
+            others.append(threading.Thread(target=model.generate, args=(models.prompt(),), kwargs={"max_new_tokens": 2}))
+            others[0].start()
+            assert asked.wait(60)
+            time.sleep(0.1)  # it waits for the lock that this thread holds
+        stop(self, candidate, state)
+
+    monkeypatch.setattr(Candidates, "settle", settling)
+    monkeypatch.setattr(Candidates, "_stop", stopping)
+    observe()
+    model = models.llama()
+    model.generate(models.prompt(), max_new_tokens=2)
+    others[0].join()
+    assert names(telemetry) == ["text_completion"] * 2
     telemetry.check()
 
 

@@ -188,8 +188,8 @@ class Candidates:
         with self._lock:
             candidate = self._candidate(model)
             if candidate.state != WAITING:
-                # Another thread has decided meanwhile.
-                return candidate.state == OBSERVED
+                # Another thread has decided meanwhile. A call that has passed its wrappers already is the request.
+                return candidate.state == OBSERVED and not is_part_of_a_request(model)
             names = tuple(_names(model))
             included = self._include.match(names)
             if not training and not included and is_training(model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import re
 import threading
 import warnings
@@ -154,6 +155,7 @@ def _observed(form: Callable[[Any, Any], Any], way: Way, *, train: bool) -> tupl
     telemetry.close()
     hooks = [one for module in models[0].modules() for one in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())]
     assert not any(type(one).__module__.startswith("inferspan") for one in hooks)
+    gc.collect()  # models of other tests of this process, which are watched until they are collected
     assert not [one for one in callbacks.callback_handler.start_callbacks if one.__module__.startswith("inferspan")]
     return work, results, telemetry
 

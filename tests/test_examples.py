@@ -31,7 +31,7 @@ EXPECTED = {
         r"prompt tokens without padding: 59",
     ),
     "04_plain_module": (r"forward classifier 8x3\n  layer 0 8x16\n", r"  head 8x3\n"),
-    "08_multimodal": (
+    "11_multimodal": (
         r"  prefill\n    vision_encode: 1x3x8x8 -> 1x5x32, 4 tokens\n    fusion: 1x4x32 -> 1x4x32, 4 tokens\n    prefill_step\n",
         r"  input: text, image; image tokens: 4\n",
         r"  prefill\n    prefill_step\n  decode\n    decode_step\n  input: text; image tokens: none\n",

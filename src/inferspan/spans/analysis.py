@@ -94,7 +94,8 @@ def analysed(end: RequestEnd, settings: Settings, *, nested: bool) -> tuple[Requ
         with contain("token texts"):
             analysis = analysis.with_texts(end.decode)
     findings = () if nested else find(analysis, Thresholds(**dict(settings.thresholds)), nonfinite=end.nonfinite_logits)
-    attributes = {**end.attributes, **analysis_attributes(analysis)}
+    # First, so that a limit of the number of attributes, by which OpenTelemetry drops the oldest ones, takes them before the others.
+    attributes = {**analysis_attributes(analysis), **end.attributes}
     kinds = [finding.label for finding in findings]
     if kinds:
         attributes[semconv.HEALTH_KINDS] = kinds

@@ -111,10 +111,11 @@ def images(size: int = 8) -> Callable[[], list[Any]]:
 
 
 def image_processor(name: str, size: Any, **options: Any) -> Any:
-    """An image processor of the class ``name``."""
+    """An image processor of the class ``name``, which has no "Pil" in its name in transformers 4."""
     import transformers
 
-    return getattr(transformers, name)(size=size, **options)
+    kind = getattr(transformers, name, None) or getattr(transformers, name.removesuffix("Pil"))
+    return kind(size=size, **options)
 
 
 def _seen(task: str, kind: str, processor: str, size: Any, **options: Any) -> Callable[[], Any]:

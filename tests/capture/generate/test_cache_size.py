@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from inferspan import semconv
 from tests.cases import models
@@ -86,9 +85,12 @@ def _tensors(part: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_size_is_that_of_all_tensors(telemetry: Telemetry, kind: str) -> None:
     """Keys and values, and the states of convolutions and recurrences, count with all their bytes."""
-    if kind == "Qwen3-Next" and not hasattr(transformers, "Qwen3NextForCausalLM"):
-        pytest.skip("this transformers has no Qwen3-Next")
-    model = KINDS[kind]().eval()
+    try:
+        model = KINDS[kind]().eval()
+    except AttributeError as error:  # transformers says so of a class that came later
+        if not str(error).startswith("module transformers has no attribute"):
+            raise
+        pytest.skip(str(error))
     telemetry.instrument(model)
     returned: dict[str, Any] = {}
     model.register_forward_hook(lambda module, args, output: returned.update(output))

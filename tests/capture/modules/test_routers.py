@@ -191,6 +191,7 @@ def test_a_linear_layer_that_is_not_all(telemetry: Telemetry, unknown: dict[str,
     assert request[semconv.UNOBSERVED] == "experts: choice not known"
 
 
+@pytest.mark.skipif(version("transformers").startswith("4."), reason="Doge with experts raises in transformers 4")
 def test_experts_without_a_router_that_is_known(telemetry: Telemetry) -> None:
     """Doge finds its experts by product keys: the request says that the choice is not known."""
     model = experts("Doge", is_moe=True, num_experts=16)

@@ -193,7 +193,7 @@ class Target:
         self._undo.extend(watch_templates(_methods, content=self.content))
         self._undo.extend(watch_unloading(model, _methods, _around_unloading))
         self._undo.extend(watch_encoders(target_of, model, _methods))
-        self._libraries.look()
+        self._libraries.begin()
         if callable(getattr(type(model), "compile", None)):
             self._undo.push(_methods.acquire(type(model), "compile", _around_compile))
 

@@ -13,12 +13,12 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from inferspan.capture.passes.imports import ImportWatch
 from inferspan.guard import contain
 from inferspan.setting_checks import warn_once
 from inferspan.settings import Settings, environment_name
 
 from .candidates import Candidates
-from .imports import ImportWatch
 from .loading import LoadingHandle, observe_loading
 from .patches import Patches
 from .patterns import Patterns

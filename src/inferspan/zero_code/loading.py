@@ -14,10 +14,9 @@ from typing import Any
 
 from inferspan import semconv
 from inferspan.capture.loading.load import Loads
+from inferspan.capture.passes.imports import ImportWatch
 from inferspan.capture.patching import Undo, replace, wrap_class_method
 from inferspan.settings import Settings
-
-from .imports import ImportWatch
 
 __all__ = ["LoadingHandle", "instrument_loading"]
 

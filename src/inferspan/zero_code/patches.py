@@ -11,11 +11,11 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+from inferspan.capture.passes.imports import ImportWatch
 from inferspan.capture.patching import ClassMethods, Undo, class_methods
 from inferspan.guard import contain
 
 from .candidates import Candidates
-from .imports import ImportWatch
 from .patterns import Patterns
 
 __all__ = ["Patches"]

@@ -117,7 +117,7 @@ def test_dynamo_is_loaded_in_the_middle_of_a_pass(earlier: int) -> None:
 
 
 def test_nothing_is_left_among_the_importers() -> None:
-    """What watches for Dynamo stands in ``sys.meta_path`` while a model is instrumented, and not after."""
+    """What watches for Dynamo, and for pipelines, stands in ``sys.meta_path`` while a model is instrumented, and not after."""
     assert (
         _run(
             """
@@ -127,7 +127,7 @@ def test_nothing_is_left_among_the_importers() -> None:
         print(during, sys.meta_path == before)
         """
         )
-        == "1 True"
+        == "2 True"
     )
 
 

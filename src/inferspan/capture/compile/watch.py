@@ -7,16 +7,14 @@ replace ``ObservedCall``: code compiled without hooks never checks for them.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import sys
 import threading
 import weakref
-from types import FrameType
 from typing import Any, Protocol
 
 from inferspan.guard import contain
 
+from .importers import take_off
 from .optimized import OptimizedModules
 from .scripted import Scripting
 from .state import has_compiled, leave_alone
@@ -49,18 +47,6 @@ class _Imports:
         """Called for each module that is imported for the first time."""
         if name.startswith("torch._dynamo."):
             self._compiling.listen()
-
-
-def _iterates_importers() -> bool:
-    """Whether some thread iterates over ``sys.meta_path``: if an entry is removed meanwhile, it skips the next one."""
-    code = getattr(getattr(getattr(importlib, "_bootstrap", None), "_find_spec", None), "__code__", None)
-    for top in sys._current_frames().values():
-        frame: FrameType | None = top
-        while frame is not None:
-            if frame.f_code is code:
-                return True
-            frame = frame.f_back
-    return False
 
 
 class Compiling:
@@ -106,11 +92,9 @@ class Compiling:
         with self._lock:
             for watcher in watchers:
                 self._watchers.pop(id(watcher), None)
-            # An interpreter that exits has no importers any more. An entry that stays for now does nothing, and is removed the next time.
             # The last model may be collected at any instruction here, and its own leave() removes the entry.
-            if not self._watchers and not _iterates_importers():
-                with contextlib.suppress(ValueError, AttributeError):
-                    sys.meta_path.remove(self._imports)
+            if not self._watchers:
+                take_off(self._imports)
         if not self._watchers:
             self._scripting.unwrap()
         handler = self._handler()

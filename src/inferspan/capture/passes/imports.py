@@ -6,12 +6,14 @@ loader, the spec and the module are those that the program would have had. A mod
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from inferspan.capture.compile.importers import take_off
 from inferspan.guard import contain
 
 __all__ = ["ImportWatch"]
@@ -34,16 +36,26 @@ class ImportWatch:
         if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
             _run(function, module)
 
+    def forget(self, name: str, function: Callable[[ModuleType], None]) -> None:
+        """Undo one ``after``; with the last one the watch ends as well, until the next ``install()``."""
+        with contextlib.suppress(KeyError, ValueError):
+            self._after[name].remove(function)
+        if not any(self._after.values()):
+            take_off(self)
+            # Another thread may have added one meanwhile, and have found the watch installed. No lock: a model may be collected anywhere.
+            if any(self._after.values()):
+                self.install()
+
     def install(self) -> None:
         """Begin to watch."""
-        if self not in sys.meta_path:
+        # An interpreter that exits has no importers any more.
+        if sys.meta_path is not None and self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
     def remove(self) -> None:
         """Watch no longer; imports that run now end without the functions."""
         self._after.clear()
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
+        take_off(self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Called by Python for each module that is imported for the first time, or again."""
@@ -98,5 +110,3 @@ def _after_execution(loader: Any, name: str, done: Callable[[ModuleType], None])
     # Python leaves its own frames out of the traceback of a failed import, those between two of them included, by the name of the file.
     exec_module.__code__ = exec_module.__code__.replace(co_filename=_IMPORTLIB)
     loader.exec_module = exec_module
-
-

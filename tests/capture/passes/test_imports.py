@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from inferspan import guard
-from inferspan.zero_code.imports import ImportWatch
+from inferspan.capture.passes.imports import ImportWatch
 
 
 @pytest.fixture

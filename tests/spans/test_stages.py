@@ -226,6 +226,44 @@ def test_ended_on_another_thread(telemetry: Telemetry, model: Any) -> None:
     telemetry.check()
 
 
+def test_what_follows_a_stage_that_another_thread_has_ended(telemetry: Telemetry, model: Any) -> None:
+    """On the thread that began it, later requests, stages and spans of the program's own are outside of it."""
+    tracer = telemetry.tracer_provider.get_tracer("theirs")
+    with inferspan.stage("around"):
+        stage = inferspan.stage("moved").start()
+        thread = threading.Thread(target=stage.end)
+        thread.start()
+        thread.join()
+        _run(model)
+        with tracer.start_as_current_span("own"):
+            pass
+    stage = inferspan.session("moved").start()
+    thread = threading.Thread(target=stage.end)
+    thread.start()
+    thread.join()
+    with inferspan.stage("after"):
+        pass
+    assert _tree(telemetry) == ["after", "around", "around/forward small", "around/moved", "around/own", "session moved"]
+    assert semconv.SESSION_ID not in _attributes(telemetry, "after")
+    telemetry.check()
+
+
+def test_tasks_that_outlive_the_stage_they_came_from(telemetry: Telemetry, model: Any) -> None:
+    """A task that a stage has started belongs to it, also after its end."""
+
+    async def work() -> None:
+        await asyncio.sleep(0.01)
+        _run(model)
+
+    async def main() -> None:
+        with inferspan.stage("outer"):
+            task = asyncio.create_task(work())
+        await task
+
+    asyncio.run(main())
+    assert _tree(telemetry) == ["outer", "outer/forward small"]
+
+
 def test_suppressed(telemetry: Telemetry, model: Any) -> None:
     """Where the caller has switched telemetry off, a stage has no span and no time."""
     token = otel_context.attach(otel_context.set_value("suppress_instrumentation", True))

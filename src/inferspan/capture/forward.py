@@ -278,9 +278,16 @@ class ForwardCall(Call):
 
 
 def close_stale(root: nn.Module | None) -> None:
-    """End forward calls that an interrupt left open on this thread; ``root`` is the model that is being entered."""
-    call = current.call
-    while isinstance(call, ForwardCall):
+    """End forward calls that an interrupt left open on this thread, and leave requests that another thread has ended.
+
+    ``root`` is the model that is being entered.
+    """
+    while (call := current.call) is not None:
+        if not isinstance(call, ForwardCall):
+            if getattr(call, "end", None) is None:
+                return
+            current.call = call.outer
+            continue
         if not call.finished:
             model = call.owner.model
             opened = call.opened_pass
@@ -292,7 +299,6 @@ def close_stale(root: nn.Module | None) -> None:
         call.finish(None, INTERRUPTED, perf_counter_ns())
         if current.call is call:
             current.call = call.outer
-        call = current.call
 
 
 def start_forward(

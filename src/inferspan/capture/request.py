@@ -291,6 +291,8 @@ class Request(Call):
             self.steps.modules.release()
         super().release()
         self._energy = self.adapter = None
+        # Where it is still the innermost one, because another thread has ended it, passes are none of its own.
+        self.root_id = 0
         self.steps.drop()
         self.phases.drop()
         del self.steps

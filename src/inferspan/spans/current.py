@@ -6,14 +6,17 @@ OpenTelemetry's tokens restore what was current before, whatever has happened me
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Mapping
 
 from opentelemetry import context as otel_context
+from opentelemetry import trace
 from opentelemetry.context import Context
 
 from inferspan.records import AttributeValue
 
-__all__ = ["OwnContext", "Scope", "innermost", "session_attributes", "suppressed"]
+__all__ = ["OwnContext", "Scope", "innermost", "of_this_thread", "session_attributes", "suppressed"]
 
 _KEY = otel_context.create_key("inferspan-scope")
 _NONE: Mapping[str, AttributeValue] = {}
@@ -26,10 +29,14 @@ class Scope:
         session: attributes of the session that requests and stages inside carry.
     """
 
-    __slots__ = ("_before", "left", "session")
+    __slots__ = ("_before", "_span", "_thread", "left", "session")
 
     def __init__(self) -> None:
         self._before: Context | None = None
+        self._span = 0
+        """Id of the span that is current inside."""
+        self._thread = 0
+        """The thread in whose own context it was entered; 0 in an event loop, where each task has one."""
         self.left = False
         self.session: Mapping[str, AttributeValue] = _NONE
 
@@ -39,6 +46,8 @@ class Scope:
         if not self.session:
             self.session = session_attributes(inside)
         otel_context.attach(otel_context.set_value(_KEY, self, inside))
+        self._span = trace.get_current_span(inside).get_span_context().span_id
+        self._thread = 0 if asyncio._get_running_loop() is not None else threading.get_ident()
         self._before = before
 
     def leave(self) -> None:
@@ -77,6 +86,24 @@ class OwnContext:
         """The step has ended: its context is kept for the next one, and the reader's is current again."""
         self._inside = otel_context.get_current()
         otel_context.attach(outside)
+
+
+def of_this_thread() -> Context:
+    """The current context. A stage that another thread has ended, which could not take it off here, is taken off before.
+
+    Not in a context that was copied inside of the stage: what goes on after its end in another thread or a task has come from it.
+    """
+    context = otel_context.get_current()
+    found = context
+    while isinstance(scope := found.get(_KEY), Scope) and scope.left and scope._before is not None:
+        if scope._thread != threading.get_ident() or trace.get_current_span(found).get_span_context().span_id != scope._span:
+            break
+        if asyncio._get_running_loop() is not None:
+            break
+        found = scope._before
+    if found is not context:
+        otel_context.attach(found)
+    return found
 
 
 def innermost(context: Context) -> Scope | None:

@@ -33,7 +33,7 @@ from inferspan.summaries.recording import Recording
 from . import figures, origin
 from .analysis import analysed, evaluation_event
 from .content import content_event, exception_attributes, exception_event, set_content
-from .current import session_attributes, suppressed
+from .current import of_this_thread, session_attributes, suppressed
 from .flight_recorder import FlightRecorder, HeldDetail, weight_of
 from .genai_interop import ThirdPartyCall, announce
 from .totals import usage_attributes, vllm_latency
@@ -231,7 +231,7 @@ class SpanRecorder:
         """Begin a request; see :class:`~inferspan.records.Recorder`."""
         # A batch belongs to no caller, on whichever thread its span is made.
         batch = start.kind == KIND_BATCH
-        current = Context() if batch else otel_context.get_current()
+        current = Context() if batch else of_this_thread()
         if inside_a_provider() or suppressed(current):
             return None
         if isinstance(parent, LiveRequestSpan) and not self._is_inside(current, parent):

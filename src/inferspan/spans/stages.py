@@ -29,7 +29,7 @@ from inferspan.summaries.recording import Recording
 
 from . import figures, origin
 from .content import exception_attributes
-from .current import Scope, innermost, session_attributes, suppressed
+from .current import Scope, innermost, of_this_thread, session_attributes, suppressed
 from .program_events import EventTarget, emit
 from .writer import inside_a_provider, our_call
 
@@ -160,7 +160,7 @@ class Stage(Scope):
         return name, {**own, **self.session, semconv.STAGE_KIND: semconv.STAGE_KIND_USER, semconv.STAGE_NAME: name}
 
     def _open(self) -> None:
-        current = otel_context.get_current()
+        current = of_this_thread()
         if suppressed(current) or inside_a_provider():
             return
         self._memory = self.recorder.read_memory()
@@ -371,7 +371,7 @@ class StageRecorder:
             describe: returns its attributes; called only if something records them.
             request: the innermost request of this thread.
         """
-        current = otel_context.get_current()
+        current = of_this_thread()
         if suppressed(current) or inside_a_provider():
             return
         stage = _innermost_stage(origin.resolve(current, None)[0])

@@ -182,6 +182,25 @@ def test_ended_on_another_thread(telemetry: Telemetry) -> None:
     telemetry.check()
 
 
+def test_a_generation_that_another_thread_has_ended_in_a_step(telemetry: Telemetry) -> None:
+    """On the thread that began the step, later passes, also those of the same model, are requests of their own, in traces of their own."""
+    model, other = _model(), torch.nn.Linear(4, 2)
+    telemetry.instrument(model)
+    telemetry.instrument(other)
+    generation = inferspan.generation(model, input_tokens=4)
+    generation.__enter__()
+    generation.prefill().__enter__()
+    thread = threading.Thread(target=generation.__exit__, args=(None, None, None))
+    thread.start()
+    thread.join()
+    model(IDS)
+    other(torch.ones(1, 4))
+    model(IDS)
+    assert len(telemetry.roots()) == 4
+    assert len({span.context.trace_id for span in telemetry.roots() if span.context is not None}) == 4
+    telemetry.check()
+
+
 def test_inside_a_span_and_a_session(telemetry: Telemetry) -> None:
     """A generation is a child of the caller's span, and spans of the program inside are its children."""
     tracer = telemetry.tracer_provider.get_tracer("user")

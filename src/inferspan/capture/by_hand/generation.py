@@ -330,8 +330,9 @@ class Generation:
         outcome = recording.Outcome(failure=failure)
         # An interrupt that arrives in here must not leave the span open or its context attached.
         try:
-            end = request.steps.now()
+            # A step that is still open ends first: it lies in the request.
             self._end_pass()
+            end = request.steps.now()
             request.close(failure, at=end)
             with contain("end of a generation"):
                 outcome = describe_outcome(self._facts(request), reason, failure)

@@ -23,6 +23,7 @@ from inferspan.spans.recorder import SpanRecorder
 from inferspan.summaries.notebook import page
 from inferspan.summaries.recording import Recording
 from inferspan.summaries.requests import RecordedRequest
+from inferspan.summaries.status import Status
 from inferspan.summaries.summary import RunSummary, summary_of
 
 from . import composition
@@ -31,6 +32,7 @@ from .composition import Providers
 from .export import otlp
 from .guard import contain
 from .program import recorders
+from .program.attached import log_status, status_now
 from .samplers import process as machine
 from .setting_checks import check_window, warn_once
 from .settings import Settings, SettingsError
@@ -98,6 +100,7 @@ class _Instrumentation:
     def close(self, *, all_of_them: bool = False) -> None:
         model = self.target.model
         self._collected.detach()
+        log_status("uninstrument:", self.target, self.settings)
         with contain("uninstrument"):
             self.target.close()
         with contain("uninstrument"):
@@ -187,6 +190,11 @@ class Handle:
         composition.hand_over()
         return summary_of(self._recorder.recording)
 
+    def status(self) -> Status:
+        """What is attached to the model now, what is recorded of it, and why something is not observed. See ``docs/summary.md``."""
+        instrumentation = self._instrumentation
+        return Status() if instrumentation is None else status_now(instrumentation.target, self.settings)
+
     def requests(self) -> list[RecordedRequest]:
         """The latest requests on this model that have ended, at most 32, the newest last."""
         if self._recorder is None:
@@ -221,7 +229,7 @@ class Handle:
         if instrumentation is None or not instrumentation.target.is_open:
             return "<inferspan.Handle: detached>"
         info = instrumentation.target.info
-        return f"<inferspan.Handle: {info.name or info.architecture}; {self._recorder.metrics.summary.totals()}>"
+        return f"<inferspan.Handle: {info.name or info.architecture}; {self._recorder.metrics.summary.totals()}; {self.status().short}>"
 
     def _repr_html_(self) -> str:
         return page(repr(self).partition("; ")[0].strip("<>"), self.summary(), self.requests())
@@ -283,6 +291,7 @@ def instrument(
                 otlp.hand_over_at_end(resolved)
             existing = _build(model, tokenizer, resolved, providers)
             _instrumentations[id(model)] = existing
+            log_status("instrument:", existing.target, existing.settings)
         existing.users += 1
         return Handle(existing, existing.settings)
 

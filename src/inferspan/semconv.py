@@ -1231,6 +1231,7 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("attributes of a call", "memory of a stage"), "attributes of a stage or session of the program"),
     ErrorPlaces(("metrics of stages",), "the durations and memory of stages of the program as metrics"),
     ErrorPlaces(("context",), "the request span as the parent of spans inside the call"),
+    ErrorPlaces(("status of a handle",), "`handle.status()` is empty, and the log has no line of it"),
     ErrorPlaces(("detaching", "uninstrument", "refresh"), "an observer may stay on the model, or is not put on it"),
     ErrorPlaces(("request span", "id generator"), "the request span or attributes of it"),
     ErrorPlaces(

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from .table import label_of
 
-__all__ = ["HasHtml", "page", "request_html", "summary_html"]
+__all__ = ["HasHtml", "page", "request_html", "status_html", "summary_html"]
 
 _FONT = "font:13px/1.45 system-ui,-apple-system,'Segoe UI',sans-serif"
 _LINE = "1px solid rgba(128,128,128,.35)"
@@ -73,6 +73,19 @@ def summary_html(line: str, operations: Sequence[Any], events: Mapping[str, int]
         lines = ([f"{row.name} ({row.type})", ", ".join(row.output_shapes), str(row.outputs), f"{row.calls:,}"] for row in told[:100])
         parts.append(_folded("Outputs of modules", _table(("module", "shape", "values", "calls"), lines)))
     return f'<div style="{_FONT};overflow-x:auto">{"".join(parts)}</div>'
+
+
+def status_html(line: str, rows: Iterable[Sequence[str]]) -> str:
+    """What is attached to a model.
+
+    Args:
+        line: in one line.
+        rows: a title and its words each.
+    """
+    cells = "".join(f'<tr style="background:transparent"><td style="{_CELL}">{_text(title)}</td>'
+                    f'<td style="{_CELL};text-align:left">{_text(words)}</td></tr>' for title, words in rows)  # fmt: skip
+    table = f'<table style="border-collapse:collapse;margin:4px 0;color:inherit;font:inherit"><tbody>{cells}</tbody></table>'
+    return f'<div style="{_FONT};overflow-x:auto"><div style="margin:4px 0">{_text(line)}</div>{table if cells else ""}</div>'
 
 
 def _operations(rows: Sequence[Any]) -> str:

@@ -105,6 +105,16 @@ class Observed:
         """Whether anything is."""
         return bool(self._observed or self._handles)
 
+    @property
+    def hooks(self) -> int:
+        """How many observers that is; a pair of hooks is two."""
+        return len(self._observed) + len(self._handles)
+
+    @property
+    def names(self) -> list[str]:
+        """Paths of the modules."""
+        return [info.name for _, info, _, _ in self.selection]
+
     def acquire(self) -> None:
         """Attach, unless another recorded call has done so."""
         self.users += 1
@@ -236,6 +246,21 @@ class ModuleObservers:
     def stages(self) -> int:
         """Stages that can be observed."""
         return len(self._of_stages.selection)
+
+    @property
+    def hooks(self) -> int:
+        """Observers that are on modules and stages now."""
+        return sum(group.hooks for group in self._groups)
+
+    @property
+    def module_names(self) -> list[str]:
+        """Paths of the selected modules."""
+        return self._of_modules.names
+
+    @property
+    def stage_names(self) -> list[str]:
+        """Paths of the stages that can be observed."""
+        return self._of_stages.names
 
     def refresh(self) -> None:
         """Select anew.

@@ -131,7 +131,7 @@ class Buffer(Generic[T]):
         while True:
             self._wake.wait()
             self._wake.clear()
-            more = True
-            while more:
+            # Looked at first: with nothing left to consume, the lock would make consume_now() refuse.
+            while self._items:
                 with self._consuming:
-                    more = self._next(until=None)
+                    self._next(until=None)

@@ -52,7 +52,7 @@ def test_a_pipe_ends_with_the_last_figures(session: Path) -> None:
     text = done.stdout.decode()
     assert done.returncode == 0, done.stderr
     assert "1 running; 1 request ended" in text
-    assert "modules: layers.0 500 ms in 1 calls" in text
+    assert "modules: layers.0 500 ms in 1 call" in text
     assert "memory 1,024.0 MiB" in text
 
 
@@ -85,6 +85,38 @@ def test_tail_shows_requests_while_they_end(session: Path) -> None:
             process.wait(PATIENCE)
     assert "chat tiny  5 in 1 out" in seen
     assert process.returncode in (0, 130)
+
+
+def _first_words(command: list[str]) -> str:
+    """What a command says on standard error before anything happens."""
+    with subprocess.Popen([*COMMAND, *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            return process.stderr.readline()
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(PATIENCE)
+
+
+def test_tail_tells_how_many_requests_it_leaves_out(session: Path) -> None:
+    """And the option that shows them."""
+    assert _first_words(["tail", str(session)]) == "inferspan: 1 earlier request is not shown; --from-start shows them\n"
+
+
+@pytest.mark.parametrize("command", ["live", "tail"])
+def test_a_file_that_is_waited_for_is_told(command: str, tmp_path: Path) -> None:
+    """Silence would look like a program that does nothing."""
+    path = tmp_path / "later.jsonl"
+    assert _first_words([command, str(path)]) == f"inferspan: waiting for {path}, which does not exist yet\n"
+
+
+@pytest.mark.parametrize("command", ["live", "tail"])
+def test_a_file_of_something_else_ends_the_command(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, exit code 2."""
+    path = tmp_path / "s.py"
+    path.write_text("print(1)\n")
+    assert main([command, str(path)]) == 2
+    assert f"inferspan: session file {path} holds no OTLP JSON lines" in capsys.readouterr().err
 
 
 def test_live_listens_for_exporters(tmp_path: Path) -> None:

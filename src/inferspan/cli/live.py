@@ -48,7 +48,9 @@ def add_tail(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_source(tail)
-    tail.add_argument("--from-start", action="store_true", help="print the requests that are in the file already, too")
+    tail.add_argument(
+        "--from-start", "--all", action="store_true", help="print the requests that are in the file already, too; without it their number"
+    )
     tail.set_defaults(run=_run_tail)
 
 
@@ -82,7 +84,13 @@ def _run_tail(arguments: argparse.Namespace) -> None:
     from inferspan.live.run import tail
 
     with _source(arguments, from_start=arguments.from_start) as (_, lines):
-        tail(lines, plain=arguments.plain)
+        tail(lines, plain=arguments.plain, earlier=arguments.from_start, told=_told)
+
+
+def _told(text: str) -> None:
+    """Print a sentence for the reader, apart from the output."""
+    if sys.stderr is not None:
+        print(f"inferspan: {text}", file=sys.stderr, flush=True)
 
 
 class _source:
@@ -103,7 +111,7 @@ class _source:
 
             def lines() -> Iterator[Mapping[str, Any] | None]:
                 try:
-                    yield from follow(path, from_start=self._from_start)
+                    yield from follow(path, from_start=self._from_start, told=_told)
                 except SessionFileError as error:
                     raise Failure(str(error)) from None
 

@@ -1,7 +1,8 @@
 """A session file that grows -> its lines as they are written, also over rotation, and before the file exists.
 
 In comes a path; out come decoded OTLP JSON objects, and ``None`` whenever there is nothing new. A line that is longer than a session's
-lines may be is skipped without being held; a torn line waits for its end.
+lines may be is skipped without being held; a torn line waits for its end. What a person should know, such as that the file does not exist
+yet, is told in sentences.
 """
 
 from __future__ import annotations
@@ -10,13 +11,18 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
-from inferspan.report.otlp_lines import SessionFileError, decode_line
+from inferspan.report.otlp_lines import SessionFileError, decode_line, no_otlp_lines
 from inferspan.report.stream import LONGEST_LINE
 
-__all__ = ["follow"]
+__all__ = ["EARLIER_END", "follow"]
 
+EARLIER_END: Mapping[str, Any] = MappingProxyType({})
+"""Comes once after the lines that were in the file when it was opened."""
+MOST_EARLIER = 64 << 20
+"""Bytes that are read although they are not to be shown; more are passed over."""
 _PIECE = 1 << 20
 
 
@@ -26,11 +32,16 @@ class _Lines:
     def __init__(self) -> None:
         self._rest = b""
         self._skipping = False
-        self.bad = 0
+        self.good = self.bad = 0
 
     def clear(self) -> None:
         """Forget the torn line of a file that is gone."""
         self._rest, self._skipping = b"", False
+        self.good = self.bad = 0
+
+    def begin_inside(self) -> None:
+        """What comes first may be the rest of a line."""
+        self._skipping = True
 
     def take(self, piece: bytes) -> Iterator[Mapping[str, Any]]:
         """The decoded lines that this piece completes."""
@@ -43,6 +54,7 @@ class _Lines:
             text = line.strip().removeprefix(b"\xef\xbb\xbf")
             decoded = decode_line(text) if text else None
             if decoded:
+                self.good += 1
                 yield decoded
             else:
                 self.bad += bool(text)
@@ -50,37 +62,72 @@ class _Lines:
             self.bad += not self._skipping
             self._rest, self._skipping = b"", True
 
+    def last(self) -> Iterator[Mapping[str, Any]]:
+        """The last line, if it is whole although nothing ends it: nobody goes on writing there."""
+        if not self._skipping and self._rest.rstrip().endswith(b"}") and (decoded := decode_line(self._rest.strip())):
+            self._rest = b""
+            self.good += 1
+            yield decoded
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether this is a file of something else: it has lines, and none of them is OTLP JSON, nor can the one that is being written be."""
+        torn = self._rest.lstrip().removeprefix(b"\xef\xbb\xbf")
+        return not self.good and (self.bad > 0 or (bool(torn) and not torn.startswith(b"{")))
+
 
 def follow(
-    path: Path, *, from_start: bool, wait: Callable[[float], object] = time.sleep, interval: float = 0.2
+    path: Path,
+    *,
+    from_start: bool,
+    wait: Callable[[float], object] = time.sleep,
+    interval: float = 0.2,
+    told: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Mapping[str, Any] | None]:
     """Read a file for as long as the caller asks for more.
 
     Args:
         path: session file, which need not exist yet; a pipe is read to its end.
-        from_start: whether what is in the file already counts, or only what is written from now on.
+        from_start: whether the caller wants what is in the file already. If not, more than 64 MiB of it are passed over; less comes, for
+            a request may have begun there.
         wait: called with the seconds between two looks.
         interval: seconds between two looks.
+        told: called with sentences for the reader.
 
     Returns:
-        Decoded lines; ``None`` for each look that found nothing new.
+        Decoded lines; ``EARLIER_END`` once, after those that were there at the beginning; ``None`` for each look that found nothing new.
 
     Raises:
-        SessionFileError: the path is a directory, may not be read, or holds compressed bytes.
+        SessionFileError: the path is a directory, may not be read, holds compressed bytes, or lines of something else.
     """
     lines = _Lines()
     opened: IO[bytes] | None = None
+    earlier: int | None = None
+    waits = noted = False
     try:
         while True:
             if opened is None:
                 opened = _open(path)
-                if opened is not None and not from_start and opened.seekable():
-                    opened.seek(0, os.SEEK_END)
-                from_start = True  # a file that appears later is new from its first line on
+                if opened is None and not waits:
+                    waits = True
+                    told(f"waiting for {path}, which does not exist yet{_folder_note(path)}")
+                if opened is not None and waits:
+                    waits = False
+                    told(f"reading {path}")
+                if earlier is None or earlier > 0:
+                    earlier = _earlier(opened, path, lines, from_start, told) if earlier is None else 0
+            if earlier >= 0 and (opened is None or not earlier or opened.tell() >= earlier):
+                earlier = -1
+                yield EARLIER_END
             piece = opened.read(_PIECE) if opened is not None else b""
+            yield from lines.take(piece) if piece else lines.last()
+            if lines.bad and lines.good and not noted:
+                noted = True
+                told(f"{path} has lines that are not OTLP JSON; they are left out")
             if piece:
-                yield from lines.take(piece)
                 continue
+            if lines.hopeless:
+                raise SessionFileError(no_otlp_lines(path))
             yield None
             if opened is not None and not opened.seekable():
                 return
@@ -93,6 +140,25 @@ def follow(
     finally:
         if opened is not None:
             opened.close()
+
+
+def _earlier(opened: IO[bytes] | None, path: Path, lines: _Lines, from_start: bool, told: Callable[[str], object]) -> int:
+    """Where the lines end that were there at the beginning; 0 if there are none that are read."""
+    if opened is None or not opened.seekable():
+        return 0
+    size = os.fstat(opened.fileno()).st_size
+    if not size:
+        told(f"{path} is empty so far")
+    if not from_start and size > MOST_EARLIER:
+        opened.seek(size)
+        lines.begin_inside()
+        told(f"what {path} holds already ({size >> 20:,} MiB) is not shown; --from-start shows it")
+        return 0
+    return size
+
+
+def _folder_note(path: Path) -> str:
+    return "" if path.parent.is_dir() else f"; its folder {path.parent} does not exist either"
 
 
 def _open(path: Path) -> IO[bytes] | None:

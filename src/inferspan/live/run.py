@@ -8,7 +8,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TextIO
 
+from inferspan.report.quantities import counted
+
 from .figures import Ended, Figures
+from .follow import EARLIER_END
 from .lines import ended_text, snapshot_lines
 
 __all__ = ["show", "tail", "wants_rich"]
@@ -86,36 +89,36 @@ def _feed(source: Source, figures: Figures, interval: float, draw: Callable[[], 
     draw()
 
 
-def tail(source: Source, *, plain: bool = False, out: TextIO | None = None) -> int:
+def tail(
+    source: Source, *, plain: bool = False, out: TextIO | None = None, earlier: bool = True, told: Callable[[str], object] = lambda _: None
+) -> int:
     """Print each request in a line when it has ended, with its tokens coloured by certainty where they were captured.
 
+    Args:
+        source: what to read.
+        plain: lines without colours also on a terminal.
+        out: default standard output.
+        earlier: whether requests before ``EARLIER_END`` are printed, or only counted.
+        told: called with the number of those that are not printed.
+
     Returns:
-        The number of requests.
+        The number of requests that were printed.
     """
-    out = out or sys.stdout
+    write = _writer(out or sys.stdout, plain=plain)
     figures = Figures()
-    count = 0
-    write: Callable[[Ended], object]
-    if wants_rich(out, plain=plain):
-        from rich.console import Console
-
-        from .display import coloured
-
-        console = Console(file=out, soft_wrap=True)
-
-        def write(one: Ended) -> None:
-            console.print(coloured(one))
-    else:
-
-        def write(one: Ended) -> None:
-            print(ended_text(one), file=out, flush=True)
-            text = "".join(token for token, _ in one.tokens).replace("\n", "⏎")
-            if text:
-                print(f"  {''.join(sign if sign.isprintable() else '?' for sign in text)}", file=out, flush=True)
-
+    count = skipped = 0
+    begun = False
     try:
         for line in source:
-            for one in figures.take(line or {}):
+            ended = figures.take(line or {})
+            if not earlier:
+                skipped += len(ended)
+                begun = begun or bool(line)
+                earlier = line is EARLIER_END
+                if earlier and begun:
+                    told(f"{counted(skipped, 'earlier request is', 'earlier requests are')} not shown; --from-start shows them")
+                continue
+            for one in ended:
                 count += 1
                 write(one)
         for one in figures.take({}):
@@ -124,3 +127,22 @@ def tail(source: Source, *, plain: bool = False, out: TextIO | None = None) -> i
     except KeyboardInterrupt:
         pass
     return count
+
+
+def _writer(out: TextIO, *, plain: bool) -> Callable[[Ended], object]:
+    """Prints a request, in colours on a terminal."""
+    if wants_rich(out, plain=plain):
+        from rich.console import Console
+
+        from .display import coloured
+
+        console = Console(file=out, soft_wrap=True)
+        return lambda one: console.print(coloured(one))
+
+    def write(one: Ended) -> None:
+        print(ended_text(one), file=out, flush=True)
+        text = "".join(token for token, _ in one.tokens).replace("\n", "⏎")
+        if text:
+            print(f"  {''.join(sign if sign.isprintable() else '?' for sign in text)}", file=out, flush=True)
+
+    return write

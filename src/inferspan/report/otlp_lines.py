@@ -19,8 +19,8 @@ from inferspan.report.quantities import counted
 from inferspan.report.stream import LONGEST_LINE, LineCounts, SessionFileError, lines_of, open_stream
 
 __all__ = [
-    "LineCounts", "SessionFileError", "Value", "attributes_of", "count_of", "decode_line", "hint_for", "moment", "number", "objects",
-    "read_lines", "record_after_a_torn_one", "text_of", "whole_number",
+    "LineCounts", "SessionFileError", "Value", "attributes_of", "count_of", "decode_line", "hint_for", "moment", "no_otlp_lines", "number",
+    "objects", "read_lines", "record_after_a_torn_one", "text_of", "whole_number",
 ]  # fmt: skip
 
 Value = bool | int | float | str | tuple["Value", ...] | dict[str, "Value"]
@@ -131,9 +131,14 @@ def _nothing(path: Path, counts: LineCounts) -> str:
             " writing, or the copy is not whole), so there is nothing to show"
         )
     cut = "; the last one is cut off" if counts.torn else ""
+    return no_otlp_lines(path, f" ({counted(counts.bad, 'other line')}{cut})")
+
+
+def no_otlp_lines(path: Path, found: str = "") -> str:
+    """The reason why a file is no session file, with what was found instead."""
     return (
-        f"session file {path} holds no OTLP JSON lines ({counted(counts.bad, 'other line')}{cut}): expected one object with resourceSpans,"
-        " resourceMetrics or resourceLogs a line, as inferspan's session_file and the collector's file exporter (format: json) write"
+        f"session file {path} holds no OTLP JSON lines{found}: expected one object with resourceSpans, resourceMetrics or resourceLogs a"
+        " line, as inferspan's session_file and the collector's file exporter (format: json) write"
     )
 
 

@@ -201,6 +201,8 @@ def path(name: str, value: object) -> str:
     """The path of a file, as text."""
     found = os.fspath(value) if isinstance(value, os.PathLike) else value
     if isinstance(found, str) and found.strip() and "\0" not in found:
+        if found.strip() == "-":
+            raise fail(name, value, "use the path of a file; that of standard output is /dev/stdout, and ./- is a file of that name")
         return found.strip() if isinstance(value, str) else found
     raise fail(name, value, "use the path of a file")
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
+from .paths import file_or_folder
 from .stack import run_command
 
 __all__ = ["add_bundle"]
@@ -27,6 +27,6 @@ def add_bundle(commands: Any) -> None:
         epilog=_BUNDLE_END,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    bundle.add_argument("folder", metavar="DIR", type=Path, help="folder; is made if it is not there")
+    bundle.add_argument("folder", metavar="DIR", type=file_or_folder, help="folder; is made if it is not there")
     bundle.add_argument("--force", action="store_true", help="overwrite files that you have changed")
     bundle.set_defaults(run=run_command, command="bundle")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .failure import Failure
+from .paths import file_or_folder
 
 __all__ = ["add_demo"]
 
@@ -26,8 +27,8 @@ def add_demo(commands: Any) -> None:
         ("--session", "session file", "demo-output/session.jsonl"),
         ("--report", "report", "demo-output/report.html"),
     ):
-        demo.add_argument(option, metavar="FILE", type=Path, default=Path(default), help=f"{what} to write; default: %(default)s")
-    demo.add_argument("--model", metavar="DIR", type=Path, help="folder of another causal language model with its tokenizer")
+        demo.add_argument(option, metavar="FILE", type=file_or_folder, default=Path(default), help=f"{what} to write; default: %(default)s")
+    demo.add_argument("--model", metavar="DIR", type=file_or_folder, help="folder of another causal language model with its tokenizer")
     demo.add_argument("--quick", action="store_true", help="fewer and shorter answers")
     demo.set_defaults(run=_run)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .failure import Failure
+from .paths import source
 
 __all__ = ["add_live", "add_tail"]
 
@@ -55,9 +56,9 @@ def add_tail(commands: Any) -> None:
 
 
 def _add_source(parser: Any) -> None:
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("file", metavar="FILE", nargs="?", type=Path, help="session file, or - for standard input")
-    source.add_argument(
+    one = parser.add_mutually_exclusive_group(required=True)
+    one.add_argument("file", metavar="FILE", nargs="?", type=source, help="session file, or - for standard input")
+    one.add_argument(
         "--listen", metavar="HOST:PORT", nargs="?", const=_LISTEN, help=f"receive OTLP/HTTP there instead (default: {_LISTEN})"
     )
     parser.add_argument("--plain", action="store_true", help="plain lines also on a terminal; they are used where rich is not installed")
@@ -105,7 +106,7 @@ class _source:
         from inferspan.report.otlp_lines import SessionFileError
 
         if self._arguments.listen is None:
-            path: Path = Path("/dev/stdin") if str(self._arguments.file) == "-" else self._arguments.file
+            path: Path = self._arguments.file
             if path.is_dir():
                 raise Failure(f"{path} is a directory: give the path of a session file")
 

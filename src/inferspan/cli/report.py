@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .failure import Failure
+from .paths import STDOUT, one_on_stdout, output, source
 
 if TYPE_CHECKING:
     from inferspan.report.session import Session
@@ -34,12 +35,12 @@ def add_report(commands: Any) -> None:
         "  inferspan report session.jsonl --text",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    report.add_argument("files", metavar="FILE", type=Path, nargs="+", help="session file, folder of them, or - for standard input")
+    report.add_argument("files", metavar="FILE", type=source, nargs="+", help="session file, folder of them, or - for standard input")
     report.add_argument(
-        "-o", "--output", metavar="HTML", type=Path,
-        help="page to write; default, without --json: FILE with the suffix .html, of a folder or pipe session.html",
+        "-o", "--output", metavar="HTML", type=output,
+        help="page to write, or - for standard output; default, without --json: FILE with the suffix .html, of a folder session.html",
     )  # fmt: skip
-    report.add_argument("--json", metavar="JSON", type=Path, help="JSON report to write; alone or with -o")
+    report.add_argument("--json", metavar="JSON", type=output, help="JSON report to write, or - for standard output; alone or with -o")
     report.add_argument("--title", help="heading of the report; default: the names of the models")
     report.add_argument("--text", action="store_true", help="print requests, summary and operations; writes no file of itself")
     report.add_argument("--open", action="store_true", help="open the page in a browser")
@@ -54,18 +55,19 @@ def _run(arguments: argparse.Namespace) -> None:
     from inferspan.report.html import is_stream
     from inferspan.report.session import SessionFileError, read_sessions
 
-    given = [Path("/dev/stdin") if str(file) == "-" else file for file in arguments.files]
+    given: list[Path] = arguments.files
     page, figures = arguments.output, arguments.json
     if page is None and figures is None and not arguments.text:
         page = _beside(given[0])
-    if arguments.open and page is None:
+    one_on_stdout([("-o", page), ("--json", figures)], text=arguments.text)
+    if arguments.open and (page is None or is_stream(page)):
         raise Failure("--open needs a page: give its path with -o")
     try:
         files = session_files(given)
-        for output in (page, figures):
-            for file in files if output is not None and not is_stream(output) else ():
-                if _same_file(file, output):
-                    raise Failure(f"the report would overwrite the session file {output}: give another name with -o")
+        for path in (page, figures):
+            for file in files if path is not None and not is_stream(path) else ():
+                if _same_file(file, path):
+                    raise Failure(f"the report would overwrite the session file {path}: give another name with -o")
         with _without_collections():
             session = read_sessions(files)
             if arguments.text:
@@ -85,19 +87,21 @@ def _write(session: Session, page: Path | None, figures: Path | None, arguments:
     from inferspan.report.figures.document import write_document
     from inferspan.report.html import write_report
 
-    written, option, output = [], "-o", page
+    written, option, path = [], "-o", page
     try:
         if page is not None:
             write_report(session, page, title=arguments.title, trace_url=arguments.trace_url)
             written.append(page)
         if figures is not None:
-            option, output = "--json", figures
+            option, path = "--json", figures
             write_document(session, figures)
             written.append(figures)
+    except BrokenPipeError:
+        raise
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         hint = "" if isinstance(error, ValueError) and arguments.trace_url else f"; give another path with {option}"
-        raise Failure(f"cannot write report {output}: {reason}{hint}") from None
+        raise Failure(f"cannot write report {path}: {reason}{hint}") from None
     return written
 
 
@@ -108,7 +112,7 @@ def _tell(session: Session, written: list[Path]) -> None:
     failed = sum(request.span.failed for request in session.requests)
     # A page on standard output must not be followed by a text about it.
     told = sys.stderr if any(is_stream(path) for path in written) else sys.stdout
-    names = " and ".join(map(str, written))
+    names = " and ".join("standard output" if path == STDOUT else str(path) for path in written)
     print(f"wrote {names}: {counted(len(session.requests), 'request')}, {failed} failed, {len(session.series)} metric series", file=told)
     for note in session.notes:
         print(f"note: {note}", file=told)

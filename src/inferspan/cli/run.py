@@ -19,6 +19,7 @@ from typing import Any
 from inferspan.settings import FILE_VARIABLE, Settings, SettingsError, environment_name
 
 from .failure import Failure
+from .paths import output
 
 __all__ = ["add_run"]
 
@@ -53,8 +54,8 @@ def add_run(commands: Any) -> None:
     run.add_argument(
         "--trace-output",
         metavar="FILE",
-        type=Path,
-        help=f"write traces, metrics and logs as OTLP JSON lines to this file; as {environment_name('session_file')}",
+        type=output,
+        help=f"write telemetry as OTLP JSON lines to this file, or - for standard output; as {environment_name('session_file')}",
     )
     run.add_argument(
         "--include", metavar="PATTERN", action="append", help="classes (or names of models) to observe as well; may be given several times"

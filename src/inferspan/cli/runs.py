@@ -7,11 +7,14 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from .failure import Failure
+from .paths import STDIN, STDOUT, one_on_stdout, output, source
 
 __all__ = ["add_aggregate", "add_trend"]
+
+_JSON = "figures to write; - for standard output, the text then goes to standard error"
 
 
 def add_aggregate(commands: Any) -> None:
@@ -26,9 +29,11 @@ def add_aggregate(commands: Any) -> None:
         "  inferspan aggregate rank*.jsonl\n  inferspan aggregate rank*.jsonl -o merged.jsonl --json figures.json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("files", metavar="FILE", type=Path, nargs="+", help="session file, or folder of them")
-    command.add_argument("-o", "--output", metavar="JSONL", type=Path, help="session file to write with the lines of all")
-    command.add_argument("--json", metavar="JSON", type=Path, help="figures to write")
+    command.add_argument("files", metavar="FILE", type=source, nargs="+", help="session file, folder of them, or - for standard input")
+    command.add_argument(
+        "-o", "--output", metavar="JSONL", type=output, help="session file to write with the lines of all; - for standard output"
+    )
+    command.add_argument("--json", metavar="JSON", type=output, help=_JSON)
     command.add_argument(
         "--straggler", metavar="SHARE", type=_share, default=0.1,
         help="how much above the median of all ranks a slow one is, such as 0.1 or 10%% (default: 10%%)",
@@ -47,8 +52,8 @@ def add_trend(commands: Any) -> None:
         epilog="examples:\n  inferspan trend archive/\n  inferspan trend archive/ --json trend.json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("files", metavar="PATH", type=Path, nargs="+", help="folder, session file, or JSON report")
-    command.add_argument("--json", metavar="JSON", type=Path, help="figures to write")
+    command.add_argument("files", metavar="PATH", type=source, nargs="+", help="folder, session file, JSON report, or - for standard input")
+    command.add_argument("--json", metavar="JSON", type=output, help=_JSON)
     command.set_defaults(run=_trend)
 
 
@@ -64,27 +69,33 @@ def _share(text: str) -> float:
 
 def _aggregate(arguments: argparse.Namespace) -> None:
     from inferspan.report.files import session_files
+    from inferspan.report.quantities import counted
     from inferspan.report.session import SessionFileError
     from inferspan.runs.aggregate import aggregate, merged
     from inferspan.runs.text import aggregate_lines
 
+    merge: Path | None = arguments.output
+    told = sys.stderr if one_on_stdout([("-o", merge), ("--json", arguments.json)]) else sys.stdout
+    if merge is not None and STDIN in arguments.files:
+        raise Failure("-o reads the files twice, which standard input cannot be: save it to a file first")
     try:
         files = session_files(arguments.files)
-        output: Path | None = arguments.output
-        if output is not None and any(_same_file(file, output) for file in files):
-            raise Failure(f"the merged file would overwrite {output}, which is read: give another name with -o")
+        if merge is not None and any(_same_file(file, merge) for file in files):
+            raise Failure(f"the merged file would overwrite {merge}, which is read: give another name with -o")
         found = aggregate(files, straggler=arguments.straggler)
         for line in aggregate_lines(found):
-            print(line)
-        if output is not None:
-            count = merged(files, output)
-            print(f"wrote {output}: {count:,} lines")
+            print(line, file=told)
+        if merge is not None:
+            count = merged(files, merge)
+            print(f"wrote {_name(merge)}: {counted(count, 'line')}", file=told)
     except SessionFileError as error:
         raise Failure(str(error)) from None
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise Failure(f"cannot write {arguments.output}: {error.strerror or error}; give another path with -o") from None
     if arguments.json is not None:
-        _write(arguments.json, found.as_dict())
+        _write(arguments.json, found.as_dict(), told)
 
 
 def _trend(arguments: argparse.Namespace) -> None:
@@ -92,28 +103,35 @@ def _trend(arguments: argparse.Namespace) -> None:
     from inferspan.runs.text import trend_lines
     from inferspan.runs.trend import trend
 
-    told = (lambda path: print(f"reading {path}", file=sys.stderr)) if sys.stderr.isatty() else (lambda path: None)
+    told = sys.stderr if one_on_stdout([("--json", arguments.json)]) else sys.stdout
+    reading = (lambda path: print(f"reading {path}", file=sys.stderr)) if sys.stderr.isatty() else (lambda path: None)
     try:
-        found = trend(arguments.files, told=told)
+        found = trend(arguments.files, told=reading)
     except SessionFileError as error:
         raise Failure(str(error)) from None
     except OSError as error:
         raise Failure(f"cannot read {error.filename}: {error.strerror}") from None
     for line in trend_lines(found):
-        print(line)
+        print(line, file=told)
     if arguments.json is not None:
-        _write(arguments.json, found.as_dict())
+        _write(arguments.json, found.as_dict(), told)
 
 
-def _write(path: Path, found: Mapping[str, Any]) -> None:
+def _write(path: Path, found: Mapping[str, Any], told: TextIO) -> None:
     from inferspan.report.output.writing import write_text
 
     try:
         write_text(path, [json.dumps(found, indent=1, allow_nan=False), "\n"])
+    except BrokenPipeError:
+        raise
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise Failure(f"cannot write {path}: {reason}; give another path with --json") from None
-    print(f"wrote {path}")
+    print(f"wrote {_name(path)}", file=told)
+
+
+def _name(path: Path) -> str:
+    return "standard output" if path == STDOUT else str(path)
 
 
 def _same_file(one: Path, other: Path) -> bool:

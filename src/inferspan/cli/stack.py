@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
+
+from .paths import file_or_folder
 
 __all__ = ["add_stack", "run_command"]
 
@@ -87,7 +88,7 @@ def add_stack(commands: Any) -> None:
     up = _part(parts, "up", "start everything and wait until it is healthy", description=_UP, epilog=_UP_END)
     up.add_argument("--mode", choices=("dev", "scrape", "fleet"), help="which configurations; default: dev")
     up.add_argument("--free-ports", action="store_true", help="take a free port for each that no variable names")
-    up.add_argument("--bundle", metavar="DIR", type=Path, help="use the files in a folder that `inferspan bundle` wrote")
+    up.add_argument("--bundle", metavar="DIR", type=file_or_folder, help="use the files in a folder that `inferspan bundle` wrote")
     up.add_argument("--fresh", action="store_true", help="delete the metrics and queues of earlier runs first")
     up.add_argument("--foreground", action="store_true", help="stay, and stop everything at Ctrl-C")
     up.add_argument("--timeout", metavar="S", type=_seconds, default=60.0, help="seconds until all must be healthy; default: 60")
@@ -112,7 +113,7 @@ def add_stack(commands: Any) -> None:
 def _part(parts: Any, name: str, what: str, **texts: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = parts.add_parser(name, help=what, formatter_class=_RAW, **texts)
     where = "default: inferspan/stack in $XDG_STATE_HOME or ~/.local/state; on Windows in LOCALAPPDATA"
-    parser.add_argument("--dir", metavar="DIR", type=Path, help=f"folder of state, logs and data; {where}")
+    parser.add_argument("--dir", metavar="DIR", type=file_or_folder, help=f"folder of state, logs and data; {where}")
     parser.set_defaults(run=run_command, command=name)
     return parser
 

@@ -71,7 +71,7 @@ class _Lines:
 
     @property
     def hopeless(self) -> bool:
-        """Whether this is a file of something else: it has lines, and none of them is OTLP JSON, nor can the one that is being written be."""
+        """Whether this is a file of something else: none of its lines is OTLP JSON, nor can the one be that is being written."""
         torn = self._rest.lstrip().removeprefix(b"\xef\xbb\xbf")
         return not self.good and (self.bad > 0 or (bool(torn) and not torn.startswith(b"{")))
 

@@ -30,7 +30,8 @@ def snapshot_lines(now: Snapshot) -> Iterator[str]:
         if machine.cpu is not None or machine.used is not None:
             yield f"CPU{where}: {host_text(machine)}"
     if now.hottest:
-        yield "modules: " + ", ".join(f"{cleaned(hot.name)} {seconds_text(hot.seconds)} in {counted(hot.calls, 'call')}" for hot in now.hottest[:5])
+        told = (f"{cleaned(hot.name)} {seconds_text(hot.seconds)} in {counted(hot.calls, 'call')}" for hot in now.hottest[:5])
+        yield f"modules: {', '.join(told)}"
     if now.warnings:
         yield "warnings: " + ", ".join(f"{cleaned(kind)} {count:,}" for kind, count in now.warnings)
 

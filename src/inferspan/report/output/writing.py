@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 __all__ = ["is_stream", "write_text"]
+
+_STDOUT = Path("/dev/stdout")
 
 
 def write_text(path: Path, pieces: Iterable[str]) -> None:
@@ -21,6 +25,9 @@ def write_text(path: Path, pieces: Iterable[str]) -> None:
     Raises:
         OSError: the file cannot be written.
     """
+    if path == _STDOUT:
+        _print(pieces)
+        return
     if is_stream(path):
         with open(os.open(path, os.O_WRONLY | os.O_APPEND), "wb") as stream:
             stream.writelines(piece.encode("utf-8", "replace") for piece in pieces)
@@ -34,6 +41,16 @@ def write_text(path: Path, pieces: Iterable[str]) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def _print(pieces: Iterable[str]) -> None:
+    """Write to standard output as this process has it: it may be a socket, which cannot be opened by its path."""
+    if sys.stdout is None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF), str(_STDOUT))
+    sys.stdout.flush()
+    for piece in pieces:
+        sys.stdout.buffer.write(piece.encode("utf-8", "replace"))
+    sys.stdout.buffer.flush()
 
 
 def is_stream(path: Path) -> bool:

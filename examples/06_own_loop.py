@@ -1,5 +1,7 @@
 """A decoding loop of your own, in a session with stages: the same spans, tokens and statistics as ``generate()``."""
 
+import inspect
+
 import torch
 from models import load
 
@@ -9,6 +11,15 @@ from inferspan.report.session import Span, read_session
 TOKENS = 6
 model, tokenizer = load()
 handle = inferspan.instrument(model, modules="none", session_file="own_loop.otlp.jsonl")
+
+
+CACHE = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+"""What the argument is called; transformers has renamed it."""
+
+
+def cache_of(output: object) -> dict[str, object]:
+    """The cache of a pass, as an argument of the next one."""
+    return {CACHE: getattr(output, CACHE)}
 
 
 @torch.inference_mode()
@@ -28,7 +39,7 @@ def answer(question: str) -> str:
                 break
             if ids.shape[1] < inputs["input_ids"].shape[1] + TOKENS:
                 with g.step():
-                    output = model(token, past_key_values=output.past_key_values, use_cache=True)
+                    output = model(token, use_cache=True, **cache_of(output))
         g.finish("length")
     with inferspan.stage("detokenize"):
         return tokenizer.decode(ids[0])

@@ -58,6 +58,14 @@ def test_exports_are_sorted_and_there() -> None:
     assert [name for name in names if not hasattr(inferspan, name)] == []
 
 
+def test_what_is_listed_is_public() -> None:
+    """``dir(inferspan)`` and completion show the public names, also before they are loaded, and nothing that the package itself imports."""
+    shown = "import inferspan; before = dir(inferspan); inferspan.Settings; print([before == dir(inferspan), before])"
+    found = eval(subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True).stdout)
+    assert found[0] is True
+    assert sorted(name for name in found[1] if not name.startswith("__")) == sorted(name for name in inferspan.__all__ if name[0] != "_")
+
+
 def test_exports_are_what_users_were_promised() -> None:
     """The public names are these; a new one is a decision, and this list is where it is made."""
     assert {"Settings", "__version__", "configure", "context", "flush", "instrument"} <= set(inferspan.__all__)

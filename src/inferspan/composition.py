@@ -45,10 +45,18 @@ writer = SpanWriter()
 deferred = DeferredSetup()
 _flushed_first: list[Callable[[], None]] = []
 _reports: AutomaticReports | None = None
+always: Settings | None = None
+"""Whose session file is written beside that of the program: the one that ``inferspan run`` was told to write."""
 
 
 def set_up_export(settings: Settings, providers: Providers) -> None:
     """Set up the destinations that the environment or the session file names, beside the given providers, and reports."""
+    if always is not None and always.session_file not in (None, settings.session_file):
+        _set_up_export(always, providers)
+    _set_up_export(settings, providers)
+
+
+def _set_up_export(settings: Settings, providers: Providers) -> None:
     if settings.report is not None:
         settings = reports().prepare(settings)
     given = {

@@ -204,7 +204,7 @@ def path(name: str, value: object) -> str:
         if found.strip() == "-":
             raise fail(name, value, "use the path of a file; that of standard output is /dev/stdout, and ./- is a file of that name")
         return found.strip() if isinstance(value, str) else found
-    raise fail(name, value, "use the path of a file")
+    raise fail(name, value, f"use the path of a {'folder' if name.startswith('report_dir') else 'file'}")
 
 
 PLACES = r"\{(rank|local_rank|world_size|pid|host)\}"
@@ -315,7 +315,11 @@ def thresholds(name: str, value: object) -> tuple[tuple[str, float], ...]:
     ranges = ", ".join(f"{key} ({low:g} to {high:g})" for key, (low, high) in THRESHOLDS.items())
     allowed = f'use a mapping such as {{"confidence": 0.3}}, or "confidence=0.3,loop_tokens=64" in the environment, of {ranges}'
     found: list[tuple[str, float]] = []
-    for key, one in tags(name, value):
+    try:
+        pairs = tags(name, value)
+    except SettingsError:
+        raise fail(name, value, allowed) from None
+    for key, one in pairs:
         try:
             number = float(one)
         except (ValueError, OverflowError):

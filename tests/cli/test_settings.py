@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from inferspan.cli import main
 from inferspan.settings import describe
 from tests.doctor.conftest import clean
 
@@ -77,7 +78,7 @@ def test_text_has_value_and_source() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"), [("modules=everything", "cannot be 'everything'"), ("modulse=all", "did you mean 'modules'?"), ("modules", "is no NAME=VALUE")]
+    ("argument", "said"), [("modules=everything", "cannot be 'everything'"), ("modulse=all", "did you mean 'modules'?"), ("modulse", "did you mean modules?")]
 )
 def test_wrong_arguments_are_one_line(argument: str, said: str) -> None:
     """As instrument() refuses them."""
@@ -97,3 +98,31 @@ def test_the_command_alone_prints_help() -> None:
     done = run()
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == run("--help").stdout
+
+
+def test_one_setting_by_its_name() -> None:
+    """Value, source, meaning and what is allowed, and no other one; the name of its variable does as well."""
+    out = run("settings", "steps", INFERSPAN_STEPS="none").stdout
+    first, value, meaning, *_, allowed, precedence = out.splitlines()
+    assert first == "steps  (INFERSPAN_STEPS, default all)"
+    assert value == "    = none  [environment INFERSPAN_STEPS]"
+    assert meaning.startswith("    forward passes of generate() that get spans")
+    assert allowed == "    allowed: one of all, sampled, none"
+    assert precedence.startswith("an argument of instrument() wins over the environment")
+    assert run("settings", "INFERSPAN_STEPS", INFERSPAN_STEPS="none").stdout == out
+    assert set(json.loads(run("settings", "steps", "keep", "--json").stdout)) == {"keep", "steps"}
+
+
+def test_every_setting_says_what_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:
+    """By the words of its error."""
+    names = [name for name, *_ in describe()]
+    assert main(["settings", *names]) == 0
+    found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("    allowed: ")]
+    assert len(found) == len(names)
+    assert [line for line in found if line == "    allowed: anything"] == []
+
+
+def test_a_setting_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line with the one that is meant."""
+    assert main(["settings", "modls"]) == 2
+    assert capsys.readouterr().err == "inferspan: there is no setting 'modls': did you mean modules? inferspan settings lists them\n"

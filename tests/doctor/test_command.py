@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from inferspan.cli import main
 from tests.doctor.conftest import Doctor, clean
 from tests.otlp_receivers import grpc_receiver
 
@@ -180,6 +181,12 @@ def test_what_cannot_be_looked_into(tmp_path: Path, words: list[str], said: str)
     command = [sys.executable, "-m", "inferspan", "doctor", "--", *words]
     done = subprocess.run(command, env=clean({}), cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr.count("\n"), said in done.stderr) == (2, 1, True), done.stderr
+
+
+def test_a_program_without_its_python(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command that was meant is named, ready to be copied."""
+    assert main(["doctor", "s1.py", "--port", "a b"]) == 2
+    assert capsys.readouterr().err == "inferspan: s1.py is not a command: did you mean inferspan doctor -- python s1.py --port 'a b'\n"
 
 
 def test_nothing_is_left_behind(doctor: Doctor, app: Path, tmp_path: Path) -> None:

@@ -142,3 +142,11 @@ def test_a_report_of_a_later_schema_is_named(tmp_path: Path, capsys: pytest.Capt
     path.write_text('{"schema": 99, "requests": [{"tpot": 1.0}]}')
     assert main(["trend", str(path)]) == 2
     assert "has schema 99, of a later version of inferspan" in capsys.readouterr().err
+
+
+def test_one_run_has_nothing_to_compare_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The figures stand alone, and a line says why."""
+    assert main(["trend", str(recording(tmp_path / "a.jsonl"))]) == 0
+    out = capsys.readouterr().out
+    assert "one run: there is nothing to compare it with" in out
+    assert "%" not in out

@@ -20,6 +20,13 @@ print(json.dumps({"argv": sys.argv, "path": sys.path, "name": __name__, "file": 
                   "spec": getattr(__spec__, "name", None), "package": __package__, "flags": list(sys.flags),
                   "torch": "torch" in sys.modules, "main": sys.modules["__main__"].__dict__ is globals()}))
 """
+OWN_FILE = """\
+import torch
+import inferspan
+model = torch.nn.Linear(2, 2)
+with inferspan.instrument(model, session_file="{file}"), torch.no_grad():
+    model(torch.ones(1, 2))
+"""
 RUN = ("-m", "inferspan", "run")
 
 
@@ -163,6 +170,17 @@ def test_models_are_recorded(tmp_path: Path) -> None:
     assert with_.stdout == without.stdout
     assert with_.returncode == 0
     assert [span["name"] for span in spans(tmp_path / "s.jsonl") if not span.get("parentSpanId")] == ["text_completion from the file"]
+
+
+def test_a_program_with_a_session_file_of_its_own(tmp_path: Path) -> None:
+    """Both files have its requests; that of --trace-output would be empty otherwise."""
+    program = OWN_FILE.format(file="own.jsonl")
+    (tmp_path / "app.py").write_text(program)
+    done = run(*RUN, "--trace-output", "asked.jsonl", "app.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = [[span["name"] for span in spans(tmp_path / name)] for name in ("asked.jsonl", "own.jsonl")]
+    assert names[0].count("forward Linear") == 1
+    assert names[0] == names[1]
 
 
 def test_exception_of_a_model(tmp_path: Path) -> None:

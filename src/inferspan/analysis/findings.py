@@ -13,7 +13,20 @@ from inferspan import semconv
 
 from .generation import GenerationAnalysis
 
-__all__ = ["Finding", "Thresholds", "find"]
+__all__ = ["FINDINGS", "Finding", "Thresholds", "find", "wording"]
+
+FINDINGS = {
+    "low": "low confidence, the model gave its tokens little probability",
+    "loop": "the output repeats itself",
+    "flat": "flat logits, all tokens were about as likely",
+    "nonfinite": "NaN or Inf in the logits",
+}
+"""What the kinds of findings mean."""
+
+
+def wording(kind: str) -> str:
+    """A kind of finding in words that need no table."""
+    return {"low": "low confidence", "loop": "repeats itself", "flat": "flat logits", "nonfinite": "NaN/Inf"}.get(kind, kind)
 
 
 @dataclass(frozen=True, slots=True)

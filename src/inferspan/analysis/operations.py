@@ -30,7 +30,8 @@ class OperationRow:
     """The figures of one operation: seconds, and bytes of memory; a figure that nothing measured is ``None``.
 
     Durations include what runs inside; operations that are nested each count in full. ``self_duration`` is without the recorded operations
-    inside. ``clock`` says whose seconds these are: ``device`` where every call has a device time, ``host`` where none has, ``mixed``
+    inside. Of steps of which only some have recorded modules it is the sum over these, and ``self_count`` is their number; else that is
+    ``None``. ``clock`` says whose seconds these are: ``device`` where every call has a device time, ``host`` where none has, ``mixed``
     where some have, which then count with it.
     """
 
@@ -47,6 +48,7 @@ class OperationRow:
     clock: str
     total_memory_delta: int | None
     avg_memory_delta: float | None
+    self_count: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The figures under their names, without those that are ``None``."""
@@ -56,13 +58,17 @@ class OperationRow:
 class _Operation:
     """The sums of one operation."""
 
-    __slots__ = ("device", "device_count", "device_inside", "host", "inside", "largest", "memory", "memory_count", "quantiles", "smallest")
+    __slots__ = (
+        "device", "device_count", "device_inside", "host", "inside", "largest", "memory", "memory_count", "open", "open_device",
+        "open_host", "quantiles", "smallest",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.quantiles = Quantiles()
         self.host = self.device = self.inside = self.device_inside = self.largest = 0.0
         self.smallest = float("inf")
-        self.device_count = self.memory = self.memory_count = 0
+        self.device_count = self.memory = self.memory_count = self.open = 0
+        self.open_host = self.open_device = 0.0
 
     def add(self, seconds: float, device_seconds: float | None, memory_delta: int | None) -> None:
         self.host += seconds
@@ -84,6 +90,8 @@ class _Operation:
         count = self.quantiles.count
         clock = HOST if not self.device_count else DEVICE if self.device_count == count else MIXED
         total, inside = (self.host, self.inside) if clock == HOST else (self.device, self.device_inside)
+        some = 0 < self.open < count
+        whole = (self.open_host if clock == HOST else self.open_device) if some else total
         return OperationRow(
             kind=kind,
             name=name,
@@ -95,10 +103,11 @@ class _Operation:
             p50=self._within(0.5),
             p95=self._within(0.95),
             # Calls inside that ran at the same time add up to more than the time around them; less than a billionth is rounding.
-            self_duration=total - inside if total - inside > total * 1e-9 else 0.0,
+            self_duration=whole - inside if whole - inside > whole * 1e-9 else 0.0,
             clock=clock,
             total_memory_delta=self.memory if self.memory_count else None,
             avg_memory_delta=self.memory / self.memory_count if self.memory_count else None,
+            self_count=self.open if some else None,
         )
 
     def _within(self, share: float) -> float:
@@ -139,6 +148,14 @@ class Operations:
             operation = self._operation(kind, name)
             operation.inside += seconds
             operation.device_inside += seconds if device_seconds is None else device_seconds
+
+    def add_open(self, kind: str, name: str, seconds: float, *, device_seconds: float | None = None) -> None:
+        """Count a call that has recorded calls inside, where others of the operation may have none: own time is of such calls only."""
+        with self._lock:
+            operation = self._operation(kind, name)
+            operation.open += 1
+            operation.open_host += seconds
+            operation.open_device += seconds if device_seconds is None else device_seconds
 
     def add_nested(self, calls: Iterable[tuple[tuple[str, str], tuple[str, str], float, float | None]]) -> None:
         """Count calls together with the time that they are inside another operation: see ``add`` and ``add_inside``.

@@ -22,6 +22,7 @@ from .demo import add_demo
 from .doctor import add_doctor
 from .failure import Failure
 from .live import add_live, add_tail
+from .parser import Parser
 from .replay import add_replay
 from .report import add_report
 from .run import add_run
@@ -113,7 +114,7 @@ def _any_encoding(stream: TextIO | None) -> Iterator[None]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="inferspan",
         description="OpenTelemetry traces and metrics of PyTorch and transformers inference.",
         epilog=_EXAMPLES,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_report"]
 
+_MOST_OPERATIONS = 6
+"""Of each kind, as text; the page has all."""
 _STREAM_FOLDERS = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
 
 
@@ -119,22 +122,24 @@ def _tell(session: Session, written: list[Path]) -> None:
 
 
 def _print(session: Session) -> None:
+    """Requests first, then what the time went into, then the number of events; in the width of the terminal, or 80 characters."""
     from inferspan.report.figures.summary import summary_of
-    from inferspan.report.terminal import clean, summary
-    from inferspan.summaries.table import plain_table, rich_summary, rich_table
+    from inferspan.report.terminal import events_lines, summary
+    from inferspan.summaries.table import plain_table, rich_table
 
     terminal = sys.stdout.isatty()
-    print(summary(session, colour=terminal))
+    width = shutil.get_terminal_size((80, 24)).columns
+    print(summary(session, colour=terminal, width=width))
     figures, rows = summary_of(session), session.tally.operations.rows()
-    tables = [*rich_summary(figures), rich_table(rows)] if terminal and rows else []
-    if tables and tables[-1] is not None:
-        import importlib
-
-        importlib.import_module("rich.console").Console().print("", *tables, sep="\n")
-        return
-    print("", *map(clean, figures.lines()), sep="\n")
     if rows:
-        print("", plain_table(rows), sep="\n")
+        drawn = rich_table(rows, most=_MOST_OPERATIONS, width=width) if terminal else None
+        if drawn is None:
+            print("", plain_table(rows, _MOST_OPERATIONS, width), sep="\n")
+        else:
+            import importlib
+
+            importlib.import_module("rich.console").Console().print("", drawn, sep="\n")
+    print("", *events_lines(figures, width), sep="\n")
 
 
 @contextlib.contextmanager

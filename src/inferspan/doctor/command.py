@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -71,6 +72,8 @@ def _add(words: list[str], found: Command) -> None:
             raise NotUnderstood(f"env {words[0]} is not looked into: write the variables before the command")
     if not words:
         raise NotUnderstood("no command follows: inferspan doctor -- python app.py")
+    if words[0].endswith((".py", ".pyw")) and not os.access(words[0], os.X_OK):
+        raise NotUnderstood(f"{words[0]} is not a command: did you mean inferspan doctor -- python {shlex.join(words)}")
     program = shutil.which(words[0], path=found.environ.get("PATH")) or (words[0] if Path(words[0]).is_file() else None)
     if program is None:
         raise NotUnderstood(f"{words[0]} is not found on PATH: {_install(words[0])}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from inferspan.analysis.findings import wording
 from inferspan.report.quantities import counted, real_text, seconds_text
 
 from .figures import Ended, Snapshot
@@ -64,7 +65,7 @@ def panel(now: Snapshot, source: str) -> Any:
             modules.add_row(Text(cleaned(hot.name)), seconds_text(hot.seconds) + (" (device)" if hot.device else ""), f"{hot.calls:,}")
         parts += [Text(""), modules]
     if now.warnings:
-        told = ", ".join(f"{cleaned(kind)} {count:,}" for kind, count in now.warnings)
+        told = ", ".join(f"{cleaned(wording(kind))} {count:,}" for kind, count in now.warnings)
         parts += [Text(""), Text(f"warnings: {told}", style="yellow")]
     age = "nothing received yet" if now.age is None else f"last received {now.age:.0f} s ago"
     title = Text("inferspan live ", style="bold").append(cleaned(", ".join(now.services)) or cleaned(source), style="not bold")

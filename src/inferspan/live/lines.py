@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from inferspan.analysis.findings import wording
 from inferspan.report.quantities import count_text, counted, real_text, seconds_text
 
 from .figures import Ended, Snapshot
@@ -33,7 +34,7 @@ def snapshot_lines(now: Snapshot) -> Iterator[str]:
         told = (f"{cleaned(hot.name)} {seconds_text(hot.seconds)} in {counted(hot.calls, 'call')}" for hot in now.hottest[:5])
         yield f"modules: {', '.join(told)}"
     if now.warnings:
-        yield "warnings: " + ", ".join(f"{cleaned(kind)} {count:,}" for kind, count in now.warnings)
+        yield "warnings: " + ", ".join(f"{cleaned(wording(kind))} {count:,}" for kind, count in now.warnings)
 
 
 def requests_text(now: Snapshot) -> str:
@@ -97,5 +98,5 @@ def ended_text(one: Ended) -> str:
     if one.tpot is not None:
         parts.append(f"TPOT {seconds_text(one.tpot)}")
     parts.append(cleaned(outcome(one)))
-    parts += [cleaned(kind) for kind in one.findings]
+    parts += [cleaned(wording(kind)) for kind in one.findings]
     return "  ".join(parts)

@@ -11,6 +11,7 @@ from inferspan.records import RequestEnd, RequestStart
 
 __all__ = ["Summary", "Totals", "percentile"]
 
+_FOUND = {"low": "low confidence", "loop": "a loop", "flat": "flat logits", "nonfinite": "NaN or Inf"}
 KEPT = 4096
 """Latest values that percentiles are taken of."""
 
@@ -37,7 +38,10 @@ def _counted(number: int, noun: str) -> str:
 
 @dataclass(frozen=True)
 class Totals:
-    """Totals of the requests on a model; times in seconds, ``None`` where nothing was measured."""
+    """Totals of the requests on a model; times in seconds, ``None`` where nothing was measured.
+
+    Times to first token and per token are of requests that did not fail, as in the metrics and in the report.
+    """
 
     requests: int
     errors: int
@@ -69,14 +73,14 @@ class Totals:
         if self.forwards:
             parts.append(_counted(self.forwards, "plain forward"))
         if generating:
-            parts.append(f"{self.input_tokens} tokens in, {self.output_tokens} out")
+            parts.append(f"{_counted(self.input_tokens, 'token')} in, {self.output_tokens} out")
         if self.tokens_per_second is not None:
             parts.append(f"{self.tokens_per_second:.1f} tokens/s")
         for label, value in (("TTFT p50", self.ttft_p50), ("TTFT p95", self.ttft_p95), ("time per token p50", self.tpot_p50)):
             if value is not None:
                 parts.append(f"{label} {value * 1000:.1f} ms")
         decided = self.detail_kept + self.detail_left_out
-        parts += [f"{kind} output in {_counted(number, 'request')}" for kind, number in self.findings.items()]
+        parts += [f"{_FOUND.get(kind, kind)} in {_counted(number, 'request')}" for kind, number in self.findings.items()]
         if decided:
             parts.append(f"detail of {self.detail_kept} of {_counted(decided, 'request')} kept")
         return " · ".join(parts)
@@ -121,7 +125,7 @@ class Summary:
             if end.output_tokens:
                 self._generating += seconds
             for values, value in ((self._ttft, end.time_to_first_token), (self._tpot, end.time_per_output_token)):
-                if value is not None:
+                if value is not None and end.failure is None:
                     values.append(value)
                     del values[:-KEPT]
 

@@ -45,7 +45,7 @@ class RequestRow(NamedTuple):
 class Totals(NamedTuple):
     """Sums and percentiles over the requests that are not nested in another one, as ``handle.summary()`` takes them.
 
-    A request that failed counts with the work done until then.
+    A request that failed counts with the work done until then; times to first token and per token are of those that did not fail.
     """
 
     requests: int
@@ -122,8 +122,8 @@ def totals(rows: Sequence[RequestRow]) -> Totals:
         else None if own else 0.0,
         input_tokens=_sum(row.input_tokens for row in own),
         output_tokens=_sum(row.output_tokens for row in own),
-        ttft=_middle_and_tail(row.ttft for row in own),
-        tpot=_middle_and_tail(row.tpot for row in own),
+        ttft=_middle_and_tail(row.ttft for row in own if not row.failed),
+        tpot=_middle_and_tail(row.tpot for row in own if not row.failed),
         tokens_per_second=produced / busy if produced is not None and busy > 0 else None,
         peak_memory=max((row.peak_memory for row in own if row.peak_memory is not None), default=None),
         energy=_sum_of_reals(row.energy for row in own),

@@ -20,6 +20,7 @@ from inferspan.report.overview import request_row, totals
 from inferspan.report.plain import plain, rounded, unknown_as_none
 from inferspan.report.quantities import counted
 from inferspan.report.session import Request, Session, Span
+from inferspan.report.terminal import MEANINGS
 from inferspan.report.tokens import Token, token_fields, tokens_of
 
 __all__ = ["DETAIL_BUDGET", "payload"]
@@ -31,6 +32,7 @@ _MOST_TOKENS = 4_096
 _MOST_SERIES = 5_000
 _MOST_EVENTS = 100
 _MOST_BARS = 4_000
+_MOST_MOMENTS = 1_000
 _INSIDE = (MODULE, PROFILED)
 _STATIC_KEYS = (
     semconv.PROFILER_KIND,
@@ -85,11 +87,13 @@ def payload(session: Session, *, budget: int = DETAIL_BUDGET) -> dict[str, Any]:
         "totals": plain(totals(rows)._asdict()),
         "requests": requests,
         "bars": _bars(session),
+        "moments": _moments(session),
         "modules": page.modules,
         "tokenFields": token_fields(),
         "series": [_series(series) for series in session.series[:_MOST_SERIES]],
         "resources": [plain(resource) for resource in session.resources],
         "briefs": _BRIEFS,
+        "meanings": MEANINGS,
     }
 
 
@@ -141,6 +145,19 @@ def _bars(session: Session) -> list[list[Any]]:
         bars.append(["caller", plain(caller.name), caller.resource, caller.start_ns / 1e6 or None, length, False])
     # The longest ones, if there are too many.
     return sorted(bars, key=lambda bar: -(bar[4] or 0.0))[:_MOST_BARS]
+
+
+def _moments(session: Session) -> list[list[Any]]:
+    """Events outside of requests: [name, place, resource, milliseconds since the epoch, attributes]; without a place if alone."""
+    found: list[tuple[int, str, str, int, Any]] = []
+    found += [(span.start_ns, span.name, "", span.resource, span.attributes) for span in session.events]
+    for span in (*session.stages, *session.loads):
+        found += [(event.time_ns, event.name, span.name, span.resource, event.attributes) for event in span.events]
+    found.sort(key=lambda one: one[0])
+    return [
+        [plain(name), plain(place), resource, time / 1e6 or None, plain(attributes)]
+        for time, name, place, resource, attributes in found[:_MOST_MOMENTS]
+    ]
 
 
 def _phases(request: Request, page: _Page) -> list[dict[str, Any]]:

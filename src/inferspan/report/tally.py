@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from inferspan.analysis.levels import MODULE, measured, operation_of
+from inferspan.analysis.levels import MODULE, STEP, measured, operation_of
 from inferspan.analysis.operations import Operations
 from inferspan.report.spans import Span
 
@@ -38,6 +38,8 @@ class Tally:
         self._known: dict[int, int] = {}
         self._waiting: dict[int, tuple[float, float]] = {}
         self._around_modules: set[int] = set()
+        self._closed: dict[int, tuple[float, float | None]] = {}
+        """Steps with nothing inside so far, with their seconds."""
 
     @property
     def steps_with_modules(self) -> int:
@@ -60,13 +62,13 @@ class Tally:
             self._around_modules.add(hash((span.trace_id, span.parent_id)))
         device_seconds, delta = measured(span.attributes)
         if not span.timed and device_seconds is None:
-            self._remember(span, operation)
+            self._remember(span, operation, None)
             return
         seconds = span.seconds
         if span.timed:
             self.covers(span.start_ns, span.end_ns)
         self.operations.add(*operation, seconds, device_seconds=device_seconds, memory_delta=delta)
-        self._remember(span, operation)
+        self._remember(span, operation, (seconds, device_seconds))
         if span.parent_id:
             self._inside(hash((span.trace_id, span.parent_id)), seconds, device_seconds)
 
@@ -76,7 +78,7 @@ class Tally:
             self.first_ns = min(self.first_ns or start_ns, start_ns)
             self.last_ns = max(self.last_ns, end_ns)
 
-    def _remember(self, span: Span, operation: tuple[str, str]) -> None:
+    def _remember(self, span: Span, operation: tuple[str, str], times: tuple[float, float | None] | None) -> None:
         if len(self._known) >= _MOST_REMEMBERED:
             self.forgotten += 1
             return
@@ -88,10 +90,18 @@ class Tally:
         waiting = self._waiting.pop(key, None)
         if waiting is not None:
             self.operations.add_inside(*operation, waiting[0], device_seconds=waiting[1])
+        if operation[0] == STEP and times is not None:
+            if waiting is not None:
+                self.operations.add_open(*operation, times[0], device_seconds=times[1])
+            else:
+                self._closed[key] = times
 
     def _inside(self, parent: int, seconds: float, device_seconds: float | None) -> None:
         number = self._known.get(parent)
         if number is not None:
+            step = self._closed.pop(parent, None)
+            if step is not None:
+                self.operations.add_open(*self._operations[number], step[0], device_seconds=step[1])
             self.operations.add_inside(*self._operations[number], seconds, device_seconds=device_seconds)
         elif len(self._waiting) < _MOST_REMEMBERED:
             host, device = self._waiting.get(parent, (0.0, 0.0))

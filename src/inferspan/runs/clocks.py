@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from inferspan.metrics.summary import percentile
+from inferspan.report.quantities import counted
 
 from .ranks import Rank
 
@@ -41,6 +42,6 @@ def _offset(first: Rank, rank: Rank) -> Offset:
     if len(first.ends) != len(rank.ends):
         return Offset(None, f"{len(first.ends)} and {len(rank.ends)} requests do not correspond")
     if len(first.ends) < _FEWEST:
-        return Offset(None, f"{len(first.ends)} requests are too few")
+        return Offset(None, f"{counted(len(first.ends), 'request is', 'requests are')} too few")
     differences = [(theirs - ours) / 1e9 for theirs, ours in zip(rank.ends, first.ends, strict=True)]
-    return Offset(percentile(differences, 0.5), f"ends of {len(differences)} requests")
+    return Offset(percentile(differences, 0.5), f"ends of {counted(len(differences), 'request')}")

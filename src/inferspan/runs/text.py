@@ -92,6 +92,8 @@ def trend_lines(found: Trend) -> Iterator[str]:
             if changed:
                 told = ", ".join(f"{name} {before or ABSENT} -> {now or ABSENT}" for name, (before, now) in changed.items())
                 yield f"versions of {clean(run.path.name)} differ from those of the run before: {clean(told)}"
+        if len(group.runs) < 2:
+            yield "one run: there is nothing to compare it with"
         yield from _chart(group, names)
         yield ""
     for path, reason in found.refused:
@@ -114,6 +116,9 @@ def _row(group: Group, index: int, names: Sequence[str]) -> tuple[str, ...]:
             cells.append(ABSENT)
             continue
         shares = [group.change(index, name), group.to_median(index, name)]
+        if len(group.runs) < 2:
+            cells.append(_value(value, FIGURES[name].unit))
+            continue
         told = "/".join(ABSENT if share is None else f"{100 * share:+.1f} %" for share in shares)
         cells.append(f"{_value(value, FIGURES[name].unit)} ({told})")
     return tuple(cells)

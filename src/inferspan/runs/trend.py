@@ -19,6 +19,7 @@ from inferspan.metrics.summary import percentile
 from inferspan.report.figures.document import SCHEMA as REPORT_SCHEMA
 from inferspan.report.figures.document import document
 from inferspan.report.files import session_files
+from inferspan.report.quantities import counted
 from inferspan.report.session import SessionFileError, read_session
 
 __all__ = ["FIGURES", "SCHEMA", "Group", "Run", "Trend", "trend"]
@@ -170,7 +171,8 @@ def trend(paths: Sequence[Path], *, told: Callable[[Path], object] = lambda _: N
         groups.setdefault(run.key, Group(run.key)).runs.append(run)
     if not groups:
         reason = f"; the first: {refused[0][1]}" if refused else ""
-        raise SessionFileError(f"none of {len(files)} files is a recording with requests{reason}. Give session files or JSON reports")
+        told = counted(len(files), "file")
+        raise SessionFileError(f"none of {told} is a recording with requests{reason}. Give session files or JSON reports")
     for group in groups.values():
         group.runs.sort(key=lambda run: run.start_ns)
     return Trend(sorted(groups.values(), key=lambda group: -group.runs[-1].start_ns), refused)
@@ -221,8 +223,8 @@ def _of(path: Path, found: Mapping[str, Any]) -> Run:
     systems, session = _list(found.get("system")), _mapping(found.get("session"))
     totals = _mapping(session.get("totals"))
     figures = {
-        "ttft": _median(request.get("ttft") for request in requests),
-        "tpot": _median(request.get("tpot") for request in requests),
+        "ttft": _median(request.get("ttft") for request in requests if not request.get("failed")),
+        "tpot": _median(request.get("tpot") for request in requests if not request.get("failed")),
         "tokens_per_second": _number(totals.get("tokens_per_second")),
         "peak_memory": _number(totals.get("peak_memory")),
         "utilization": _utilization(found),

@@ -61,6 +61,10 @@ class RequestParts:
         self._last_prefill: dict[int | None, bool] = {}
         """By phase, whether its last prefill step has counted as one that gives a token."""
         self._with_modules: int | None = None
+        self._closed: dict[int, tuple[Operation, float, float | None]] = {}
+        """Steps with no modules so far, with their seconds."""
+        self._open: set[int] = set()
+        """Steps whose modules came first."""
         self._has_audio_stage = False
         self._audio = (start.model.name or start.model.architecture, _takes_audio(start.model.attributes))
 
@@ -79,12 +83,25 @@ class RequestParts:
             self._end_of_stage(record, operation, seconds, device)
         else:
             above = _operation_of(record.phase) if isinstance(record, Step) else None
+            if isinstance(record, Step):
+                self._step(record.number, (operation, seconds, device))
             self._inside(above or self.around_inside.operation, seconds, device)
         if made.name == semconv.STAGE_AUDIO_ENCODE:
             self._audio_stage()
         if len(self._bars) < MOST_BARS:
             begin = self._start.start_ns
             self._bars.append(Bar(operation[0], made.name, (made.start_ns - begin) / 1e9, (made.end_ns - begin) / 1e9))
+
+    def _step(self, number: int, times: tuple[Operation, float, float | None]) -> None:
+        if number in self._open:
+            self._open.remove(number)
+            self._open_step(*times)
+        elif len(self._closed) < MOST_WAITING:
+            self._closed[number] = times
+
+    def _open_step(self, operation: Operation, seconds: float, device: float | None) -> None:
+        for recording in self._recordings:
+            recording.operations.add_open(*operation, seconds, device_seconds=device)
 
     def _events(self, record: Phase | Step | Stage, made: Made, level: str) -> Iterable[str]:
         if level == STEP and isinstance(record, Step):
@@ -151,8 +168,13 @@ class RequestParts:
                 recording.add_calls(calls)
                 recording.add_modules(some, batch.statistics, new_step=new_step and not first)
             pause()
-        if new_step:
+        if new_step and batch.step is not None:
             self._with_modules = batch.step
+            step = self._closed.pop(batch.step, None)
+            if step is not None:
+                self._open_step(*step)
+            elif len(self._open) < MOST_WAITING:
+                self._open.add(batch.step)
         if batch.stages and any(row[2].span_name == semconv.STAGE_AUDIO_ENCODE for row in rows):
             self._audio_stage()
         if batch.profiled:

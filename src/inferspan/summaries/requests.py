@@ -105,7 +105,7 @@ class RecordedRequest:
     def __str__(self) -> str:
         """In one line."""
         counts = ((self.input_tokens, "in"), (self.output_tokens, "out"))
-        tokens = [f"{number:,} tokens {word}" for number, word in counts if number is not None]
+        tokens = [f"{number:,} token{'' if number == 1 else 's'} {word}" for number, word in counts if number is not None]
         times = [
             f"{word} {value * 1000:.1f} ms"
             for word, value in (("TTFT", self.time_to_first_token), ("time per token", self.time_per_output_token))

@@ -14,7 +14,7 @@ from typing import Any
 from inferspan.analysis.operations import OperationRow
 from inferspan.summaries.lines import RecordingSummary
 
-__all__ = ["label_of", "plain_table", "rich_summary", "rich_table"]
+__all__ = ["label_of", "own_notes", "plain_table", "rich_summary", "rich_table"]
 
 _LONGEST_NAME = 48
 _MIB = 1024 * 1024
@@ -70,25 +70,63 @@ def _cells(rows: Sequence[OperationRow], *, narrow: bool = False) -> tuple[list[
     return [title for title, _ in columns], [[text(row) for _, text in columns] for row in rows]
 
 
-def plain_table(rows: Sequence[OperationRow], most: int = 12) -> str:
+def plain_table(rows: Sequence[OperationRow], most: int = 12, width: int = _WIDE) -> str:
     """A line for each operation, the largest first; empty text of no rows.
 
     Args:
         rows: of ``Operations.rows()``.
         most: rows of each kind.
+        width: characters that there are room for; in few there are fewer columns.
     """
     shown, left = _chosen(rows, most)
     if not shown:
         return ""
-    titles, lines = _cells(shown)
+    titles, lines = _cells(shown) if width >= _WIDE else _short_cells(shown)
     widths = [max(len(line[place]) for line in [titles, *lines]) for place in range(len(titles))]
-    last = len(titles) - 1
 
     def padded(place: int, cell: str) -> str:
-        return cell.ljust(widths[place]) if place in (0, last) else cell.rjust(widths[place])
+        return cell.ljust(widths[place]) if titles[place] in _TEXTS else cell.rjust(widths[place])
 
     text = ["  ".join(padded(place, cell) for place, cell in enumerate(line)).rstrip() for line in [titles, *lines]]
-    return "\n".join([*text, *([f"{left:,} more in the report"] if left else [])])
+    return "\n".join([*text, *([f"{left:,} more in the report"] if left else []), *own_notes(shown)])
+
+
+def own_notes(rows: Sequence[OperationRow]) -> list[str]:
+    """Where own time is of some calls only."""
+    some = [row for row in rows if row.self_count is not None]
+    if not some:
+        return []
+    told = ", ".join(f"{_clean(row.name)} {row.self_count:,} of {row.count:,}" for row in some)
+    return [f"own time of steps is of those whose modules were recorded: {told}"]
+
+
+def _short_cells(rows: Sequence[OperationRow]) -> tuple[list[str], list[list[str]]]:
+    """Six columns with units, for terminals of 80 characters."""
+    titles = ["operation", "count", "total", "own", "average", "p95"]
+    clocks = len({row.clock for row in rows}) > 1
+    cells = [
+        [
+            _fitted(_clean(label_of(row)), 24 if clocks else 32), f"{row.count:,}",
+            *map(_seconds, (row.total_duration, row.self_duration, row.avg_duration, row.p95)), *([row.clock] if clocks else []),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    return [*titles, *(["clock"] if clocks else [])], cells
+
+
+def _seconds(value: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if value >= size:
+            return f"{value / size:,.2f} {unit}"
+    return f"{value * 1e6:,.0f} us" if value else "0 s"
+
+
+def _fitted(text: str, most: int) -> str:
+    """The kind and the end of a name, which tells modules apart."""
+    if len(text) <= most:
+        return text
+    kind, _, name = text.partition(" ")
+    return f"{kind} ..{name[-(most - len(kind) - 3):]}"
 
 
 def rich_table(rows: Sequence[OperationRow], most: int = 12, width: int | None = None) -> Any:
@@ -105,7 +143,8 @@ def rich_table(rows: Sequence[OperationRow], most: int = 12, width: int | None =
         return None
     shown, left = _chosen(rows, most)
     titles, lines = _cells(shown, narrow=(shutil.get_terminal_size((_WIDE, 24)).columns if width is None else width) < _WIDE)
-    table = tables.Table(title="Operations", caption=f"{left:,} more in the report" if left else None)
+    notes = [*([f"{left:,} more in the report"] if left else []), *own_notes(shown)]
+    table = tables.Table(title="Operations", caption="\n".join(notes) or None)
     for place, title in enumerate(titles):
         table.add_column(title, justify="left" if title in _TEXTS else "right", overflow="fold", no_wrap=place > 0)
     for line in lines:
@@ -124,7 +163,7 @@ def rich_summary(summary: RecordingSummary, most: int = 20) -> list[Any]:
         tables, texts = importlib.import_module("rich.table"), importlib.import_module("rich.text")
     except ImportError:
         return []
-    title = f"{summary.total_events:,} events, {summary.total_duration:.3f} s"
+    title = f"{summary.total_events:,} event{'' if summary.total_events == 1 else 's'}, {summary.total_duration:.3f} s"
     times = [(name, f"{seconds:.3f}") for name, seconds in list(summary.module_times.items())[:most]]
     rows = (
         (title, ("type", "count"), [(name, f"{number:,}") for name, number in summary.event_types.items()]),

@@ -64,6 +64,7 @@ class ZeroCode:
         self._patches.install()
         self._loading = observe_loading(self._settings, self._providers.get("tracer_provider"), self._before_a_load)
         self._watch.after("inferspan.instrument", self._follow)
+        self._watch.after("inferspan.composition", self._keep_file)
         if self._include or self._exclude:
             atexit.register(self.tell_unused)
 
@@ -78,6 +79,9 @@ class ZeroCode:
         composition: Any = sys.modules.get("inferspan.instrument")
         if composition is not None and composition.automatic is self.candidates:
             composition.automatic = None
+        exporting: Any = sys.modules.get("inferspan.composition")
+        if exporting is not None and exporting.always is self._settings:
+            exporting.always = None
 
     def forked(self) -> None:
         """Called in a forked child."""
@@ -87,6 +91,10 @@ class ZeroCode:
     def _follow(self, composition: Any) -> None:
         """Hear of the models that the program instruments itself."""
         composition.automatic = self.candidates
+
+    def _keep_file(self, composition: Any) -> None:
+        """Have our session file written also where the program names one of its own."""
+        composition.always = self._settings
 
     def _before_a_load(self) -> None:
         """Set up the destinations, as the first model that is instrumented would."""

@@ -3,7 +3,7 @@ const OPERATION_COLUMNS = [
   ["Operation", (o) => o.name, (o) => [make("span", { class: "tag" }, o.kind), make("span", { class: "mono" }, o.name)]],
   ["Calls", (o) => o.count, (o) => real(o.count), "num"],
   ["Total", (o) => o.total_duration, (o) => seconds(o.total_duration), "num", "with everything inside"],
-  ["Own", (o) => o.self_duration, (o) => seconds(o.self_duration), "num", "without recorded operations inside"],
+  ["Own", (o) => o.self_duration, (o) => seconds(o.self_duration) + (o.self_count === undefined ? "" : " of " + real(o.self_count)), "num", "without recorded operations inside; of steps of which only some have recorded modules, of these alone: \"of\" is their number"],
   ["Average", (o) => o.avg_duration, (o) => seconds(o.avg_duration), "num"],
   ["Min", (o) => o.min_duration, (o) => seconds(o.min_duration), "num"],
   ["p50", (o) => o.p50, (o) => seconds(o.p50), "num", "exact up to 512 calls, then at most 1 % off"],

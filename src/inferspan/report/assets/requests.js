@@ -15,8 +15,8 @@ function cards() {
     card("Requests", [real(t.requests), t.failed ? make("span", { class: "bad small" }, "  " + real(t.failed) + " failed") : ""], "over " + seconds(t.seconds)),
     card("Tokens in", real(t.input_tokens), t.input_tokens === null ? "not in this session" : "without padding"),
     card("Tokens out", real(t.output_tokens), t.output_tokens === null ? "not in this session" : "without padding"),
-    pairCard("TTFT", t.ttft, "time to first token: from entry of generate() until the first token is on the host"),
-    pairCard("TPOT", t.tpot, "time per output token: (duration - time to first token) / (tokens of the longest row - 1)"),
+    pairCard("TTFT", t.ttft, "time to first token: from entry of generate() until the first token is on the host; of requests that did not fail"),
+    pairCard("TPOT", t.tpot, "time per output token: (duration - time to first token) / (tokens of the longest row - 1); of requests that did not fail"),
     card("Throughput", real(t.tokens_per_second), "tokens/s inside requests", "output tokens / sum of the durations of the requests that made some"),
     card("Peak memory", bytes(t.peak_memory), t.peak_memory === null ? "not recorded" : "highest of a request", "CUDA allocator, else resident memory of the process"),
     card("Energy", joules(t.energy), t.energy === null ? "no energy counter seen" : "whole card, all requests", "needs an NVIDIA GPU with an energy counter, used by this process alone"),
@@ -40,6 +40,7 @@ const COLUMNS = [
   ["When", (r) => r.startMs, (r) => whenBar(r)],
 ];
 
+const MEANINGS = new Map(Object.entries(data.meanings));
 const resultText = (r) => (r.row.failed ? "error " + (r.row.error_type || "") : r.row.finish_reasons.join(", "));
 const lastOf = (list, value) => Math.max(...list.map(value));
 
@@ -50,7 +51,7 @@ function resultTags(request) {
   return [
     request.row.failed && make("span", { class: "tag bad" }, "error" + (request.row.error_type ? " " + request.row.error_type : "")),
     ...(words.length || request.row.failed ? words : ["ok"]).map((word) => make("span", { class: "tag" }, word)),
-    ...request.row.notes.map((word) => make("span", { class: "tag" }, word)),
+    ...request.row.notes.map((word) => make("span", { class: "tag", tip: MEANINGS.get(word) }, word)),
   ];
 }
 

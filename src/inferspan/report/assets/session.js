@@ -79,3 +79,13 @@ function sessionView(choose) {
   return [make("h2", { id: "session" }, "Timeline"), make("div", { class: "panel" }, make("div", { class: "legend" }, zoomButtons(range, "the timeline"),
     kinds.map((kind) => make("span", {}, make("i", { style: { background: KINDS.get(kind) } }), kind === "caller" ? "caller (other library)" : kind))), chart)];
 }
+
+// Events that stand on no request: on a stage or session of the program, or alone.
+function momentsView() {
+  if (!data.moments.length) return null;
+  const rows = data.moments.map(([name, place, process, time, attributes]) => make("tr", {}, make("td", { class: "mono" }, name),
+    make("td", {}, place || make("span", { class: "dim" }, "alone")), data.resources.length > 1 && make("td", { class: "small" }, processName(process)),
+    make("td", { class: "num", tip: clock(time) }, time === null || BEGIN === null ? ABSENT : seconds((time - BEGIN) / 1e3)), make("td", { class: "mono line" }, attributeTip(attributes))));
+  const heads = ["Event", "On", ...(data.resources.length > 1 ? ["Process"] : []), "After", "Attributes"].map((title) => make("th", { scope: "col" }, title));
+  return [make("h2", { id: "events" }, "Events outside of requests"), make("div", { class: "panel scroll tall" }, make("table", {}, make("thead", {}, make("tr", {}, heads)), make("tbody", {}, rows)))];
+}

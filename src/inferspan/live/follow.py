@@ -116,7 +116,7 @@ def follow(
                     told(f"reading {path}")
                 if earlier is None or earlier > 0:
                     earlier = _earlier(opened, path, lines, from_start, told) if earlier is None else 0
-            if earlier >= 0 and (opened is None or not earlier or opened.tell() >= earlier):
+            if earlier is not None and earlier >= 0 and (opened is None or not earlier or opened.tell() >= earlier):
                 earlier = -1
                 yield EARLIER_END
             piece = opened.read(_PIECE) if opened is not None else b""

@@ -171,8 +171,8 @@ def trend(paths: Sequence[Path], *, told: Callable[[Path], object] = lambda _: N
         groups.setdefault(run.key, Group(run.key)).runs.append(run)
     if not groups:
         reason = f"; the first: {refused[0][1]}" if refused else ""
-        told = counted(len(files), "file")
-        raise SessionFileError(f"none of {told} is a recording with requests{reason}. Give session files or JSON reports")
+        number = counted(len(files), "file")
+        raise SessionFileError(f"none of {number} is a recording with requests{reason}. Give session files or JSON reports")
     for group in groups.values():
         group.runs.sort(key=lambda run: run.start_ns)
     return Trend(sorted(groups.values(), key=lambda group: -group.runs[-1].start_ns), refused)

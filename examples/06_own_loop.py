@@ -12,14 +12,8 @@ TOKENS = 6
 model, tokenizer = load()
 handle = inferspan.instrument(model, modules="none", session_file="own_loop.otlp.jsonl")
 
-
+# transformers has renamed the argument, and the output, that is the cache.
 CACHE = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-"""What the argument is called; transformers has renamed it."""
-
-
-def cache_of(output: object) -> dict[str, object]:
-    """The cache of a pass, as an argument of the next one."""
-    return {CACHE: getattr(output, CACHE)}
 
 
 @torch.inference_mode()
@@ -39,7 +33,7 @@ def answer(question: str) -> str:
                 break
             if ids.shape[1] < inputs["input_ids"].shape[1] + TOKENS:
                 with g.step():
-                    output = model(token, use_cache=True, **cache_of(output))
+                    output = model(token, use_cache=True, **{CACHE: output[CACHE]})
         g.finish("length")
     with inferspan.stage("detokenize"):
         return tokenizer.decode(ids[0])

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from pathlib import Path
 from typing import Any, ClassVar
 
 from . import setting_checks as check
 from .setting_checks import SettingsError
+from .setting_sources.file import FILE_VARIABLE, read_file, read_named_file, unknown
+from .setting_sources.presets import PRESETS
 
 __all__ = ["PRESETS", "Settings", "SettingsError"]
 
@@ -28,18 +28,9 @@ EXCEPTION_VARIABLE = "OTEL_SEMCONV_EXCEPTION_SIGNAL_OPT_IN"
 STABILITY_VARIABLE = "OTEL_SEMCONV_STABILITY_OPT_IN"
 EXTENSION_VARIABLE = "INFERSPAN_EXTENSION"
 PRESET_VARIABLE = "INFERSPAN_PRESET"
-FILE_VARIABLE = "INFERSPAN_CONFIG"
-LARGEST_FILE = 1 << 20
-"""Bytes of a settings file."""
 NO_SETTINGS = (PRESET_VARIABLE, FILE_VARIABLE, EXTENSION_VARIABLE, "INFERSPAN_BUILD_EXTENSION")
 """Variables that are ours and no setting of a model; the last one is read when the package is built."""
 
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "default": {},
-    "light": {"modules": "none", "logits": False, "token_arrays": False, "analysis": False, "steps": "sampled"},
-    "debug": {"modules": "all", "every_step": True, "output_stats": True},
-}
-"""Named starting points; every other source overrides what they set."""
 SLOW_SETTINGS = ("slow_after", "slow_first_token", "slow_quantile")
 """Settings that define a slow request."""
 
@@ -184,9 +175,9 @@ class Settings:
         table = {item.name: item for item in fields(cls)}
         for name in overrides:
             if name not in table:
-                raise _unknown(name, table, "argument")
+                raise unknown(name, table, "argument")
         named = environ.get(FILE_VARIABLE, "").strip() if config_file is None else None
-        file_values = _read_named_file(named, table) if named else _read_file(config_file, table)
+        file_values = read_named_file(named, table) if named else read_file(config_file, table)
         chosen, said_by = _preset(preset, environ.get(PRESET_VARIABLE, "").strip(), file_values.pop("preset", None), named)
         in_environment = {name: value for name, value in _read_environment(environ, table).items() if name not in overrides}
         sources = {
@@ -206,7 +197,7 @@ class Settings:
         table = {item.name: item for item in fields(self)}
         for name in overrides:
             if name not in table:
-                raise _unknown(name, table, "argument")
+                raise unknown(name, table, "argument")
         sources = {name: source for name, source in self._sources.items() if name not in overrides}
         return self._settled({**{name: getattr(self, name) for name in table}, **overrides}, sources)
 
@@ -236,14 +227,6 @@ def describe() -> list[tuple[str, str, str, str]]:
         (item.name, environment_name(item.name), "" if item.default in (None, MISSING, ()) else str(item.default), item.metadata["brief"])
         for item in fields(Settings)
     ]
-
-
-def _unknown(name: str, table: Mapping[str, Any], where: str) -> SettingsError:
-    import difflib
-
-    close = difflib.get_close_matches(name, table, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return SettingsError(f"unknown inferspan setting {name!r} ({where}): {hint}known settings are {', '.join(sorted(table))}")
 
 
 def _read_environment(environ: Mapping[str, str], table: Mapping[str, Any]) -> dict[str, Any]:
@@ -335,59 +318,3 @@ def _settle_slow(values: dict[str, Any], sources: Mapping[str, str]) -> None:
                 _ignore(sources, name, values[name], f"it decides nothing unless {environment_name('keep')} has slow")
             if "keep" in sources or name in sources:
                 del values[name]
-
-
-def _read_named_file(path: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the file that a variable names; what is wrong in it, or with it, is a warning."""
-    complaints: list[str] = []
-    try:
-        values = _read_file(path, table, complaints.append)
-    except SettingsError as error:
-        values, complaints = {}, [f"it is ignored: {error}"]
-    if complaints:
-        check.warn_once("%s=%s: %s", FILE_VARIABLE, check.shown(path), "; ".join(complaints))
-    return values
-
-
-def _load(path: str | os.PathLike[str]) -> Any:
-    try:
-        import yaml
-    except ImportError:
-        raise SettingsError(f"inferspan needs PyYAML to read {path}: pip install 'inferspan[yaml]'") from None
-    try:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_FILE:  # a pipe or a device might never end
-            raise SettingsError(f"inferspan settings file {path} must be a file of at most {LARGEST_FILE >> 20} MiB")
-        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"inferspan cannot read its settings file {path}: {error.strerror or error}") from None
-    except SettingsError:
-        raise
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # numbers and dates that Python cannot hold are ValueErrors
-        raise SettingsError(f"inferspan settings file {path} is not YAML: {error}") from None
-
-
-def _read_file(
-    path: str | os.PathLike[str] | None, table: Mapping[str, Any], complain: Callable[[str], None] | None = None
-) -> dict[str, Any]:
-    """The settings of a file; a wrong one is passed to ``complain`` and left out, or raises without ``complain``."""
-    if not path:
-        return {}
-    loaded = _load(path)
-    if loaded is None:
-        return {}
-    if not isinstance(loaded, dict):
-        raise SettingsError(f"inferspan settings file {path} must hold a mapping of settings, not {type(loaded).__name__}")
-    values: dict[str, Any] = {}
-    for name, value in loaded.items():
-        try:
-            if name != "preset" and name not in table:
-                raise _unknown(str(name), table, f"file {path}")
-            if name != "preset" and (value is not None or table[name].default is not None):
-                table[name].metadata["check"](f"{name} (file {path})", value)
-            values[name] = value
-        except SettingsError as error:
-            if complain is None:
-                raise
-            complain(str(error))
-    return values

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from inferspan.settings import FILE_VARIABLE, Settings, SettingsError, environment_name
+from inferspan.setting_sources.file import FILE_VARIABLE
+from inferspan.settings import Settings, SettingsError, environment_name
 
 from .failure import Failure
 from .paths import output

@@ -9,8 +9,8 @@ from typing import Any
 from inferspan.doctor.findings import Finding, Look, note, problem
 from inferspan.doctor.scripts import Script
 from inferspan.setting_checks import brief, without_secrets
+from inferspan.setting_sources.file import FILE_VARIABLE
 from inferspan.settings import (
-    FILE_VARIABLE,
     PRESET_VARIABLE,
     STABILITY_VARIABLE,
     Settings,

@@ -239,5 +239,6 @@ NOT_SHOWN: dict[str, str] = {
     semconv.M_FIRST_REQUEST: "one value a process: a question about a start, for a query of its own",
     semconv.M_PROGRAM_STAGE_DURATION: "parts of one program, which a dashboard for all of them cannot know",
     semconv.M_PROGRAM_STAGE_MEMORY: "as the durations of these stages",
+    semconv.M_SAMPLING_TIME: "on a thread of its own: a question about the intervals of sampling, for a query of its own",
 }
 """Metrics of ours that no dashboard shows, and why."""

@@ -16,9 +16,11 @@ from numbers import Integral, Real
 from typing import Any
 
 from .records import AttributeValue
+from .semconv import OBSERVABLE_UP_DOWN_COUNTER, Metric
 
 __all__ = [
-    "AttributeLimits", "exportable", "exportable_attributes", "exportable_or_text", "exportable_text", "number_in", "shape_attributes",
+    "AttributeLimits", "exportable", "exportable_attributes", "exportable_or_text", "exportable_reading", "exportable_text", "number_in",
+    "shape_attributes",
 ]  # fmt: skip
 
 _INT64 = 2**63
@@ -177,3 +179,11 @@ def shape_attributes(described: tuple[tuple[Any, Any], ...], shapes: str, dtypes
         return {}
     sizes, kinds = _shape_texts(described)
     return {shapes: sizes, dtypes: kinds}
+
+
+def exportable_reading(metric: Metric, value: float) -> int | float | None:
+    """A reading of the machine in the type of its metric; ``None`` if no backend can store it: one would fail its whole batch."""
+    if not math.isfinite(value) or abs(value) >= _INT64 or (value < 0 and metric.unit != "Cel"):
+        return None
+    whole = metric.instrument == OBSERVABLE_UP_DOWN_COUNTER or metric.unit == "By" or metric.unit.startswith("{")
+    return int(value) if whole else float(value)

@@ -6,6 +6,7 @@ use it. Nothing starts when this module is imported.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -26,15 +27,16 @@ from .export.deferred import DeferredSetup
 from .guard import contain
 from .samplers import process as machine
 from .samplers.stage_memory import MemoryReader
-from .settings import Settings
+from .settings import Settings, SettingsError
 
 if TYPE_CHECKING:
     from inferspan.capture.target import Target
     from inferspan.report.output.automatic import AutomaticReports
+    from inferspan.samplers.loop import SamplerLoop
 
 __all__ = [
-    "HAND_OVER", "Providers", "deferred", "flush_given", "follow_origins", "hand_over", "recorder_for", "reports", "set_up_export",
-    "stage_recorder", "start", "writer",
+    "HAND_OVER", "Providers", "deferred", "flush_given", "follow_origins", "hand_over", "recorder_for", "reports",
+    "set_up_export", "stage_recorder", "start", "writer",
 ]  # fmt: skip
 
 HAND_OVER = 2.0
@@ -133,7 +135,9 @@ def flush_given(providers: Providers, seconds: float) -> bool:
     return done
 
 
-def start(settings: Settings, meters: machine.Meters, released: ExitStack, target: Target | None = None) -> None:
+def start(
+    settings: Settings, meters: machine.Meters, released: ExitStack, target: Target | None = None
+) -> None:
     """Start what requests need in this process; ``released`` gets what undoes it.
 
     Args:
@@ -143,13 +147,27 @@ def start(settings: Settings, meters: machine.Meters, released: ExitStack, targe
         target: gets the readings of its device.
     """
     _hand_over_first()
+    loop: SamplerLoop | None = None
     with contain("samplers"):
         loop, release = machine.samplers.acquire(settings, meters)
         released.callback(release)
+        if loop is not None and (settings.gpu_interval is not None or settings.host_interval is not None):
+            _write_readings(settings, meters, loop, released)
         if target is not None:
             from inferspan.samplers.allocator import cuda_devices
 
             target.watch_machine(loop, cuda_devices)
+
+
+def _write_readings(settings: Settings, meters: machine.Meters, loop: SamplerLoop, released: ExitStack) -> None:
+    if settings.report is not None and _reports is not None:
+        settings = _reports.prepare(settings)  # the temporary session file of the report
+    if settings.session_file is None:
+        return
+    from .export.files.readings_file import readings_file
+
+    with contextlib.suppress(SettingsError):  # whoever opened the file for the spans has named the reason
+        released.callback(readings_file(settings.session_file, meters.provider, loop.follow, otlp.flush_first))
 
 
 def follow_origins(released: ExitStack) -> None:

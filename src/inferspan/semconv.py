@@ -362,6 +362,7 @@ HOST_NAME = "host.name"
 
 # metrics only
 ERROR_PLACE = "inferspan.error.place"
+SAMPLER = "inferspan.sampler"
 DROP_REASON = "reason"
 NONFINITE_KIND = "kind"
 HW_ID = "hw.id"
@@ -549,6 +550,7 @@ M_MODULE_DURATION = "inferspan.module.duration"
 M_SPANS_DROPPED = "inferspan.telemetry.spans.dropped"
 M_OVERHEAD = "inferspan.telemetry.overhead"
 M_ERRORS = "inferspan.telemetry.errors"
+M_SAMPLING_TIME = "inferspan.telemetry.sampling.time"
 M_WORLD_SIZE = "inferspan.distributed.world_size"
 # hardware
 M_GPU_UTILIZATION = "hw.gpu.utilization"
@@ -682,6 +684,7 @@ _REQUEST_METRICS = (
     Metric(M_SPANS_DROPPED, COUNTER, "{span}", "spans of ours that were left out", (DROP_REASON,)),
     Metric(M_OVERHEAD, COUNTER, "s", "our own time on the model's threads"),
     Metric(M_ERRORS, OBSERVABLE_COUNTER, "{error}", "contained errors of ours", (ERROR_PLACE,)),
+    Metric(M_SAMPLING_TIME, OBSERVABLE_COUNTER, "s", "what reading the machine has taken, on a thread of its own", (SAMPLER,)),
     Metric(M_WORLD_SIZE, OBSERVABLE_UP_DOWN_COUNTER, "{rank}", "ranks of the job", (), None, "under a launcher"),
 )
 _GPU_METRICS = (
@@ -1281,6 +1284,7 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
             "samplers.*.close",
             "samplers.*.energy",
             "samplers.energy",
+            "samplers.follower",
         ),
         "readings of the sampler that is named",
     ),

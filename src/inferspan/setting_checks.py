@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 __all__ = [
+    "GPU_METRICS",
+    "HOST_METRICS",
     "KEEP_WORDS",
     "MODEL_STAGES",
     "MODULE_GROUPS",
@@ -33,6 +35,7 @@ __all__ = [
     "patterns",
     "shown",
     "signal_name",
+    "some_of",
     "stages",
     "tags",
     "text",
@@ -69,6 +72,10 @@ MODULE_GROUPS = {
 """Modules by words that their paths hold, in any case."""
 KEEP_WORDS = ("slow", "errors", "nonfinite", "findings", "marked")
 """Requests whose detail becomes spans, where it is not that of all of them."""
+
+GPU_METRICS = ("memory", "utilization", "temperature", "power", "energy", "clocks", "throttling", "fan", "io", "errors", "state")
+HOST_METRICS = ("cpu", "memory", "process", "io", "gc")
+"""Groups of readings of the machine; ``samplers/groups.py`` says which metrics each has."""
 
 THRESHOLDS = {
     "confidence": (0.0, 1.0),
@@ -293,6 +300,20 @@ def patterns(name: str, value: object) -> tuple[str, ...]:
     if isinstance(parts, Sequence) and all(isinstance(part, str) for part in parts):
         return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     raise fail(name, value, 'use a list of name patterns such as ["MyNet", "my_app.models.*", "org/model-*"]')
+
+
+def some_of(*words: str) -> Callable[[str, object], tuple[str, ...]]:
+    """A check for one or more of some words, from a list or a text with commas; they come out in their own order."""
+
+    def check(name: str, value: object) -> tuple[str, ...]:
+        parts = value.split(",") if isinstance(value, str) else value
+        if isinstance(parts, Sequence) and parts and all(isinstance(part, str) for part in parts):
+            chosen = {part.strip().lower() for part in parts}
+            if chosen <= set(words):
+                return tuple(word for word in words if word in chosen)
+        raise fail(name, value, f"use one or more of {', '.join(words)}")
+
+    return check
 
 
 def keep(name: str, value: object) -> str:

@@ -102,6 +102,10 @@ class Settings:
     allocator: bool = _setting(True, check.boolean, "read torch's CUDA allocator")
     all_gpus: bool = _setting(False, check.boolean, "report every GPU of the host, not only those that this process uses")
     sampler_interval: float = _setting(5.0, check.number(1.0, 3600.0), "seconds between two rounds of the samplers")
+    gpu_interval: float | None = _setting(None, check.number(0.1, 3600.0), "seconds between two readings of the GPUs, default `sampler_interval`; below 1 s memory, utilisation, temperature and power are read each time, the rest every `sampler_interval`; a session file gets each reading with its own time")
+    host_interval: float | None = _setting(None, check.number(0.1, 3600.0), "the same for the process and the host; below 1 s CPU and memory are read each time")
+    gpu_metrics: Sequence[str] | None = _setting(None, check.some_of(*check.GPU_METRICS), f"readings of a GPU, some of {', '.join(check.GPU_METRICS)}; the others are not read; default: all. Energy of requests needs energy")
+    host_metrics: Sequence[str] | None = _setting(None, check.some_of(*check.HOST_METRICS), f"readings of the process and the host, some of {', '.join(check.HOST_METRICS)}; the others are not read; default: all")
     # where it goes
     session_file: str | None = _setting(None, check.path_of_process, "write traces, metrics and logs as OTLP JSON lines to this file; `{rank}`, `{local_rank}`, `{world_size}`, `{pid}` and `{host}` are filled in, so that each process can have its own")
     session_file_limit: float | None = _setting(None, check.number(1.0, 1e7), "MiB after which a session file is renamed to its name with .1 (which is replaced) and a new one begun; default: no limit")

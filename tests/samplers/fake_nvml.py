@@ -116,6 +116,7 @@ class FakeNvml(ModuleType):
 
     def nvmlDeviceGetComputeRunningProcesses(self, card: Card) -> list[SimpleNamespace]:
         self._check(card)
+        self.calls["nvmlDeviceGetComputeRunningProcesses"] += 1
         if isinstance(card.processes, int):
             raise NVMLError(card.processes)
         return [SimpleNamespace(pid=pid, usedGpuMemory=memory) for pid, memory in card.processes]

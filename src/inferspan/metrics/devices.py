@@ -7,7 +7,6 @@ that no backend can store are left out. A callback never raises. Instruments can
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
 
 from inferspan import guard, semconv
+from inferspan.attribute_values import exportable_reading
 from inferspan.records import Sample
 
 __all__ = ["DeviceMetrics"]
@@ -22,8 +22,6 @@ __all__ = ["DeviceMetrics"]
 _Read = Callable[[], Sequence[Sample]]
 
 _LONGEST_COLLECTION = 1.0
-_LARGEST = 2**63
-"""Integers are signed 64-bit on the wire, and one that does not fit fails the whole export request."""
 
 
 class _Collection:
@@ -84,16 +82,13 @@ class DeviceMetrics:
         create(metric.name, callbacks=[self._callback(metric)], unit=metric.unit, description=metric.brief)
 
     def _callback(self, metric: semconv.Metric) -> Callable[[CallbackOptions], list[Observation]]:
-        whole = metric.instrument == semconv.OBSERVABLE_UP_DOWN_COUNTER or metric.unit == "By" or metric.unit.startswith("{")
-        signed = metric.unit == "Cel"
-        number: type[int] | type[float] = int if whole else float
-
         def observe(options: CallbackOptions) -> list[Observation]:
             found: list[Observation] = []
             with guard.contain("device_metrics.callback"):
                 for sample in self._samples(metric.name):
-                    if math.isfinite(sample.value) and abs(sample.value) < _LARGEST and (signed or sample.value >= 0):
-                        found.append(Observation(number(sample.value), sample.attributes))
+                    value = exportable_reading(metric, sample.value)
+                    if value is not None:
+                        found.append(Observation(value, sample.attributes))
             return found
 
         return observe

@@ -11,7 +11,7 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from inferspan.records import Sample
 
 from .attempt import attempt, number
 from .cgroup import cpu_quota, memory_limit
+from .groups import CHEAP_HOST
 from .rise import Rises
 
 __all__ = ["HostSampler"]
@@ -45,6 +46,7 @@ _PROCESS: tuple[_Reading, ...] = (
     (s.M_PROCESS_OPERATIONS, lambda process: process.io_counters().write_count, {s.DISK_IO_DIRECTION: "write"}),
 )
 _GC = {s.M_GC_COLLECTIONS: "collections", s.M_GC_COLLECTED: "collected", s.M_GC_UNCOLLECTABLE: "uncollectable"}
+_OWN = (*(metric for metric, _, _ in _PROCESS), s.M_PROCESS_UPTIME)
 _FAULTS = {"major": "ru_majflt", "minor": "ru_minflt"}
 _HOST_CPU = {
     "user": ("user",),
@@ -89,6 +91,7 @@ class HostSampler:
 
     Args:
         local_rank: rank of the process on its host; only rank 0 reports the host.
+        metrics: those to read; default all.
         off: true while something else reports the same metrics, such as OpenTelemetry's system metrics instrumentor.
         library: a module like ``psutil``, which is imported at the first round if this is ``None``.
         pid: returns our process id.
@@ -102,6 +105,7 @@ class HostSampler:
         self,
         *,
         local_rank: int = 0,
+        metrics: Collection[str] = frozenset(s.HOST_METRICS),
         off: Callable[[], bool] = lambda: False,
         library: Any = None,
         pid: Callable[[], int] = os.getpid,
@@ -111,6 +115,7 @@ class HostSampler:
         cpus: Callable[[], int] | None = None,
     ) -> None:
         self._local_rank = local_rank
+        self._metrics = frozenset(metrics)
         self._off = off
         self._library = library
         self._looked_up = library is not None
@@ -128,19 +133,32 @@ class HostSampler:
 
     def collect(self) -> Sequence[Sample]:
         """Readings of one round; utilisations from the second round on."""
+        return self._collect(self._metrics)
+
+    def collect_cheap(self) -> Sequence[Sample]:
+        """CPU and memory alone."""
+        return self._collect(self._metrics & CHEAP_HOST)
+
+    def _collect(self, wanted: frozenset[str]) -> Sequence[Sample]:
         if attempt(self._off):
             return ()
         if self._pid() != self._counted_pid:
             # A fork inherits the garbage collector's counts and none of the system's.
             self._counted_pid, self._rises = self._pid(), Rises()
-        sources: list[Callable[[], Iterable[Sample]]] = [_collector, _faults, self._own, self._cgroup]
+        sources: list[tuple[Collection[str], Callable[[], Iterable[Sample]]]] = [
+            (_GC, _collector),
+            ((s.M_PROCESS_FAULTS,), _faults),
+            (_OWN, lambda: self._own(wanted)),
+            ((s.M_CGROUP_MEMORY_LIMIT,), self._cgroup),
+        ]
         if self._local_rank == 0:
-            sources += [self._host_cpu, self._host_memory]
+            sources += [((s.M_SYSTEM_CPU_TIME,), self._host_cpu), ((s.M_SYSTEM_MEMORY_USAGE,), self._host_memory)]
         readings: list[Sample] = []
-        for source in sources:
-            # Readings that a source has yielded before it fails are kept.
-            with guard.contain("samplers.HostSampler"):
-                readings.extend(source())
+        for metrics, source in sources:
+            if not wanted.isdisjoint(metrics):
+                # Readings that a source has yielded before it fails are kept.
+                with guard.contain("samplers.HostSampler"):
+                    readings.extend(source())
         return [self._counted(sample) if sample.metric in _COUNTERS else sample for sample in readings]
 
     def _counted(self, sample: Sample) -> Sample:
@@ -160,7 +178,7 @@ class HostSampler:
             self._library = psutil
         return self._library
 
-    def _own(self) -> Iterator[Sample]:
+    def _own(self, wanted: Collection[str]) -> Iterator[Sample]:
         process = self._current()
         if process is None:
             return
@@ -169,15 +187,17 @@ class HostSampler:
             # Saves psutil from reading a file for each of its lines.
             attempt(lambda: stack.enter_context(process.oneshot()))
             for metric, read, attributes in _PROCESS:
-                value = number(read, process)
+                value = number(read, process) if metric in wanted else None
                 if value is None:
                     continue
                 if metric == s.M_PROCESS_CPU_TIME:
                     times[attributes[s.CPU_MODE]] = value
                 yield Sample(metric, value, attributes)
-            created = number(lambda: process.create_time())
+            created = number(lambda: process.create_time()) if s.M_PROCESS_UPTIME in wanted else None
         if created is not None:
             yield Sample(s.M_PROCESS_UPTIME, max(0.0, self._now() - created), {})
+        if s.M_PROCESS_CPU_UTILIZATION not in wanted:
+            return
         quota = cpu_quota(self._root)
         cpus = min(self._cpus(), quota) if quota else self._cpus()
         for mode, share in self._process_shares.update(self._clock(), times, cpus).items():

@@ -1,8 +1,9 @@
 """One daemon thread that runs the samplers and caches the newest readings for exporters.
 
 Readings come in from the samplers and go out through ``read``, which wakes the thread and waits briefly for a fresh round, so
-NVML and psutil never run on an exporter's thread. An exception of a sampler is contained and costs its own readings only. A
-forked child has no thread until it calls ``start``.
+NVML and psutil never run on an exporter's thread. Samplers with an interval of their own are read on it alone, and those who ``follow``
+them get every reading. An exception of a sampler is contained and costs its own readings only. A forked child has no thread until it
+calls ``start``.
 """
 
 from __future__ import annotations
@@ -13,12 +14,18 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 from inferspan import guard
 from inferspan.records import Sample, Sampler
 
+from .beat import Beat, Reading
+
 __all__ = ["EnergyMeter", "SamplerLoop"]
+
+Follower = Callable[[int, Sequence[Sample]], object]
+"""Gets the time of a reading in nanoseconds since the epoch, and its samples."""
 
 _log = logging.getLogger("inferspan")
 _loops: weakref.WeakSet[SamplerLoop] = weakref.WeakSet()
@@ -55,19 +62,31 @@ class SamplerLoop:
     """Runs samplers on a thread of its own.
 
     Args:
-        samplers: asked one after the other; their order is the order of the readings.
+        samplers: asked one after the other, perhaps with names; their order is the order of the readings.
         interval: seconds between two rounds without a reader. A reading older than two intervals is not handed out.
+        own: by name, seconds between two readings of samplers that have an interval of their own.
+        spent: by name, seconds that readings have taken; added up here.
         clock: monotonic seconds.
         wait: longest time in seconds that ``read`` waits for a fresh round.
     """
 
     def __init__(
-        self, samplers: Sequence[Sampler], *, interval: float, clock: Callable[[], float] = time.monotonic, wait: float = 0.05
+        self,
+        samplers: Mapping[str, Sampler] | Sequence[Sampler],
+        *,
+        interval: float,
+        own: Mapping[str, float] | None = None,
+        spent: dict[str, float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wait: float = 0.05,
     ) -> None:
-        self._samplers = tuple(samplers)
+        self._samplers = dict(samplers) if isinstance(samplers, Mapping) else {f"{place}": one for place, one in enumerate(samplers)}
         self._interval = interval
+        self._own = own or {}
+        self._spent = {} if spent is None else spent
         self._clock = clock
         self._wait = wait
+        self._followers: tuple[Follower, ...] = ()
         self._reset()
         _loops.add(self)
         _handle_forks()
@@ -81,9 +100,12 @@ class SamplerLoop:
         self._stopping = False
         self._round = _Ticket()
         self._meter = _Ticket()
-        self._readings: dict[int, tuple[float, Sequence[Sample]]] = {}
+        self._beats = self._new_beats()
         self._energy: Mapping[str, tuple[float, float]] = {}
         self._receivers: list[Callable[[Mapping[str, tuple[float, float]]], object]] = []
+
+    def _new_beats(self) -> list[Beat]:
+        return [Beat(name, one, common=self._interval, own=self._own.get(name)) for name, one in self._samplers.items()]
 
     @property
     def running(self) -> bool:
@@ -114,7 +136,7 @@ class SamplerLoop:
         """Stop the thread, which closes the samplers when the query in progress is over; waits ``timeout`` seconds at most."""
         with self._condition:
             thread, self._stopping, self._wanted = self._thread, True, False
-            self._readings, self._energy = {}, {}
+            self._beats, self._energy = self._new_beats(), {}
             self._condition.notify_all()
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
@@ -132,8 +154,23 @@ class SamplerLoop:
         with self._condition:
             if not self.running:
                 return ()
-            self._await(self._round, self._wait)
+            if not all(beat.paced for beat in self._beats):
+                self._await(self._round, self._wait)
             return [sample for _, samples in self._recent() for sample in samples]
+
+    def newest(self) -> Sequence[Sample]:
+        """The newest readings that are not too old, without asking for fresh ones."""
+        with self._condition:
+            return [sample for _, samples in self._recent() for sample in samples]
+
+    def follow(self, follower: Follower) -> Callable[[], None]:
+        """Hand every reading of samplers with an interval of their own to ``follower``, on this thread; returns what ends that."""
+        self._followers += (follower,)
+
+        def end() -> None:
+            self._followers = tuple(one for one in self._followers if one is not follower)
+
+        return end
 
     def latest(self, metric: str) -> tuple[Sequence[Sample], float] | None:
         """The newest samples of a metric and when they were read, without waiting; ``None`` if there are none."""
@@ -165,7 +202,7 @@ class SamplerLoop:
 
     def shared(self, hw_id: str) -> bool:
         """Whether another process computed on the device when it was last looked at; true if that is not known."""
-        meters = [sampler for sampler in self._samplers if isinstance(sampler, EnergyMeter)]
+        meters = [sampler for sampler in self._samplers.values() if isinstance(sampler, EnergyMeter)]
         return all(meter.shared(hw_id) for meter in meters)
 
     def _await(self, ticket: _Ticket, timeout: float) -> bool:
@@ -174,55 +211,69 @@ class SamplerLoop:
         self._condition.wait_for(lambda: ticket.done >= number or self._stopping, timeout)
         return ticket.done >= number and not self._stopping
 
-    def _recent(self) -> list[tuple[float, Sequence[Sample]]]:
-        oldest = self._clock() - 2 * self._interval
-        return [reading for _, reading in sorted(self._readings.items()) if reading[0] >= oldest]
+    def _recent(self) -> list[Reading]:
+        now = self._clock()
+        return [reading for beat in self._beats for reading in beat.recent(now)]
 
     # ------------------------------------------------------------------------------------------------ on the thread
 
     def _run(self) -> None:
-        next_round = self._clock()
+        act: Callable[[], None]
         while True:
             with self._condition:
+                next_one = min(beat.due_at for beat in self._beats)
                 self._condition.wait_for(
-                    lambda: self._stopping or self._meter.due or self._round.due, max(0.0, next_round - self._clock())
+                    lambda: self._stopping or self._meter.due or self._round.due, max(0.0, next_one - self._clock())
                 )
                 if self._stopping:
                     break
                 if self._meter.due:
                     ticket, act = self._meter, self._read_energy
-                elif self._round.due or self._clock() >= next_round:
-                    ticket, act = self._round, self._read_all
-                    next_round = self._clock() + self._interval
                 else:
-                    continue
+                    now = self._clock()
+                    beats = [beat for beat in self._beats if now >= beat.due_at or (self._round.due and not beat.paced)]
+                    if not beats and not self._round.due:
+                        continue
+                    for beat in beats:
+                        beat.due_at = now + beat.interval
+                    ticket, act = self._round, partial(self._read, beats)
                 ticket.begun += 1
             act()
             with self._condition:
                 ticket.done = ticket.begun
                 self._condition.notify_all()
-        for sampler in self._samplers:
+        for sampler in self._samplers.values():
             with guard.contain(f"samplers.{type(sampler).__name__}.close"):
                 sampler.close()
 
-    def _read_all(self) -> None:
-        for place, sampler in enumerate(self._samplers):
-            taken, samples = self._clock(), list[Sample]()
-            with guard.contain(f"samplers.{type(sampler).__name__}"):
-                samples = list(sampler.collect())
+    def _read(self, beats: Sequence[Beat]) -> None:
+        for beat in beats:
+            at_ns, began = time.time_ns(), time.perf_counter()
+            reading = Reading(self._clock(), ())
+            with guard.contain(f"samplers.{type(beat.sampler).__name__}"):
+                reading = beat.collect(reading.taken)
+            self._spend(beat.name, began)
             # Published at once, so that a slow sampler does not delay the readings of others.
             with self._condition:
                 if not self._stopping:
-                    self._readings[place] = taken, samples
+                    beat.publish(reading)
+            for follower in self._followers if beat.paced and reading.samples else ():
+                with guard.contain("samplers.follower"):
+                    follower(at_ns, reading.samples)
+
+    def _spend(self, name: str, began: float) -> None:
+        self._spent[name] = self._spent.get(name, 0.0) + time.perf_counter() - began
 
     def _read_energy(self) -> None:
         energy: dict[str, tuple[float, float]] = {}
         with self._condition:
             receivers, self._receivers = self._receivers, []
-        for sampler in self._samplers:
+        for name, sampler in self._samplers.items():
             if isinstance(sampler, EnergyMeter):
+                began = time.perf_counter()
                 with guard.contain(f"samplers.{type(sampler).__name__}.energy"):
                     energy.update(sampler.energy())
+                self._spend(name, began)
         with self._condition:
             self._energy = energy
         for receive in receivers:

@@ -174,14 +174,14 @@ class Inventory:
 class Device:
     """State of a device for the life of the process: its readable rows, the first values of its counters, its attributes."""
 
-    def __init__(self, uuid: str) -> None:
+    def __init__(self, uuid: str, rows: Sequence[Row] = ROWS) -> None:
         self.uuid = uuid
         self.handle: Any = None
         self.init = 0
         self.is_lost = False
         self.cuda: str | None = None
         self.shared = True
-        self.rows: list[Row] = [row for row in ROWS if row.where == ANYWHERE or not is_mig(uuid)]
+        self.rows: list[Row] = [row for row in rows if row.where == ANYWHERE or not is_mig(uuid)]
         self._base: dict[str, AttributeValue] = {semconv.HW_ID: uuid, semconv.HW_VENDOR: "NVIDIA"}
         self._rises = Rises()
 

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 from inferspan import semconv as s
 
-__all__ = ["FAILED", "ROWS", "Query", "Row", "Unavailable", "clean", "is_unsupported", "state", "status"]
+from .groups import CHEAP_GPU
+
+__all__ = ["FAILED", "ROWS", "Query", "Row", "Unavailable", "clean", "is_cheap", "is_unsupported", "state", "status"]
 
 _UNSUPPORTED = frozenset({2, 3, 4, 13, 25, 26})
 """Invalid argument, not supported, no permission, function not found, version mismatch, deprecated: these stay as they are."""
@@ -281,6 +283,11 @@ ROWS: tuple[Row, ...] = (
     Row(s.M_PERFORMANCE_STATE, _performance_state),
 )
 """Every reading of a device, except its status."""
+
+
+def is_cheap(row: Row) -> bool:
+    """Whether a reading is taken at each round of a short interval: no batched field, and of the engines the general one alone."""
+    return row.metric in CHEAP_GPU and row.field is None and row.attributes.get(s.HW_GPU_TASK, "general") == "general"
 
 
 def state(query: Query) -> str:

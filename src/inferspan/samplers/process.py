@@ -61,7 +61,8 @@ class Meters:
         if self.observed:
             return
         self.observed = True
-        for name, callback in ((semconv.M_ERRORS, _observe_errors), (semconv.M_WORLD_SIZE, _observe_world)):
+        own = ((semconv.M_ERRORS, _observe_errors), (semconv.M_WORLD_SIZE, _observe_world), (semconv.M_SAMPLING_TIME, _observe_sampling))
+        for name, callback in own:
             metric = semconv.METRICS[name]
             create = (
                 meter.create_observable_counter
@@ -78,6 +79,10 @@ def _observe_errors(_: CallbackOptions) -> list[Observation]:
 def _observe_world(_: CallbackOptions) -> list[Observation]:
     size = ranks(os.environ).get(semconv.WORLD_SIZE)
     return [Observation(size)] if size is not None else []
+
+
+def _observe_sampling(_: CallbackOptions) -> list[Observation]:
+    return [Observation(seconds, {semconv.SAMPLER: name}) for name, seconds in list(samplers.spent.items())]
 
 
 _by_provider: weakref.WeakKeyDictionary[Any, Meters] = weakref.WeakKeyDictionary()
@@ -110,6 +115,8 @@ class Samplers:
         self._interval = 0.0
         self._asleep = False
         self._follows_exit = False
+        self.spent: dict[str, float] = {}
+        """Seconds that readings have taken in this process, by sampler."""
 
     def acquire(self, settings: Settings, meters: Meters) -> tuple[SamplerLoop | None, Callable[[], None]]:
         """Start or share the thread and report its readings on ``meters``; returns it and a function that releases it."""
@@ -117,7 +124,7 @@ class Samplers:
             return None, lambda: None
         with _lock:
             if self._loop is None:
-                self._loop, self._interval = _sampler_loop(settings), settings.sampler_interval
+                self._loop, self._interval = _sampler_loop(settings, self.spent), settings.sampler_interval
             if not self._follows_exit:
                 self._follows_exit = True
                 atexit.register(self._stop, 0.2)
@@ -154,6 +161,7 @@ class Samplers:
     def sleep_in_child(self) -> None:
         """Called in a forked child, before anything runs in it."""
         self._asleep = self._loop is not None
+        self.spent.clear()
 
     def _stop(self, timeout: float) -> None:
         """Stop the thread, which shuts NVML down; a collection that follows still finds the last readings."""
@@ -174,15 +182,19 @@ samplers = Samplers()
 
 def _nvml(settings: Settings) -> Sampler:
     from .allocator import cuda_devices, device_memory
+    from .groups import GPU_GROUPS, chosen
     from .nvml import NvmlSampler
 
-    return NvmlSampler(all_gpus=settings.all_gpus, cuda_devices=cuda_devices, cuda_memory=device_memory)
+    metrics = chosen(GPU_GROUPS, settings.gpu_metrics)
+    return NvmlSampler(all_gpus=settings.all_gpus, metrics=metrics, cuda_devices=cuda_devices, cuda_memory=device_memory)
 
 
 def _host(settings: Settings) -> Sampler:
+    from .groups import HOST_GROUPS, chosen
     from .host import HostSampler
 
-    return HostSampler(local_rank=ranks(os.environ).get(semconv.LOCAL_RANK) or 0, off=_system_metrics_active)
+    metrics = chosen(HOST_GROUPS, settings.host_metrics)
+    return HostSampler(local_rank=ranks(os.environ).get(semconv.LOCAL_RANK) or 0, metrics=metrics, off=_system_metrics_active)
 
 
 def _allocator(settings: Settings) -> Sampler:
@@ -195,11 +207,12 @@ SAMPLERS: dict[str, Callable[[Settings], Sampler]] = {"nvml": _nvml, "host": _ho
 """By the setting that turns it off, the function that makes a sampler; its module is loaded then."""
 
 
-def _sampler_loop(settings: Settings) -> SamplerLoop:
+def _sampler_loop(settings: Settings, spent: dict[str, float]) -> SamplerLoop:
     from .loop import SamplerLoop
 
-    chosen = [make(settings) for name, make in SAMPLERS.items() if getattr(settings, name)]
-    return SamplerLoop(chosen, interval=settings.sampler_interval)
+    chosen = {name: make(settings) for name, make in SAMPLERS.items() if getattr(settings, name)}
+    own = {name: interval for name, interval in (("nvml", settings.gpu_interval), ("host", settings.host_interval)) if interval is not None}
+    return SamplerLoop(chosen, interval=settings.sampler_interval, own=own, spent=spent)
 
 
 def _system_metrics_active() -> bool:

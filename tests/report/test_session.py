@@ -195,13 +195,47 @@ def test_delta_points_are_added_up(recording: Any, tmp_path: Path) -> None:
     assert (counter.last, histogram.histogram) == (6.0, Histogram((5.0,), [2, 0], 2, 4.0))
 
 
-def test_many_points_are_thinned_and_the_last_stays(recording: Any, tmp_path: Path) -> None:
-    """A long session keeps a bounded number of points of a series, the newest always."""
-    points = [{"asDouble": float(number), "timeUnixNano": str(number)} for number in range(2000)]
-    recording.metric("m", "gauge", "1", points)
-    (series,) = read_session(recording.write(tmp_path / "session.jsonl")).series
-    assert len(series.points) <= 240
-    assert (series.last, series.points == sorted(series.points)) == (1999.0, True)
+def _series_of(recording: Any, path: Path, points: list[dict[str, Any]], most: int, kind: str = "gauge", **more: Any) -> Any:
+    recording.metrics = [{"name": "m", "unit": "1", kind: {"dataPoints": points, **more}}]
+    session = read_sessions([recording.write(path)], points=most)
+    return session, session.series[0]
+
+
+def test_neighbouring_points_are_joined_with_their_extremes(recording: Any, tmp_path: Path) -> None:
+    """Over the limit two neighbours become one point with their mean, lowest and highest value; the newest stays as it is."""
+    points = [{"asDouble": float(number), "timeUnixNano": str(1000 + number)} for number in (0, 4, 5, 7, 8, 9, 10, 11, 12, 13, 14)]
+    session, series = _series_of(recording, tmp_path / "session.jsonl", points, 10)
+    assert series.points == [
+        (1002, 2.0, 0.0, 4.0, 2), (1006, 6.0, 5.0, 7.0, 2), (1008, 8.5, 8.0, 9.0, 2), (1010, 10.5, 10.0, 11.0, 2), (1012, 12.5, 12.0, 13.0, 2),
+        (1014, 14.0),
+    ]  # fmt: skip
+    assert "Data points joined with a neighbour, as lowest, highest and mean: 5 of 1 metric series." in session.notes
+
+
+def test_joined_points_keep_the_weight_of_what_they_stand_for(recording: Any, tmp_path: Path) -> None:
+    """However often points are joined, their mean is that of all points, and no extreme is lost."""
+    points = [{"asDouble": float(number % 97), "timeUnixNano": str(number + 1)} for number in range(5000)]
+    _, series = _series_of(recording, tmp_path / "session.jsonl", points, 100)
+    whole = [point if len(point) > 2 else (*point, point[1], point[1], 1) for point in series.points]
+    assert len(whole) <= 100
+    assert sum(point[4] for point in whole) == 5000
+    assert sum(point[1] * point[4] for point in whole) / 5000 == pytest.approx(series.average)
+    assert (min(point[2] for point in whole), max(point[3] for point in whole)) == (0.0, 96.0)
+    assert series.joined == 5000 - len(whole)
+
+
+def test_counters_keep_the_later_of_two_points(recording: Any, tmp_path: Path) -> None:
+    """A mean of totals says nothing, so a counter keeps exact totals."""
+    points = [{"asInt": str(number * 2**54), "timeUnixNano": str(number)} for number in range(1, 12)]
+    _, series = _series_of(recording, tmp_path / "session.jsonl", points, 10, "sum", isMonotonic=True, aggregationTemporality=2)
+    assert series.points == [(number, number * 2**54) for number in (2, 4, 6, 8, 10, 11)]
+
+
+def test_points_come_in_the_order_of_time(recording: Any, tmp_path: Path) -> None:
+    """Readings are written up to a second after an export of later time."""
+    points = [{"asDouble": float(time), "timeUnixNano": str(time)} for time in (5, 3, 4, 6)]
+    _, series = _series_of(recording, tmp_path / "session.jsonl", points, 10)
+    assert series.points == [(3, 3.0), (4, 4.0), (5, 5.0), (6, 6.0)]
 
 
 def test_spans_over_the_memory_are_counted(recording: Any, generate: Callable[..., str], tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def _run(arguments: argparse.Namespace) -> None:
     from inferspan.report.files import session_files
     from inferspan.report.html import is_stream
     from inferspan.report.session import SessionFileError, read_sessions
+    from inferspan.settings import Settings
 
     given: list[Path] = arguments.files
     page, figures = arguments.output, arguments.json
@@ -72,7 +73,7 @@ def _run(arguments: argparse.Namespace) -> None:
                 if _same_file(file, path):
                     raise Failure(f"the report would overwrite the session file {path}: give another name with -o")
         with _without_collections():
-            session = read_sessions(files)
+            session = read_sessions(files, points=Settings.resolve().max_data_points)
             if arguments.text:
                 _print(session)
             written = _write(session, page, figures, arguments)

@@ -1,7 +1,8 @@
 """OTLP metric objects -> series: for every metric and attribute set its points over time and its histogram.
 
 In come the ``metrics`` objects of a session file, in any order and from several processes. Out come ``Series`` with a bounded number
-of points. Delta points are added up, cumulative ones replace each other. Malformed points are counted and left out.
+of points: beyond it neighbouring points are joined. Delta points are added up, cumulative ones replace each other. Malformed points are
+counted and left out.
 """
 
 from __future__ import annotations
@@ -15,20 +16,29 @@ from inferspan.analysis.quantiles import Quantiles
 from inferspan.report.histogram import ExponentialHistogram, Histogram
 from inferspan.report.otlp_lines import Value, attributes_of, moment, number, objects, text_of, whole_number
 
-__all__ = ["Histogram", "Series", "SeriesTable"]
+__all__ = ["MOST_POINTS", "Histogram", "Point", "Series", "SeriesTable"]
 
-_MOST_POINTS = 240
+MOST_POINTS = 10_000
+"""Points of a series, where the setting ``max_data_points`` says nothing else."""
+_MOST_OF_ALL = 500_000
+"""Points of all series together, 100 bytes each: with more, each series may have half as many."""
+_FEWEST = 10
 _MOST_SERIES = 20_000
 _DELTA = (1, "1", "AGGREGATION_TEMPORALITY_DELTA")
 _KINDS = ("gauge", "sum", "histogram", "exponentialHistogram", "summary")
 
 
+Point = tuple[Any, ...]
+"""(Nanoseconds since the epoch, value), or, of joined points, (time, mean, lowest, highest, their number) at their mean time."""
+
+
 @dataclass(slots=True)
 class Series:
-    """One metric with one attribute set of one resource; ``points`` are (nanoseconds since the epoch, value).
+    """One metric with one attribute set of one resource.
 
-    Values that were sent as integers stay integers: 64 bits do not fit into a double. Figures are those of all points, also of those
-    that were given up; ``counts_up`` says that only the last one means anything.
+    Values that were sent as integers stay integers: 64 bits do not fit into a double. Figures are those of all points. ``counts_up`` says
+    that only the last one means anything: of joined points of a counter the later one is kept. ``joined`` counts points that have none of
+    their own any longer; the newest point always has.
     """
 
     name: str
@@ -37,7 +47,9 @@ class Series:
     description: str
     attributes: Mapping[str, Value]
     resource: int
-    points: list[tuple[int, int | float]] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
+    most: int = MOST_POINTS
+    joined: int = 0
     histogram: Histogram | None = None
     exponential: ExponentialHistogram | None = None
     counts_up: bool = False
@@ -55,10 +67,11 @@ class Series:
     @property
     def last(self) -> int | float | None:
         """The newest value; ``None`` for a histogram."""
-        return self.points[-1][1] if self.points else None
+        found: int | float | None = self.points[-1][1] if self.points else None
+        return found
 
     def append(self, time_ns: int, value: int | float) -> None:
-        """Add a point; when there are too many, every second one is given up."""
+        """Add a point; when there are too many, neighbouring ones are joined."""
         self.points.append((time_ns, value))
         self.count += 1
         if not self.counts_up:
@@ -66,14 +79,45 @@ class Series:
             self.minimum = value if self.minimum is None else min(self.minimum, value)
             self.maximum = value if self.maximum is None else max(self.maximum, value)
             self.quantiles.add(float(value))
-        if len(self.points) > _MOST_POINTS:
-            self.points = self.points[-1::-2][::-1]
+        if len(self.points) > self.most:
+            self.join()
+
+    def sort(self) -> None:
+        """Bring the points into the order of time: readings with their own times are written after exports of the same second."""
+        self.points.sort(key=lambda point: point[0])
+
+    def join(self) -> None:
+        """Join neighbouring points until there are no more than ``most``."""
+        while len(self.points) > self.most:
+            self.sort()
+            older, newest = self.points[:-1], self.points[-1]
+            pairs = [self._one_of(older[place : place + 2]) for place in range(0, len(older), 2)]
+            self.joined += len(older) - len(pairs)
+            self.points = [*pairs, newest]
+
+    def _one_of(self, pair: list[Point]) -> Point:
+        if len(pair) == 1 or self.counts_up:
+            return pair[-1]
+        (time, mean, low, high, count), (time_2, mean_2, low_2, high_2, count_2) = map(_whole, pair)
+        both = count + count_2
+        middle = (time * count + time_2 * count_2) // both
+        return middle, (mean * count + mean_2 * count_2) / both, min(low, low_2), max(high, high_2), both
+
+
+def _whole(point: Point) -> Point:
+    return point if len(point) > 2 else (*point, point[1], point[1], 1)
 
 
 class SeriesTable:
-    """Collects the points of a file into series; ``unreadable`` counts points, ``unknown`` metrics, ``over`` points of further series."""
+    """Collects the points of a file into series; ``unreadable`` counts points, ``unknown`` metrics, ``over`` points of further series.
 
-    def __init__(self) -> None:
+    Args:
+        most: points of a series.
+    """
+
+    def __init__(self, most: int = MOST_POINTS) -> None:
+        self._most = most
+        self._points = 0
         self._series: dict[tuple[object, ...], Series] = {}
         self.unreadable = 0
         self.unknown = 0
@@ -90,11 +134,29 @@ class SeriesTable:
                 series = self._find(metric, kind, attributes_of(point, known), resource)
                 if series is None:
                     self.over += 1
-                elif not _ADD[kind](series, point, delta):
-                    self.unreadable += 1
+                    continue
+                before = len(series.points)
+                self.unreadable += not _ADD[kind](series, point, delta)
+                self._points += len(series.points) - before
+        while self._points > _MOST_OF_ALL and self._most > _FEWEST:
+            self._most = max(_FEWEST, self._most // 2)
+            self._join_all()
+
+    def _join_all(self) -> None:
+        for series in self._series.values():
+            series.most = self._most
+            series.join()
+        self._points = sum(len(series.points) for series in self._series.values())
+
+    def joined(self) -> tuple[int, int]:
+        """The number of points that were joined with a neighbour, and that of their series."""
+        joined = [series.joined for series in self._series.values() if series.joined]
+        return sum(joined), len(joined)
 
     def sorted(self) -> list[Series]:
         """The series that hold something, by name and attributes."""
+        for series in self._series.values():
+            series.sort()
         kept = [series for series in self._series.values() if series.points or series.histogram is not None]
         return sorted(kept, key=lambda series: (series.name, sorted((key, str(value)) for key, value in series.attributes.items())))
 
@@ -103,7 +165,7 @@ class SeriesTable:
         key = (name, kind, resource, tuple(sorted((name, repr(value)) for name, value in attributes.items())))
         found = self._series.get(key)
         if found is None and len(self._series) < _MOST_SERIES:
-            found = self._series[key] = Series(name, kind, unit, text_of(metric.get("description")), attributes, resource)
+            found = self._series[key] = Series(name, kind, unit, text_of(metric.get("description")), attributes, resource, most=self._most)
             found.counts_up = kind == "sum" and metric[kind].get("isMonotonic") is True
         return found
 

@@ -225,7 +225,9 @@ def _series(series: Series) -> dict[str, Any]:
             "p95": unknown_as_none(histogram.quantile(0.95)),
         }
     else:
-        found["points"] = [(round(time / 1e6) if time else None, rounded(value)) for time, value in series.points]
+        found["points"] = [
+            (round(point[0] / 1e6) if point[0] else None, *map(rounded, point[1:4])) for point in series.points
+        ]
     return found
 
 

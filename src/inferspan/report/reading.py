@@ -14,7 +14,7 @@ from typing import Any
 
 from inferspan import semconv
 from inferspan.analysis.levels import FIGURES, MODULE, PROFILED, STEP, level_of
-from inferspan.report.metric_series import SeriesTable
+from inferspan.report.metric_series import MOST_POINTS, SeriesTable
 from inferspan.report.otlp_lines import Value, attributes_of, moment, objects, text_of
 from inferspan.report.spans import Caller, Link, Span, SpanEvent
 from inferspan.report.tally import Tally
@@ -40,6 +40,8 @@ class LeftOut:
     logs: int = 0
     points: int = 0
     points_over: int = 0
+    joined: tuple[int, int] = (0, 0)
+    """Points of metrics that were joined with a neighbour, and the number of their series."""
     metrics: int = 0
     other_logs: int = 0
 
@@ -55,7 +57,12 @@ class LeftOut:
             (self.metrics, "Metrics without data points of a known kind, left out:"),
             (self.other_logs, "Log records, which the report does not show:"),
         )
-        return [f"{words} {number:,}." for number, words in told if number]
+        notes = [f"{words} {number:,}." for number, words in told if number]
+        if self.joined[0]:
+            notes.append(
+                f"Data points joined with a neighbour, as lowest, highest and mean: {self.joined[0]:,} of {self.joined[1]:,} metric series."
+            )
+        return notes
 
 
 class Reading:
@@ -64,9 +71,10 @@ class Reading:
     Args:
         room: estimated bytes that spans and log records may take.
         between: nanoseconds since the epoch; spans that started earlier or later are passed over.
+        points: of a metric series, beyond which neighbours are joined.
     """
 
-    def __init__(self, room: int, between: tuple[int, int] | None = None) -> None:
+    def __init__(self, room: int, between: tuple[int, int] | None = None, points: int = MOST_POINTS) -> None:
         self.room = room
         self._between = between
         self._reserve = -room
@@ -82,7 +90,7 @@ class Reading:
         self.exceptions: dict[tuple[str, str], SpanEvent] = {}
         self.systems: dict[int, Mapping[str, Value]] = {}
         self.events: list[Span] = []
-        self.series = SeriesTable()
+        self.series = SeriesTable(points)
         self.tally = Tally()
         self.incomplete: set[int] = set()
         self.log_records = 0

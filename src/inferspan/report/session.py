@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from inferspan.analysis.levels import BATCH, LOAD, MODULE, REQUEST, TOPS, USER_STAGE, level_of
-from inferspan.report.metric_series import Series
+from inferspan.report.metric_series import MOST_POINTS, Series
 from inferspan.report.otlp_lines import LineCounts, SessionFileError, Value, objects, read_lines
 from inferspan.report.reading import LeftOut, Reading
 from inferspan.report.spans import Caller, Link, Request, Span, SpanEvent
@@ -138,7 +138,9 @@ def read_session(path: str | Path, *, room: int = ROOM) -> Session:
     return read_sessions([path], room=room)
 
 
-def read_sessions(paths: Sequence[str | Path], *, room: int = ROOM, between: tuple[int, int] | None = None) -> Session:
+def read_sessions(
+    paths: Sequence[str | Path], *, room: int = ROOM, between: tuple[int, int] | None = None, points: int = MOST_POINTS
+) -> Session:
     """Read session files of one or several processes as one session; a span that is in several of them counts once.
 
     Args:
@@ -146,11 +148,12 @@ def read_sessions(paths: Sequence[str | Path], *, room: int = ROOM, between: tup
         room: bytes of memory, estimated, that spans and log records may take. Further steps and modules are counted in the figures and
             not kept; of requests, stages and phases as much again is kept.
         between: nanoseconds since the epoch; spans that started earlier or later are passed over. Default: all spans.
+        points: of a metric series; beyond it neighbouring ones are joined.
 
     Raises:
         SessionFileError: each file is missing, unreadable, empty or not OTLP JSON lines; the message is that of the first.
     """
-    reading, files = Reading(room, between), []
+    reading, files = Reading(room, between, points), []
     first_error: SessionFileError | None = None
     for number, path in enumerate(map(Path, paths)):
         counts, refused = LineCounts(), None
@@ -194,6 +197,7 @@ def _session(files: Sequence[FileRead], reading: Reading) -> Session:
     tops, orphans = _grow(reading)
     left_out, table = reading.left_out, reading.series
     left_out.points, left_out.points_over, left_out.metrics = table.unreadable, table.over, table.unknown
+    left_out.joined = table.joined()
     return Session(
         files=files,
         requests=[Request(span, _callers(span, reading)) for span in tops[REQUEST]],

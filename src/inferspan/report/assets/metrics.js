@@ -31,7 +31,9 @@ function linePicture(series) {
   const points = series.points.filter(([time, value]) => time !== null && value !== null).map(([time, value]) => [time, Number(value)]);
   if (points.length < 2) return make("span", { class: "dim small" }, "one point");
   const [first, last] = [points[0][0], points[points.length - 1][0]], values = points.map(([, value]) => value);
-  const low = Math.min(...values), high = Math.max(...values), range = high - low;
+  // Joined points have their lowest and highest value behind their mean.
+  const all = series.points.flatMap(([, ...found]) => found).filter((value) => value !== null).map(Number);
+  const low = lowest(all), high = highest(all), range = high - low;
   const path = points.map(([time, value], place) => (place ? "L" : "M") + ((time - first) / (last - first || 1) * 148 + 1).toFixed(1) + " " +
     (range > 0 && range < Infinity ? 28 - (value - low) / range * 26 : 15).toFixed(1)).join("");
   return make("div", { tip: counted(points.length, "point") + " over " + seconds((last - first) / 1e3) + "\nlowest " + inUnit(low, series.unit, series.name) + "\nhighest " + inUnit(high, series.unit, series.name) },

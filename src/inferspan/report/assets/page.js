@@ -3,6 +3,10 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const ABSENT = "–";
 
+// Of any number of values: a call has room for some 100,000 arguments.
+const lowest = (values) => values.reduce((low, value) => Math.min(low, value), Infinity);
+const highest = (values) => values.reduce((high, value) => Math.max(high, value), -Infinity);
+
 function make(tag, options, ...children) {
   const element = document.createElement(tag);
   for (const [key, value] of Object.entries(options || {})) {

@@ -42,7 +42,7 @@ const COLUMNS = [
 
 const MEANINGS = new Map(Object.entries(data.meanings));
 const resultText = (r) => (r.row.failed ? "error " + (r.row.error_type || "") : r.row.finish_reasons.join(", "));
-const lastOf = (list, value) => Math.max(...list.map(value));
+const lastOf = (list, value) => highest(list.map(value));
 
 function resultTags(request) {
   const counts = new Map();
@@ -57,7 +57,7 @@ function resultTags(request) {
 
 function whenBar(request) {
   if (request.startMs === null) return ABSENT;
-  const known = data.requests.filter((r) => r.startMs !== null), first = Math.min(...known.map((r) => r.startMs));
+  const known = data.requests.filter((r) => r.startMs !== null), first = lowest(known.map((r) => r.startMs));
   whenBar.span = whenBar.span || lastOf(known, (r) => r.startMs + r.us / 1e3) - first || 1;
   return make("div", { class: "when", tip: clock(request.startMs) + "\n" + seconds((request.startMs - first) / 1e3) + " after the first request" },
     make("i", { class: request.row.failed ? "bad" : "", style: {

@@ -21,7 +21,10 @@ def begin_of(session: Session) -> int:
 
 
 def timeline(session: Session, labels: list[str]) -> list[dict[str, Any]]:
-    """One entry for each series with points: name, unit, attributes, process, and points as [time, value]."""
+    """One entry for each series with points: name, unit, attributes, process, and points as [time, value].
+
+    Of joined points there are [mean time, mean, lowest, highest].
+    """
     begin = begin_of(session)
     return [
         {
@@ -29,7 +32,7 @@ def timeline(session: Session, labels: list[str]) -> list[dict[str, Any]]:
             "unit": plain(series.unit),
             "attributes": plain(series.attributes),
             "process": labels[series.resource],
-            "points": [[(time - begin) / 1e9 if time else None, plain(value)] for time, value in series.points],
+            "points": [[(point[0] - begin) / 1e9 if point[0] else None, *map(plain, point[1:4])] for point in series.points],
         }
         for series in session.series
         if series.points

@@ -46,6 +46,7 @@ class _Plan(NamedTuple):
     folder: Path
     recording: Path
     temporary: bool
+    points: int
     begun_ns: int
     pid: int
 
@@ -86,7 +87,8 @@ class AutomaticReports:
             temporary = settings.session_file is None
             named = filled(str(settings.session_file), os.environ)
             recording = folder / f".inferspan-{os.getpid()}-{os.urandom(4).hex()}.jsonl" if temporary else Path(named)
-            self._plan = _Plan(_KINDS[settings.report], folder, recording.absolute(), temporary, self._clock(), os.getpid())
+            kinds, points = _KINDS[settings.report], settings.max_data_points
+            self._plan = _Plan(kinds, folder, recording.absolute(), temporary, points, self._clock(), os.getpid())
             self._reported, self._open_sessions = [], 0
             return settings.override({"session_file": str(recording)}) if temporary else settings
 
@@ -131,7 +133,7 @@ class AutomaticReports:
                 return True  # nothing was recorded
             # A session file with a limit has its older part beside it.
             older = plan.recording.with_name(f"{plan.recording.name}.1")
-            session = read_sessions([*([older] if older.exists() else []), plan.recording], between=window)
+            session = read_sessions([*([older] if older.exists() else []), plan.recording], between=window, points=plan.points)
             starts = [request.span.start_ns for request in session.requests]
             if name is None and starts and all(any(low <= start <= high for low, high in self._reported) for start in starts):
                 return True  # the reports of the sessions have it all

@@ -31,11 +31,13 @@ from .settings import Settings, SettingsError
 
 if TYPE_CHECKING:
     from inferspan.capture.target import Target
+    from inferspan.metrics.summary import Summary
     from inferspan.report.output.automatic import AutomaticReports
+    from inferspan.report.running.display import Display
     from inferspan.samplers.loop import SamplerLoop
 
 __all__ = [
-    "HAND_OVER", "Providers", "deferred", "flush_given", "follow_origins", "hand_over", "recorder_for", "reports",
+    "HAND_OVER", "Providers", "deferred", "display", "flush_given", "follow_origins", "hand_over", "recorder_for", "reports",
     "set_up_export", "stage_recorder", "start", "writer",
 ]  # fmt: skip
 
@@ -47,6 +49,7 @@ writer = SpanWriter()
 deferred = DeferredSetup()
 _flushed_first: list[Callable[[], None]] = []
 _reports: AutomaticReports | None = None
+_display: Display | None = None
 always: Settings | None = None
 """Whose session file is written beside that of the program: the one that ``inferspan run`` was told to write."""
 
@@ -136,7 +139,7 @@ def flush_given(providers: Providers, seconds: float) -> bool:
 
 
 def start(
-    settings: Settings, meters: machine.Meters, released: ExitStack, target: Target | None = None
+    settings: Settings, meters: machine.Meters, released: ExitStack, target: Target | None = None, summary: Summary | None = None
 ) -> None:
     """Start what requests need in this process; ``released`` gets what undoes it.
 
@@ -145,6 +148,7 @@ def start(
         meters: which get their readings.
         released: closed when nothing is recorded with these settings any more.
         target: gets the readings of its device.
+        summary: of the requests, for the setting ``live``.
     """
     _hand_over_first()
     loop: SamplerLoop | None = None
@@ -157,6 +161,20 @@ def start(
             from inferspan.samplers.allocator import cuda_devices
 
             target.watch_machine(loop, cuda_devices)
+    if settings.live:
+        with contain("live display"):
+            totals = None if summary is None else summary.totals
+            released.callback(display().show(settings.display_interval, None if loop is None else loop.newest, totals))
+
+
+def display() -> Display:
+    """The display of this process."""
+    global _display
+    if _display is None:
+        from inferspan.report.running.display import Display
+
+        _display = Display()
+    return _display
 
 
 def _write_readings(settings: Settings, meters: machine.Meters, loop: SamplerLoop, released: ExitStack) -> None:

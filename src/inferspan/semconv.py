@@ -1295,6 +1295,7 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("* pipeline",), "a flush or the closing of this pipeline"),
     ErrorPlaces(("session file",), "records in the session file"),
     ErrorPlaces(("system record",), "facts of the machine and settings in the session file"),
+    ErrorPlaces(("live display",), "lines of the setting `live`"),
     ErrorPlaces(("end of the process",), "a report of the setting `report`"),
     ErrorPlaces(("metrics of a forked process",), "the start of a child's metrics at zero"),
     ErrorPlaces(("SIGTERM handler", "exit of uvicorn", "exit of billiard's workers"), "what was queued when the process ended"),

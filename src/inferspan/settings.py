@@ -107,6 +107,9 @@ class Settings:
     gpu_metrics: Sequence[str] | None = _setting(None, check.some_of(*check.GPU_METRICS), f"readings of a GPU, some of {', '.join(check.GPU_METRICS)}; the others are not read; default: all. Energy of requests needs energy")
     host_metrics: Sequence[str] | None = _setting(None, check.some_of(*check.HOST_METRICS), f"readings of the process and the host, some of {', '.join(check.HOST_METRICS)}; the others are not read; default: all")
     max_data_points: int = _setting(10_000, check.integer(10, 1_000_000), "points of a metric series that a report keeps; beyond it neighbouring points are joined, with the lowest, the highest and the mean value")
+    # what is shown while it runs
+    live: bool = _setting(False, check.boolean, "print the session, requests, GPUs and CPU to standard error while something is instrumented")
+    display_interval: float = _setting(3.0, check.number(0.1, 3600.0), "with live: seconds between two prints")
     # where it goes
     session_file: str | None = _setting(None, check.path_of_process, "write traces, metrics and logs as OTLP JSON lines to this file; `{rank}`, `{local_rank}`, `{world_size}`, `{pid}` and `{host}` are filled in, so that each process can have its own")
     session_file_limit: float | None = _setting(None, check.number(1.0, 1e7), "MiB after which a session file is renamed to its name with .1 (which is replaced) and a new one begun; default: no limit")

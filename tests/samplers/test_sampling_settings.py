@@ -104,7 +104,7 @@ def test_a_misspelt_reading_is_named(name: str) -> None:
         Settings.resolve({name: "memry"}, environ={})
 
 
-@pytest.mark.parametrize("name", ["gpu_interval", "host_interval"])
+@pytest.mark.parametrize("name", ["gpu_interval", "host_interval", "display_interval"])
 @pytest.mark.parametrize("value", [0.09, 3600.1, "soon"])
 def test_intervals_out_of_range_are_refused(name: str, value: Any) -> None:
     """From 0.1 s to an hour."""

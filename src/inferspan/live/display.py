@@ -6,9 +6,10 @@ from typing import Any
 
 from inferspan.analysis.findings import wording
 from inferspan.report.quantities import counted, real_text, seconds_text
+from inferspan.report.running.machine import card_text, cleaned, host_text
 
 from .figures import Ended, Snapshot
-from .lines import card_text, cleaned, ended_text, host_text
+from .lines import ended_text
 
 __all__ = ["certainty_style", "coloured", "panel"]
 

@@ -21,8 +21,9 @@ from inferspan import semconv
 from inferspan.analysis.levels import MODULE, PHASE, REQUEST, STEP, level_of
 from inferspan.metrics.summary import percentile
 from inferspan.report.otlp_lines import Value, attributes_of, moment, number, objects, text_of, whole_number
+from inferspan.report.running.machine import Machine
 
-from .readings import Machine, Readings
+from .readings import Readings
 from .tokens import Token, Tokens
 
 __all__ = ["Ended", "Figures", "Hot", "Snapshot"]

@@ -7,18 +7,11 @@ from collections.abc import Iterator
 
 from inferspan.analysis.findings import wording
 from inferspan.report.quantities import count_text, counted, real_text, seconds_text
+from inferspan.report.running.machine import card_text, cleaned, host_text
 
 from .figures import Ended, Snapshot
-from .readings import Card, Machine
 
-__all__ = ["card_text", "cleaned", "ended_text", "host_text", "outcome", "requests_text", "snapshot_lines"]
-
-MIB = 2**20
-
-
-def cleaned(text: str) -> str:
-    """Text of a file or a program, without characters that would steer a terminal."""
-    return "".join(sign if sign.isprintable() else "?" for sign in text)
+__all__ = ["ended_text", "outcome", "requests_text", "snapshot_lines"]
 
 
 def snapshot_lines(now: Snapshot) -> Iterator[str]:
@@ -49,32 +42,6 @@ def requests_text(now: Snapshot) -> str:
         if pair is not None:
             parts.append(f"{word} p50 {seconds_text(pair[0])}, p95 {seconds_text(pair[1])}")
     return "; ".join(parts)
-
-
-def card_text(card: Card) -> str:
-    """Memory, utilisation, temperature and power of a GPU."""
-    parts = [_memory(card.used, card.limit)] if card.used is not None else []
-    if card.utilization is not None:
-        parts.append(f"utilisation {100 * card.utilization:.1f}%")
-    if card.temperature is not None:
-        parts.append(f"temperature {card.temperature:.1f} °C")
-    if card.power is not None:
-        parts.append(f"power {card.power:.1f} W")
-    return ", ".join(parts) or "no readings"
-
-
-def host_text(machine: Machine) -> str:
-    """Processor and memory of a host."""
-    parts = [f"{100 * machine.cpu:.1f}%"] if machine.cpu is not None else []
-    if machine.used is not None:
-        parts.append(_memory(machine.used, machine.limit))
-    return ", ".join(parts)
-
-
-def _memory(used: float, limit: float | None) -> str:
-    if not limit:
-        return f"memory {used / MIB:,.1f} MiB"
-    return f"memory {used / MIB:,.1f} / {limit / MIB:,.1f} MiB ({100 * used / limit:.1f}%)"
 
 
 def outcome(one: Ended) -> str:

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from inferspan import semconv
 from inferspan.report.otlp_lines import Value, attributes_of, moment, number, objects, text_of
+from inferspan.report.running.machine import Machine, machine_of
 
-__all__ = ["Card", "Machine", "Readings"]
+__all__ = ["Readings"]
 
 STALE = 90.0
 """Seconds after which a reading is no longer shown: the exporters' default interval and half of it."""
@@ -26,27 +27,6 @@ _WANTED = frozenset({
     semconv.M_PROCESS_MEMORY,
 })  # fmt: skip
 _HOST = ("host.name", "host.id")
-
-
-class Card(NamedTuple):
-    """A GPU: memory in bytes, utilisation from 0 to 1, degrees Celsius, watts; ``None`` where it is not read."""
-
-    name: str
-    used: float | None
-    limit: float | None
-    utilization: float | None
-    temperature: float | None
-    power: float | None
-
-
-class Machine(NamedTuple):
-    """A host: share of its processors that is busy, memory in bytes, and its GPUs."""
-
-    name: str
-    cpu: float | None
-    used: float | None
-    limit: float | None
-    cards: tuple[Card, ...]
 
 
 class _Reading(NamedTuple):
@@ -117,57 +97,5 @@ class Readings:
 
 
 def _machine(host: str, readings: list[tuple[str, _Reading]]) -> Machine:
-    busy = [reading.value for name, reading in readings if name == semconv.M_SYSTEM_CPU_UTILIZATION and not _idle(reading)]
-    used = [
-        reading.value
-        for name, reading in readings
-        if name == semconv.M_SYSTEM_MEMORY_USAGE and reading.attributes.get(semconv.MEMORY_STATE) == "used"
-    ]
-    cards: dict[str, dict[str, float]] = {}
-    names: dict[str, str] = {}
-    for name, reading in readings:
-        device = reading.attributes.get(semconv.HW_ID)
-        if isinstance(device, str) and name != semconv.M_ACTIVE and _whole_device(name, reading):
-            cards.setdefault(device, {})[name] = reading.value
-            names[device] = str(reading.attributes.get(semconv.HW_NAME, device))
-    return Machine(
-        name=host,
-        cpu=min(1.0, sum(busy)) if busy else None,
-        used=sum(used) if used else None,
-        limit=_newest(readings, semconv.M_SYSTEM_MEMORY_LIMIT),
-        cards=tuple(_card(names[device], values) for device, values in sorted(cards.items())),
-    )
-
-
-def _card(name: str, values: Mapping[str, float]) -> Card:
-    return Card(
-        name,
-        *(
-            values.get(metric)
-            for metric in (
-                semconv.M_GPU_MEMORY_USAGE,
-                semconv.M_GPU_MEMORY_LIMIT,
-                semconv.M_GPU_UTILIZATION,
-                semconv.M_TEMPERATURE,
-                semconv.M_POWER,
-            )
-        ),
-    )
-
-
-def _whole_device(metric: str, reading: _Reading) -> bool:
-    """Whether the series is the device's own figure: of several engines and sensors it is the general one."""
-    if metric == semconv.M_TEMPERATURE:
-        return reading.attributes.get(semconv.HW_SENSOR_LOCATION, "gpu") == "gpu"
-    if metric == semconv.M_GPU_UTILIZATION:
-        return reading.attributes.get(semconv.HW_GPU_TASK, "general") == "general"
-    return True
-
-
-def _idle(reading: _Reading) -> bool:
-    return reading.attributes.get(semconv.CPU_MODE) in ("idle", "iowait")
-
-
-def _newest(readings: list[tuple[str, _Reading]], metric: str) -> float | None:
-    found = [reading for name, reading in readings if name == metric]
-    return max(found, key=lambda reading: reading.at_ns).value if found else None
+    ordered = sorted(readings, key=lambda item: item[1].at_ns)
+    return machine_of(host, [(name, reading.value, reading.attributes) for name, reading in ordered])

@@ -52,7 +52,7 @@ class _Loose:
         make: Any = NamedTarget if isinstance(model, str) else LooseTarget
         self.target: LooseTarget = make(model, settings, self.recorder, tokenizer)
         self.released = ExitStack()
-        composition.start(settings, meters, self.released, self.target)
+        composition.start(settings, meters, self.released, self.target, self.recorder.metrics.summary)
 
     def close(self) -> None:
         """Nothing is recorded with it any more; generations that run go on."""
@@ -238,6 +238,8 @@ def _hold(recorder: recorders.StageRecorder, session: Any) -> Callable[[], None]
     held = ExitStack()
     if recorder.settings.report is not None:
         held.callback(composition.reports().session(session.name, session.id))
+    if recorder.settings.live:
+        held.callback(composition.display().session(session.name, session.id))
     held.callback(recorders.add(recorder))
     composition.follow_origins(held)
     return held.close

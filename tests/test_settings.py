@@ -61,7 +61,7 @@ def test_null_in_a_file(tmp_path: Path) -> None:
         ("1: 2", "unknown inferspan setting '1'"),
         ("- a\n- b", "must hold a mapping"),
         ("a: [1", "is not YAML"),
-        ("preset: loud", "'preset' cannot be 'loud': use one of default, light, debug"),
+        ("preset: loud", "'preset' cannot be 'loud': use one of default, light, debug, development, production"),
         ("preset: [light]", "'preset' cannot be"),
     ],
 )

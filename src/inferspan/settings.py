@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from . import setting_checks as check
 from .setting_checks import SettingsError
 from .setting_sources.file import FILE_VARIABLE, read_file, read_named_file, unknown
-from .setting_sources.presets import PRESETS
+from .setting_sources.presets import PRESETS, with_mode
 
 __all__ = ["PRESETS", "Settings", "SettingsError"]
 
@@ -194,7 +194,8 @@ class Settings:
             **dict.fromkeys(overrides, ""),
             **{name: environment_name(name) for name in in_environment},
         }
-        return cls._settled({**PRESETS[chosen], **file_values, **overrides, **in_environment}, sources)
+        values = with_mode(chosen, {**PRESETS[chosen], **file_values, **overrides, **in_environment})
+        return cls._settled(values, sources)
 
     def override(self, overrides: Mapping[str, Any]) -> Settings:
         """These settings with some replaced by arguments.

@@ -89,9 +89,9 @@ def test_the_cost_of_reading_is_exported(fast: Any) -> None:
     assert min(found.values()) > 0
 
 
-def test_what_is_off_is_not_asked(tmp_path: Path) -> None:
-    """Readings that were not chosen are not asked of NVML, and not in the file."""
-    calls, points = run(tmp_path, "nvmlDeviceGetUtilizationRates", gpu_metrics="memory,utilization", host_metrics="memory", gpu_interval=0.1)
+def test_production_reads_memory_and_utilisation_only(tmp_path: Path) -> None:
+    """What the preset leaves out is not asked of NVML, and not in the file."""
+    calls, points = run(tmp_path, "nvmlDeviceGetUtilizationRates", preset="production", gpu_interval=0.1)
     assert {"nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption", "fields"}.isdisjoint(calls)
     assert {semconv.M_POWER, semconv.M_TEMPERATURE, semconv.M_SYSTEM_CPU_TIME}.isdisjoint(points)
     assert {semconv.M_GPU_UTILIZATION, semconv.M_GPU_MEMORY_USAGE, semconv.M_SYSTEM_MEMORY_USAGE} <= set(points)
@@ -110,3 +110,17 @@ def test_intervals_out_of_range_are_refused(name: str, value: Any) -> None:
     """From 0.1 s to an hour."""
     with pytest.raises(inferspan.SettingsError, match=name):
         Settings.resolve({name: value}, environ={})
+
+
+@pytest.mark.parametrize("preset", ["development", "production"])
+def test_presets_have_the_tag_mode(preset: str) -> None:
+    """Tags of the program stand beside it."""
+    settings = Settings.resolve(preset=preset, environ={}, overrides={"session_tags": {"team": "a"}})
+    assert dict(settings.session_tags or ()) == {"mode": preset, "team": "a"}
+
+
+def test_single_settings_override_a_preset() -> None:
+    """An argument is stronger."""
+    settings = Settings.resolve(preset="development", environ={}, overrides={"live": False, "gpu_interval": 2.0})
+    assert settings.live is False
+    assert settings.gpu_interval == 2.0

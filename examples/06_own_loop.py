@@ -11,7 +11,6 @@ from inferspan.report.session import Span, read_session
 TOKENS = 6
 model, tokenizer = load()
 handle = inferspan.instrument(model, modules="none", session_file="own_loop.otlp.jsonl")
-
 # transformers has renamed the argument, and the output, that is the cache.
 CACHE = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 

@@ -18,7 +18,7 @@ HEAVY = ("torch", "transformers", "numpy", "pynvml", "psutil", "opentelemetry.sd
 """What ``import inferspan`` must not load: it costs seconds, or does something to the process."""
 
 # Sources that are made of torch operations. All else must be importable where there is no torch.
-NEEDS_TORCH: tuple[str, ...] = ("inferspan.capture", "inferspan.samplers.allocator")
+NEEDS_TORCH: tuple[str, ...] = ("inferspan.capture", "inferspan.graph", "inferspan.samplers.allocator")
 if importlib.util.find_spec("opentelemetry.instrumentation") is None:
     # Its base class is in an extra of ours.
     NEEDS_TORCH += ("inferspan.zero_code.instrumentor",)

@@ -72,6 +72,10 @@ def __getattr__(name: str) -> Any:
         from .version import version
 
         return version()
+    if name == "graph":
+        import importlib
+
+        return importlib.import_module(".graph", __name__)
     if name in _HOMES:
         import importlib
 

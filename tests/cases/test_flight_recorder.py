@@ -293,7 +293,6 @@ def test_each_thread_has_its_own(telemetry: Telemetry) -> None:
     telemetry.check()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA does not work in a child that was forked after its first use")
 def test_a_forked_child_decides_for_itself(telemetry: Telemetry) -> None:
     """A lock that another thread held at that moment does not stop the child."""
     model = nn.Linear(4, 4)

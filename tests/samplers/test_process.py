@@ -34,7 +34,7 @@ def names():
     return [span.name for span in exporter.get_finished_spans()]
 def points():
     data = reader.get_metrics_data()
-    return {metric.name: [point.value if hasattr(point, "value") else point.sum for point in metric.data.data_points]
+    return {metric.name: [getattr(point, "value", None) or getattr(point, "sum", None) for point in metric.data.data_points]
             for resource in (data.resource_metrics if data else ()) for scope in resource.scope_metrics for metric in scope.metrics}
 def threads():
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("inferspan")]

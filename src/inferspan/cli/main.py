@@ -29,6 +29,7 @@ from .run import add_run
 from .runs import add_aggregate, add_trend
 from .settings import add_settings
 from .stack import add_stack
+from .trace_graph import add_trace_graph
 from .version import add_version
 
 __all__ = ["main"]
@@ -126,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
 
     for add in (
         add_run, add_report, add_live, add_tail, add_replay, add_aggregate, add_trend, add_doctor,
-        add_settings, add_version, add_demo, add_stack, add_bundle,
+        add_settings, add_version, add_demo, add_stack, add_bundle, add_trace_graph,
     ):  # fmt: skip
         add(commands)
     return parser

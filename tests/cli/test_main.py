@@ -39,6 +39,18 @@ def test_report_writes_the_page(session_file: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr() == (f"wrote {output}: 1 request, 1 failed, 0 metric series\n", "")
 
 
+def test_report_has_the_picture_of_a_graph(session_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An SVG is an image of the page, in which no script runs; another file is refused."""
+    picture, output = session_file.with_name("graph.svg"), session_file.with_name("out.html")
+    picture.write_text('<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>', encoding="utf-8")
+    assert main(["report", str(session_file), "-o", str(output), "--graph", str(picture)]) == 0
+    page = output.read_text()
+    assert "data:image/svg+xml;base64,PHN2Zy" in page
+    assert "alert(1)" not in page
+    assert main(["report", str(session_file), "-o", str(output), "--graph", str(session_file)]) == 2
+    assert "is no SVG" in capsys.readouterr().err
+
+
 def test_report_goes_beside_the_session_by_default(session_file: Path) -> None:
     """Without -o the page has the session's name."""
     assert main(["report", str(session_file)]) == 0

@@ -50,6 +50,7 @@ def add_report(commands: Any) -> None:
     report.add_argument(
         "--trace-url", metavar="URL", help="address of a trace in Jaeger or Tempo, such as 'http://localhost:16686/trace/{trace_id}'"
     )
+    report.add_argument("--graph", metavar="SVG", type=source, help="put this picture of 'inferspan trace-graph MODEL --svg' into the page")
     report.set_defaults(run=_run)
 
 
@@ -66,6 +67,9 @@ def _run(arguments: argparse.Namespace) -> None:
     one_on_stdout([("-o", page), ("--json", figures)], text=arguments.text)
     if arguments.open and (page is None or is_stream(page)):
         raise Failure("--open needs a page: give its path with -o")
+    if arguments.graph is not None and page is None:
+        raise Failure("--graph needs a page: give its path with -o")
+    picture = _picture(arguments.graph)
     try:
         files = session_files(given)
         for path in (page, figures):
@@ -76,7 +80,7 @@ def _run(arguments: argparse.Namespace) -> None:
             session = read_sessions(files, points=Settings.resolve().max_data_points)
             if arguments.text:
                 _print(session)
-            written = _write(session, page, figures, arguments)
+            written = _write(session, page, figures, picture, arguments)
     except SessionFileError as error:
         raise Failure(str(error)) from None
     if written:
@@ -87,14 +91,29 @@ def _run(arguments: argparse.Namespace) -> None:
         webbrowser.open(page.absolute().as_uri())
 
 
-def _write(session: Session, page: Path | None, figures: Path | None, arguments: argparse.Namespace) -> list[Path]:
+def _picture(path: Path | None) -> str | None:
+    """The text of an SVG file."""
+    if path is None:
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure(f"cannot read the picture {path}: {error}") from None
+    if "<svg" not in text[:1000]:
+        raise Failure(f"{path} is no SVG: 'inferspan trace-graph MODEL --svg FILE' writes one")
+    return text
+
+
+def _write(
+    session: Session, page: Path | None, figures: Path | None, picture: str | None, arguments: argparse.Namespace
+) -> list[Path]:
     from inferspan.report.figures.document import write_document
     from inferspan.report.html import write_report
 
     written, option, path = [], "-o", page
     try:
         if page is not None:
-            write_report(session, page, title=arguments.title, trace_url=arguments.trace_url)
+            write_report(session, page, title=arguments.title, trace_url=arguments.trace_url, graph=picture)
             written.append(page)
         if figures is not None:
             option, path = "--json", figures

@@ -6,6 +6,7 @@ is data, never markup: the script puts it on the page as text only, and the page
 
 from __future__ import annotations
 
+import base64
 import functools
 import html
 import json
@@ -26,21 +27,24 @@ _SCRIPTS = (
 )  # fmt: skip
 
 
-def render(session: Session, *, title: str | None = None, trace_url: str | None = None) -> str:
+def render(session: Session, *, title: str | None = None, trace_url: str | None = None, graph: str | None = None) -> str:
     """The page as text.
 
     Args:
         session: result of ``read_session``.
         title: heading of the page; default names the models, or else the file.
         trace_url: address of a trace in Jaeger or Tempo, with ``{trace_id}`` in it: each request then links to its trace.
+        graph: a picture as SVG, shown as an image, in which no script runs.
 
     Raises:
-        ValueError: ``trace_url`` is no http address, or has no ``{trace_id}``.
+        ValueError: ``trace_url`` is no http address, or has no ``{trace_id}``; ``graph`` is no SVG.
     """
     data = payload(session)
     data["title"] = _encodable(title or _title(session, data))
     data["version"] = version()
     data["traceUrl"] = _checked(trace_url)
+    if graph is not None:
+        data["graph"] = _image(graph)
     parts = {
         "title": html.escape(data["title"]),
         "style": _asset("report.css"),
@@ -53,7 +57,9 @@ def render(session: Session, *, title: str | None = None, trace_url: str | None 
     return "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
 
 
-def write_report(session: Session, path: str | Path, *, title: str | None = None, trace_url: str | None = None) -> Path:
+def write_report(
+    session: Session, path: str | Path, *, title: str | None = None, trace_url: str | None = None, graph: str | None = None
+) -> Path:
     """Write the page; readers never see an incomplete file, and only its owner may read it.
 
     Args:
@@ -61,13 +67,14 @@ def write_report(session: Session, path: str | Path, *, title: str | None = None
         path: file to write; an existing one, or a link, is replaced. A pipe or a device, such as ``/dev/stdout``, is written to.
         title: heading of the page.
         trace_url: see ``render``.
+        graph: see ``render``.
 
     Raises:
         OSError: the file cannot be written.
     """
     path = Path(path)
     # Drawn first: a failure must not leave anything in the folder.
-    write_text(path, [render(session, title=title, trace_url=trace_url)])
+    write_text(path, [render(session, title=title, trace_url=trace_url, graph=graph)])
     return path
 
 
@@ -93,6 +100,13 @@ def _checked(trace_url: str | None) -> str | None:
     if not trace_url.startswith(("http://", "https://")) or "{trace_id}" not in trace_url:
         raise ValueError(f"{trace_url!r} is no address of a trace: it must begin with http:// or https:// and hold {{trace_id}}")
     return _encodable(trace_url)
+
+
+def _image(svg: str) -> str:
+    """An SVG as the address of an image."""
+    if not svg.lstrip().startswith(("<svg", "<?xml")):
+        raise ValueError("the picture of the graph is no SVG")
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode("utf-8")).decode("ascii")
 
 
 @functools.cache

@@ -112,6 +112,11 @@ function operationsView() {
   return [make("h2", { id: "operations" }, "Operations"), drawn(phaseMeters), drawn(() => operationTable(data.operations)), drawn(() => moduleCosts(data.operations)), drawn(eventCounts)];
 }
 
+function graphView() {
+  if (!data.graph) return null;
+  return [make("h2", { id: "graph" }, "Graph"), make("div", { class: "panel scroll" }, make("img", { src: data.graph, alt: "the graph of the model: subgraphs, modules and the values between them" }))];
+}
+
 // Shown only where a rule has found something.
 function findingsView() {
   const list = (title, id, found, head) => (found.length ? [make("h2", { id }, title), make("div", { class: "panel" }, found.map((one) => make("details", {}, make("summary", {},

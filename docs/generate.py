@@ -182,6 +182,10 @@ settings = inferspan.Settings(modules="none", session_file="session.otlp.jsonl")
 A session file belongs to the process, not to one model. Once it is open, all instrumented models that use the global providers write to
 it until the process ends. `uninstrument()` does not close it. inferspan appends to an existing file.
 
+`handle.set(**settings)` changes the settings with a *yes* in the column `handle.set` while the program runs: from the next request on,
+for all handles of the model. Others raise `SettingsError`, and so does a value that cannot be used; nothing changes then. See
+[Looking inside](inside.md).
+
 `INFERSPAN_EXTENSION=0` belongs to the process too and can be set in the environment only. It disables the optional
 [C extension](troubleshooting.md#the-c-extension).
 """
@@ -189,9 +193,13 @@ it until the process ends. `uninstrument()` does not close it. inferspan appends
 
 def _settings() -> str:
     lines = [NOTICE.format(source="src/inferspan/settings.py"), "", "# Settings", "", SETTINGS_INTRODUCTION]
+    live = settings.live_settings()
     lines += _table(
-        ("setting", "environment variable", "default", "meaning"),
-        ((_code(name), _code(variable), _code(default), brief) for name, variable, default, brief in settings.describe()),
+        ("setting", "environment variable", "default", "`handle.set`", "meaning"),
+        (
+            (_code(name), _code(variable), _code(default), "yes" if name in live else "", brief)
+            for name, variable, default, brief in settings.describe()
+        ),
     )
     lines += ["## Presets", ""]
     lines += _table(

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import fields
 from types import TracebackType
@@ -31,6 +31,7 @@ from .arguments import resolve, unwrap
 from .composition import Providers
 from .export import otlp
 from .guard import contain
+from .inside.handle import InsideHandle
 from .program import recorders
 from .program.attached import log_status, status_now
 from .samplers import process as machine
@@ -92,6 +93,13 @@ class _Instrumentation:
             _instrumentations[self._key] = self
         left.close()
 
+    def switch(self, changes: Mapping[str, Any]) -> None:
+        """Change settings from the next request on, or raise ``SettingsError`` and change none."""
+        with _lock:
+            settings = self.settings.switched(changes)
+            self.target.configure(settings)
+            self.settings = self.recorder.settings = settings
+
     def forget(self) -> None:
         """Remove the entry, so that the next ``instrument()`` attaches again; called with the lock held."""
         if _instrumentations.get(self._key) is self:
@@ -120,18 +128,17 @@ def _release_collected() -> None:
             instrumentation._release()
 
 
-class Handle:
+class Handle(InsideHandle):
     """Keeps a model instrumented until ``uninstrument()``; a context manager as well.
 
     Several handles on one model share one instrumentation, and the last ``uninstrument()`` detaches.
     """
 
     def __init__(self, instrumentation: _Instrumentation | None, settings: Settings) -> None:
-        self._instrumentation = instrumentation
+        self._instrumentation: _Instrumentation | None = instrumentation
         self._recorder: Any = None if instrumentation is None else instrumentation.recorder
         self._providers: Providers = (None, None, None) if instrumentation is None else instrumentation.providers
-        self.settings = settings
-        """The settings in force."""
+        self._settings = settings
 
     def uninstrument(self) -> None:
         """Take everything off the model; may be called twice, and while the model runs."""
@@ -140,6 +147,7 @@ class Handle:
             if instrumentation is None:
                 return
             instrumentation.users -= 1
+            self._settings = instrumentation.settings
             # Below zero after uninstrument(model) has taken all handles at once.
             last = instrumentation.users == 0
             if last:

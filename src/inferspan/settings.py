@@ -35,8 +35,8 @@ SLOW_SETTINGS = ("slow_after", "slow_first_token", "slow_quantile")
 """Settings that define a slow request."""
 
 
-def _setting(default: Any, checked: Callable[[str, Any], Any], brief: str, *, env: str | None = None) -> Any:
-    return field(default=default, metadata={"check": checked, "brief": brief, "env": env})
+def _setting(default: Any, checked: Callable[[str, Any], Any], brief: str, *, env: str | None = None, live: bool = False) -> Any:
+    return field(default=default, metadata={"check": checked, "brief": brief, "env": env, "live": live})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,22 +50,22 @@ class Settings:
     # whether anything is recorded at all
     enabled: bool = _setting(True, check.boolean, "whether inferspan does anything: false makes every call of it leave the program as it is")
     # what is recorded
-    modules: str | tuple[str, ...] = _setting("layers", check.modules, 'modules that get spans on sampled steps: "layers" (layers, attention, MLP), "all", "none", or name patterns and the groups group:vision, group:audio, group:fusion, group:language (by words in their paths)')
+    modules: str | tuple[str, ...] = _setting("layers", check.modules, 'modules that get spans on sampled steps: "layers" (layers, attention, MLP), "all", "none", or name patterns and the groups group:vision, group:audio, group:fusion, group:language (by words in their paths)', live=True)
     stages: str | tuple[tuple[str, tuple[str, ...]], ...] = _setting("auto", check.stages, 'stages of multimodal models that get spans in every pass: "auto" (vision_encode, audio_encode and fusion, found by the structure of the model), "none", some of these names, or names with patterns of module paths, such as {"vision_encode": "model.vision_tower"} (in the environment vision_encode=model.vision_tower,fusion=model.connector)')
     methods: Sequence[str] | None = _setting(None, check.names, "methods whose calls are requests beside forward() and generate(); default: those known of transformers (get_image_features, ...) and encode and decode of autoencoders of diffusers")
-    steps: str = _setting("all", check.choice("all", "sampled", "none"), "forward passes of generate() that get spans: all up to the budget, those with module spans, or none")
-    every_step: bool = _setting(False, check.boolean, "module spans on every step, with the budget raised to its hard cap; for debugging")
-    max_spans_per_trace: int = _setting(2000, check.integer(1, 100_000_000), "span budget of one request")
-    span_hard_cap: int = _setting(5000, check.integer(1, 100_000_000), "what `max_spans_per_trace` may not exceed; raise both by name to lift the budget")
-    module_span_name: str = _setting("layer", check.choice("layer", "path", "type"), 'name of a module span: "layer 12 mlp", the path, or the class')
-    logits: bool = _setting(True, check.boolean, "statistics of the raw logits of every recorded step")
-    top_k: int = _setting(5, check.integer(0, 100), "most likely tokens kept per step, only with content capture")
+    steps: str = _setting("all", check.choice("all", "sampled", "none"), "forward passes of generate() that get spans: all up to the budget, those with module spans, or none", live=True)
+    every_step: bool = _setting(False, check.boolean, "module spans on every step, with the budget raised to its hard cap; for debugging", live=True)
+    max_spans_per_trace: int = _setting(2000, check.integer(1, 100_000_000), "span budget of one request", live=True)
+    span_hard_cap: int = _setting(5000, check.integer(1, 100_000_000), "what `max_spans_per_trace` may not exceed; raise both by name to lift the budget", live=True)
+    module_span_name: str = _setting("layer", check.choice("layer", "path", "type"), 'name of a module span: "layer 12 mlp", the path, or the class', live=True)
+    logits: bool = _setting(True, check.boolean, "statistics of the raw logits of every recorded step", live=True)
+    top_k: int = _setting(5, check.integer(0, 100), "most likely tokens kept per step, only with content capture", live=True)
     token_arrays: bool = _setting(True, check.boolean, "log-probabilities, entropies and intervals per token on the request span")
-    analysis: bool = _setting(True, check.boolean, "repetition, loops, entropy and confidence of what was generated, and findings: attributes of the request span, a `gen_ai.evaluation.result` event and a count each; requests that are sampled")
-    thresholds: Mapping[str, float] | Sequence[tuple[str, float]] = _setting((), check.thresholds, "when a figure of the analysis is a finding, a mapping, or `confidence=0.5,repetition_recent=0.8,repetition_4gram=0.5,loop_tokens=32,logit_spread=0.1`, which are the defaults; those that are not named keep theirs")
-    device_time: bool = _setting(True, check.boolean, "device time of requests, phases, steps and recorded module calls on CUDA, by events that nothing waits for")
-    output_stats: bool = _setting(False, check.boolean, "mean, deviation, extremes and NaN counts of every recorded module's output")
-    routing: bool = _setting(False, check.boolean, "routers of experts get spans on recorded steps, with the tokens of each expert, the imbalance, the entropy of the router and dropped tokens")
+    analysis: bool = _setting(True, check.boolean, "repetition, loops, entropy and confidence of what was generated, and findings: attributes of the request span, a `gen_ai.evaluation.result` event and a count each; requests that are sampled", live=True)
+    thresholds: Mapping[str, float] | Sequence[tuple[str, float]] = _setting((), check.thresholds, "when a figure of the analysis is a finding, a mapping, or `confidence=0.5,repetition_recent=0.8,repetition_4gram=0.5,loop_tokens=32,logit_spread=0.1`, which are the defaults; those that are not named keep theirs", live=True)
+    device_time: bool = _setting(True, check.boolean, "device time of requests, phases, steps and recorded module calls on CUDA, by events that nothing waits for", live=True)
+    output_stats: bool = _setting(False, check.boolean, "mean, deviation, extremes and NaN counts of every recorded module's output", live=True)
+    routing: bool = _setting(False, check.boolean, "routers of experts get spans on recorded steps, with the tokens of each expert, the imbalance, the entropy of the router and dropped tokens", live=True)
     entropy_metric: bool = _setting(False, check.boolean, "histograms of the entropy and of the largest probability of each recorded step")
     module_metric: bool = _setting(False, check.boolean, "histogram of the duration of each recorded module call: a series for each module and phase, of which the SDK keeps 2,000")
     # which requests are worth their detail
@@ -210,6 +210,18 @@ class Settings:
         sources = {name: source for name, source in self._sources.items() if name not in overrides}
         return self._settled({**{name: getattr(self, name) for name in table}, **overrides}, sources)
 
+    def switched(self, changes: Mapping[str, Any]) -> Settings:
+        """The same at run time, when only some settings can change.
+
+        Raises:
+            SettingsError: a setting is unknown, wrong, or fixed while a model is instrumented.
+        """
+        changed, live = self.override(changes), live_settings()
+        for name in changes:
+            if name not in live:
+                raise SettingsError(f"inferspan setting {name!r} is fixed while a model is instrumented; handle.set() takes {', '.join(live)}")
+        return changed
+
     def source(self, name: str) -> str | None:
         """The environment variable that a setting comes from, also by a file or preset that it names; ``None`` for all else."""
         return self._sources.get(name)
@@ -236,6 +248,11 @@ def describe() -> list[tuple[str, str, str, str]]:
         (item.name, environment_name(item.name), "" if item.default in (None, MISSING, ()) else str(item.default), item.metadata["brief"])
         for item in fields(Settings)
     ]
+
+
+def live_settings() -> tuple[str, ...]:
+    """Names of the settings that ``handle.set()`` takes."""
+    return tuple(item.name for item in fields(Settings) if item.metadata["live"])
 
 
 def _read_environment(environ: Mapping[str, str], table: Mapping[str, Any]) -> dict[str, Any]:

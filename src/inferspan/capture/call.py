@@ -37,7 +37,10 @@ if TYPE_CHECKING:
     from inferspan.capture.device.clock import Measured
     from inferspan.capture.profiler.window import WindowClaim
 
-__all__ = ["ANNOUNCED", "UNDER_REQUEST", "Call", "around_here", "current", "is_in_step", "loop_by_hand", "pass_state", "step_by_hand"]
+__all__ = [
+    "ANNOUNCED", "UNDER_REQUEST", "Call", "abandon_clocks", "around_here", "current", "is_in_step", "loop_by_hand", "pass_state",
+    "step_by_hand",
+]  # fmt: skip
 
 
 _NO_ATTRIBUTES: Mapping[str, AttributeValue] = {}
@@ -64,6 +67,15 @@ def around_here() -> Call | None:
         if call is not None and getattr(call, "end", None) is not None:
             return None
     return call
+
+
+def abandon_clocks() -> None:
+    """Called in a forked child: ask nothing of the device for the requests on this thread."""
+    call = current.call
+    while call is not None:
+        if call.clock is not None:
+            call.clock.abandon()
+        call.clock, call = None, call.outer
 
 
 @leave_frame

@@ -65,6 +65,7 @@ class ForwardCall(Call):
         self.compiled = compiled
         self.owner = owner
         self.engine = owner.engine
+        self.settings = owner.settings
         self.inputs = inputs
         self.inner: list[bool] = []
         """Calls of the model by itself that are running inside this one: whether each is recorded."""
@@ -244,7 +245,7 @@ class ForwardCall(Call):
             elif self.opened_pass.hooked:
                 unobserved.append("context: hooks")
             if failure is None:
-                statistics, sharded = logit_facts(output, self.owner, self.masks)
+                statistics, sharded = logit_facts(output, self.owner, self.masks) if self.settings.logits else ({}, False)
                 attributes |= statistics
                 if sharded:
                     unobserved.append("logits: sharded")

@@ -36,7 +36,7 @@ from inferspan.settings import Settings
 
 from .batch_size import Layout, batch_rows, layout_of
 from .batching import wrappers as batching
-from .call import Call, current
+from .call import Call, abandon_clocks, current
 from .chat import watch_templates
 from .device import energy
 from .forward import close_stale
@@ -95,7 +95,6 @@ class Target:
         self.tokenizer = tokenizer
         self.content = settings.capture_content != "NO_CONTENT"
         self.ids_on_spans = settings.content_on_spans
-        self.steps_wanted = settings.steps
         self.hook_cost = HOOK_COST_NS
         self._facts = ModelFacts(settings)
         self._last_info = self._facts.read(model)
@@ -119,6 +118,16 @@ class Target:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def steps_wanted(self) -> str:
+        """Which steps get a span."""
+        return self.settings.steps
+
+    def configure(self, settings: Settings) -> None:
+        """Use other settings from the next request on; raises ``SettingsError`` where a name pattern matches no module."""
+        self.engine.configure(settings)
+        self.settings = settings
 
     @property
     def model(self) -> nn.Module | None:
@@ -288,11 +297,7 @@ class Target:
         """Called in a forked child: calls of the parent's other threads do not run in it, and never release their locks."""
         self.engine.forked()
         self.device_clock.forked()
-        call = current.call
-        while call is not None:
-            if call.clock is not None:
-                call.clock.abandon()
-            call.clock, call = None, call.outer
+        abandon_clocks()
         self.windows.forked()
         if self._root is not None:
             self._root.forked(inside=current.call is not None)
@@ -320,12 +325,7 @@ class Target:
 
     def new_energy_meter(self) -> RequestEnergy | None:
         """A meter for one request, where the model is on a CUDA device whose energy is sampled."""
-        if self.machine is None or not self.settings.nvml:
-            return None
-        with contain("energy reading"):
-            if (device := self.device) is not None and device.type == "cuda":
-                return RequestEnergy(self.machine, str(device), self.cuda_devices)
-        return None
+        return energy.meter_on(self.device, self.machine, self.cuda_devices) if self.settings.nvml else None
 
     def new_device_clock(self) -> CallClock | None:
         """A clock for the device times of one request, where they can be measured."""

@@ -106,6 +106,7 @@ class LiveRequestSpan(RequestSpan):
     ) -> None:
         super().__init__(start, span, recorder.metrics)
         self.recorder = recorder
+        self.settings = recorder.settings
         self.third_party = third_party
         self.recording = bool(span.is_recording() and self.context.trace_flags.sampled)
         self.given: Mapping[str, AttributeValue] = {}
@@ -145,7 +146,7 @@ class LiveRequestSpan(RequestSpan):
         findings: Sequence[Finding] = ()
         if self.recording:
             with contain("analysis"):
-                end, findings = analysed(end, self.recorder.settings, nested=self.request.nested)
+                end, findings = analysed(end, self.settings, nested=self.request.nested)
         if self.held is not None:
             with contain("flight recorder"):
                 end = self._decide(self.held, end)

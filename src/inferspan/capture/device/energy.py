@@ -11,7 +11,9 @@ import threading
 from time import perf_counter_ns
 from typing import Any
 
-__all__ = ["RequestEnergy", "forked"]
+from inferspan.guard import contain
+
+__all__ = ["RequestEnergy", "forked", "meter_on"]
 
 SHORTEST_NS = 1_000_000_000
 SHARE = 0.005
@@ -68,3 +70,17 @@ class RequestEnergy:
         if last is None or last[0] < first[0] or self._machine.shared(hw_id):
             return None
         return float(last[0] - first[0])
+
+
+def meter_on(device: Any, machine: Any, cuda_devices: Any) -> RequestEnergy | None:
+    """A meter for one request on a device whose energy is sampled; ``None`` on others.
+
+    Args:
+        device: a ``torch.device``, or ``None``.
+        machine: the sampler loop, or ``None``.
+        cuda_devices: maps a ``hw.id`` to ``cuda:N``.
+    """
+    with contain("energy reading"):
+        if machine is not None and device is not None and device.type == "cuda":
+            return RequestEnergy(machine, str(device), cuda_devices)
+    return None

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Iterable
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -183,6 +183,19 @@ class Observed:
             self._handles.pop()
 
 
+class _Wanted(NamedTuple):
+    """Modules that get spans: ``Settings.modules`` and ``module_span_name``, and whether routers of experts are among them."""
+
+    modules: str | tuple[str, ...]
+    style: str
+    routers: bool
+
+
+def _wanted(settings: Settings) -> _Wanted:
+    steps = settings.steps != "none"
+    return _Wanted(settings.modules if steps else "none", settings.module_span_name, settings.routing and steps)
+
+
 class ModuleObservers:
     """Observers of the selected submodules and of the stages of one model, attached while at least one recorded call needs them.
 
@@ -191,10 +204,7 @@ class ModuleObservers:
 
     def __init__(self, root: nn.Module, settings: Settings, stages: Wanted = ()) -> None:
         self._root = weakref.ref(root)
-        steps = settings.steps != "none"
-        self._modules = settings.modules if steps else "none"
-        self._style = settings.module_span_name
-        self._routers = settings.routing and steps
+        self._wanted = _wanted(settings)
         self.routing: Routing | None = None
         """The routers of experts, if those are observed."""
         self._stages = stages
@@ -208,6 +218,8 @@ class ModuleObservers:
         self._stages_compiled = False
         self.structure = 0
         """Rises when modules have been added, taken out or replaced."""
+        self._changed = False
+        """Whether other modules are wanted than are selected."""
         self.refresh()
 
     @property
@@ -262,6 +274,20 @@ class ModuleObservers:
         """Paths of the stages that can be observed."""
         return self._of_stages.names
 
+    def configure(self, settings: Settings) -> None:
+        """Select by other settings from the next request on.
+
+        Raises:
+            SettingsError: a name pattern matches no module.
+        """
+        wanted, root = _wanted(settings), self._root()
+        with self._lock:
+            if wanted == self._wanted:
+                return
+            if root is not None:
+                select(root, wanted.modules, wanted.style, routers=wanted.routers)
+            self._wanted, self._changed = wanted, True
+
     def refresh(self) -> None:
         """Select anew.
 
@@ -269,14 +295,16 @@ class ModuleObservers:
             SettingsError: a name pattern matches no module.
         """
         self.structure += 1
+        self._changed = False
         root = self._root()
         if root is None:
             return
+        modules, style, routers = self._wanted
         stages, hidden = select_stages(root, self._stages)
         self._of_stages.select(stages)
-        entries = select(root, self._modules, self._style, {id(module) for module, _, _ in stages}, routers=self._routers)
+        entries = select(root, modules, style, {id(module) for module, _, _ in stages}, routers=routers)
         self._of_modules.select(entries)
-        self.routing = self._routing_of(root, entries) if self._routers else None
+        self.routing = self._routing_of(root, entries) if routers else None
         self._above = [
             (weakref.ref(module), is_compiled(module), [*map(id, module._modules.values())])
             for module in root.modules()
@@ -296,7 +324,7 @@ class ModuleObservers:
         return Routing(found, hidden=not found and has_experts(root))
 
     def _what_is_compiled(self, root: nn.Module) -> str | None:
-        if self._modules == "none":
+        if self._wanted.modules == "none":
             return None
         if is_optimized(root):
             # Its calls are compiled and have `inferspan.unobserved`; generate() of the model in it runs that model as it is.
@@ -318,6 +346,8 @@ class ModuleObservers:
                 self.refresh()
 
     def _is_current(self) -> bool:
+        if self._changed:
+            return False
         for reference, compiled, children in self._above:
             module = reference()
             if module is None or is_compiled(module) is not compiled or [*map(id, module._modules.values())] != children:

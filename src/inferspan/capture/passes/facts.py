@@ -91,7 +91,7 @@ def logit_facts(output: Any, owner: Owner, masks: Masks) -> tuple[dict[str, Attr
     Returns:
         Attributes, empty without logits; and whether the logits were parts of sharded ones.
     """
-    logits = dict.get(output, "logits") if owner.settings.logits and isinstance(output, dict) else None
+    logits = dict.get(output, "logits") if isinstance(output, dict) else None
     if logits is None:
         return {}, False
     with contain("logit statistics"):

@@ -93,7 +93,7 @@ class SeveralPasses(ForwardCall):
         if embedded and embedded[0][0]:
             self._dimension = int(embedded[0][0][-1])
         if self.recording:
-            statistics, sharded = logit_facts(output, self.owner, self._masks)
+            statistics, sharded = logit_facts(output, self.owner, self._masks) if self.settings.logits else ({}, False)
             self._sharded = self._sharded or sharded
             for key, count in nonfinite_of(statistics).items():
                 self._nonfinite[key] = self._nonfinite.get(key, 0) + count

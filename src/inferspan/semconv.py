@@ -303,6 +303,15 @@ OUTPUT_STAT_ABS_MAX = "inferspan.output.stat.abs_max"
 OUTPUT_STAT_NAN_COUNT = "inferspan.output.stat.nan_count"
 OUTPUT_STAT_INF_COUNT = "inferspan.output.stat.inf_count"
 OUTPUT_STAT_ELEMENT_COUNT = "inferspan.output.stat.element_count"
+OUTPUT_STAT_SPARSITY = "inferspan.output.stat.sparsity"
+OUTPUTS_STATS = {
+    key: key.replace("inferspan.output.", "inferspan.outputs.")
+    for key in (
+        OUTPUT_STAT_MEAN, OUTPUT_STAT_STD, OUTPUT_STAT_MIN, OUTPUT_STAT_MAX, OUTPUT_STAT_ABS_MAX, OUTPUT_STAT_SPARSITY,
+        OUTPUT_STAT_NAN_COUNT, OUTPUT_STAT_INF_COUNT, OUTPUT_STAT_ELEMENT_COUNT,
+    )
+}  # fmt: skip
+"""Names of the same for all tensors of an output."""
 EXPERTS_LOAD = "inferspan.experts.load"
 EXPERTS_IMBALANCE = "inferspan.experts.imbalance"
 EXPERTS_ENTROPY = "inferspan.experts.entropy"
@@ -1017,10 +1026,15 @@ ATTRIBUTES = (
             (OUTPUT_STAT_MIN, "minimum"),
             (OUTPUT_STAT_MAX, "maximum"),
             (OUTPUT_STAT_ABS_MAX, "largest magnitude"),
+            (OUTPUT_STAT_SPARSITY, "share of zeros among the elements"),
             (OUTPUT_STAT_NAN_COUNT, "NaN values"),
             (OUTPUT_STAT_INF_COUNT, "infinite values"),
             (OUTPUT_STAT_ELEMENT_COUNT, "elements"),
         )
+    ),
+    *(
+        Attribute(key, "double[]" if "count" not in key else "int[]", _M, f"`{of_first}` of each floating point tensor of the output, at most 8, in order; only if there are several and none lacks it")
+        for of_first, key in OUTPUTS_STATS.items()
     ),
     *(
         Attribute(key, "double", f"{_S}, {_R} (forward)", f"{what}; raw logits of the position that chooses a token or class, mean over the rows that run; of several tokens in a step the last")

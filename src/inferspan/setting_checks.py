@@ -227,7 +227,7 @@ def path_of_process(name: str, value: object) -> str:
     return found
 
 
-def modules(name: str, value: object) -> str | tuple[str, ...]:
+def modules(name: str, value: object) -> str | tuple[Any, ...]:
     """One of ``MODULE_WORDS``, or name patterns and ``MODULE_GROUPS``."""
     allowed = 'use "layers", "all", "none" or a list of name patterns and groups such as ["model.layers.*.mlp", "group:vision"]'
     if isinstance(value, str):
@@ -236,18 +236,29 @@ def modules(name: str, value: object) -> str | tuple[str, ...]:
             return word
         parts = [part.strip() for part in word.split(",")]
         # A single bare word is far more often a misspelt keyword than the name of a top-level module.
+        if word.startswith("re:"):  # it may hold commas
+            return _known_groups(name, value, [word])
         if word and all(parts) and (word.startswith("group:") or any(sign in word for sign in "*?[.,")):
             return _known_groups(name, value, parts)
         raise fail(name, value, allowed)
-    if isinstance(value, Sequence) and value and all(isinstance(part, str) and part.strip() for part in value):
-        return _known_groups(name, value, [part.strip() for part in value])
+    if callable(value):
+        value = [value]
+    if isinstance(value, Sequence) and value and all(part.strip() if isinstance(part, str) else callable(part) for part in value):
+        return _known_groups(name, value, [part.strip() if isinstance(part, str) else part for part in value])
     raise fail(name, value, allowed)
 
 
-def _known_groups(name: str, value: object, parts: list[str]) -> tuple[str, ...]:
+def _known_groups(name: str, value: object, parts: list[Any]) -> tuple[Any, ...]:
     for part in parts:
+        if not isinstance(part, str):
+            continue
         if part.startswith("group:") and part not in MODULE_GROUPS:
             raise fail(name, value, f"{part!r} is no group; those are {', '.join(MODULE_GROUPS)}")
+        if part.startswith("re:"):
+            try:
+                re.compile(part[3:])
+            except re.error as error:
+                raise fail(name, value, f"{part!r} is no regular expression: {error}") from None
     return tuple(parts)
 
 

@@ -50,7 +50,7 @@ class Settings:
     # whether anything is recorded at all
     enabled: bool = _setting(True, check.boolean, "whether inferspan does anything: false makes every call of it leave the program as it is")
     # what is recorded
-    modules: str | tuple[str, ...] = _setting("layers", check.modules, 'modules that get spans on sampled steps: "layers" (layers, attention, MLP), "all", "none", or name patterns and the groups group:vision, group:audio, group:fusion, group:language (by words in their paths)', live=True)
+    modules: str | Sequence[Any] = _setting("layers", check.modules, 'modules that get spans on sampled steps: "layers" (layers, attention, MLP), "all", "none", or patterns: names and globs, `re:` and a regular expression from the start of the path, names of classes, classes, functions of path and module, and the groups group:vision, group:audio, group:fusion, group:language (by words in their paths)', live=True)
     stages: str | tuple[tuple[str, tuple[str, ...]], ...] = _setting("auto", check.stages, 'stages of multimodal models that get spans in every pass: "auto" (vision_encode, audio_encode and fusion, found by the structure of the model), "none", some of these names, or names with patterns of module paths, such as {"vision_encode": "model.vision_tower"} (in the environment vision_encode=model.vision_tower,fusion=model.connector)')
     methods: Sequence[str] | None = _setting(None, check.names, "methods whose calls are requests beside forward() and generate(); default: those known of transformers (get_image_features, ...) and encode and decode of autoencoders of diffusers")
     steps: str = _setting("all", check.choice("all", "sampled", "none"), "forward passes of generate() that get spans: all up to the budget, those with module spans, or none", live=True)
@@ -64,7 +64,7 @@ class Settings:
     analysis: bool = _setting(True, check.boolean, "repetition, loops, entropy and confidence of what was generated, and findings: attributes of the request span, a `gen_ai.evaluation.result` event and a count each; requests that are sampled", live=True)
     thresholds: Mapping[str, float] | Sequence[tuple[str, float]] = _setting((), check.thresholds, "when a figure of the analysis is a finding, a mapping, or `confidence=0.5,repetition_recent=0.8,repetition_4gram=0.5,loop_tokens=32,logit_spread=0.1`, which are the defaults; those that are not named keep theirs", live=True)
     device_time: bool = _setting(True, check.boolean, "device time of requests, phases, steps and recorded module calls on CUDA, by events that nothing waits for", live=True)
-    output_stats: bool = _setting(False, check.boolean, "mean, deviation, extremes and NaN counts of every recorded module's output", live=True)
+    output_stats: bool = _setting(False, check.boolean, "mean, deviation, extremes, sparsity and NaN counts of every tensor in the output of each recorded module: see `modules` and `every_step`", live=True)
     routing: bool = _setting(False, check.boolean, "routers of experts get spans on recorded steps, with the tokens of each expert, the imbalance, the entropy of the router and dropped tokens", live=True)
     entropy_metric: bool = _setting(False, check.boolean, "histograms of the entropy and of the largest probability of each recorded step")
     module_metric: bool = _setting(False, check.boolean, "histogram of the duration of each recorded module call: a series for each module and phase, of which the SDK keeps 2,000")

@@ -95,6 +95,7 @@ class Target:
         self.tokenizer = tokenizer
         self.content = settings.capture_content != "NO_CONTENT"
         self.ids_on_spans = settings.content_on_spans
+        self.steps_wanted = settings.steps
         self.hook_cost = HOOK_COST_NS
         self._facts = ModelFacts(settings)
         self._last_info = self._facts.read(model)
@@ -119,15 +120,11 @@ class Target:
             self.close()
             raise
 
-    @property
-    def steps_wanted(self) -> str:
-        """Which steps get a span."""
-        return self.settings.steps
-
     def configure(self, settings: Settings) -> None:
         """Use other settings from the next request on; raises ``SettingsError`` where a name pattern matches no module."""
         self.engine.configure(settings)
         self.settings = settings
+        self.steps_wanted = settings.steps
 
     @property
     def model(self) -> nn.Module | None:

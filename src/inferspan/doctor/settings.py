@@ -58,7 +58,9 @@ def value_text(value: object) -> str:
     if value is None:
         return "not set"
     if isinstance(value, tuple | list):
-        parts = [part if isinstance(part, str) else "=".join(value_text(each) for each in part if each != ()) for part in value]
+        parts = [
+            "=".join(value_text(each) for each in part if each != ()) if isinstance(part, tuple | list) else str(part) for part in value
+        ]
         return ",".join(parts) or "none"
     return without_secrets(str(value))
 

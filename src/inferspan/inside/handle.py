@@ -5,9 +5,12 @@ In: calls of the program. Out: settings of the model's instrumentation, which al
 
 from __future__ import annotations
 
+import fnmatch
 from typing import Any
 
+from inferspan import composition
 from inferspan.settings import Settings
+from inferspan.summaries.activations import Activations
 
 __all__ = ["InsideHandle"]
 
@@ -16,6 +19,7 @@ class InsideHandle:
     """Base of ``Handle``."""
 
     _instrumentation: Any
+    _recorder: Any
     _settings: Settings
 
     @property
@@ -43,3 +47,17 @@ class InsideHandle:
             self._settings = self._settings.switched(settings)
         else:
             instrumentation.switch(settings)
+
+    def activations(self, module: str = "*") -> Activations:
+        """Shapes of the recorded modules, and with ``output_stats`` figures of their outputs: of all calls, of the last one, and a history.
+
+        In the order of the model, for calls that were recorded as spans; ``print()`` shows a line for each module with four decimals.
+        Figures are of the first floating point tensor of an output and its finite values; std is the population's. At most 4,000 modules.
+
+        Args:
+            module: path of a module, or a glob.
+        """
+        if self._recorder is None:
+            return Activations(())
+        composition.hand_over()
+        return Activations(row for row in self._recorder.recording.modules() if fnmatch.fnmatchcase(row.name, module))

@@ -7,14 +7,18 @@ values. Nothing of a tensor is held.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, overload
 
 from inferspan import semconv
 from inferspan.attribute_values import shape_attributes
 
-__all__ = ["ModuleFigures", "ModuleRow", "OutputFigures"]
+__all__ = ["Activations", "ModuleFigures", "ModuleRow", "OutputCall", "OutputFigures"]
+
+KEPT_CALLS = 32
+"""Calls in the history of a module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,7 @@ class OutputFigures:
         range: the smallest and the largest finite value.
         nan: values that are not a number.
         inf: infinite values.
+        sparsity: share of zeros among all elements.
     """
 
     elements: int
@@ -36,13 +41,30 @@ class OutputFigures:
     range: tuple[float, float] | None
     nan: int
     inf: int
+    sparsity: float | None = None
 
     def __str__(self) -> str:
         """In one line, with four decimals."""
         if self.mean is None or self.std is None or self.range is None:
             return "no finite value"
         odd = "".join(f", {number:,} {word}" for number, word in ((self.nan, "NaN"), (self.inf, "Inf")) if number)
-        return f"mean {self.mean:.4f}, std {self.std:.4f}, range [{self.range[0]:.4f}, {self.range[1]:.4f}]{odd}"
+        zeros = f", {self.sparsity:.1%} zeros" if self.sparsity else ""
+        return f"mean {self.mean:.4f}, std {self.std:.4f}, range [{self.range[0]:.4f}, {self.range[1]:.4f}]{zeros}{odd}"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputCall:
+    """One call of a module whose output was looked at.
+
+    Attributes:
+        start_ns: when it began, nanoseconds since the epoch.
+        step: number of the step of its request; ``None`` outside of one.
+        output: values of the output's first floating point tensor.
+    """
+
+    start_ns: int
+    step: int | None
+    output: OutputFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +79,8 @@ class ModuleRow:
         input_dtypes, output_dtypes: of the same tensors.
         outputs: values of all calls together; ``None`` without ``output_stats``.
         last: values of the last call that has statistics.
+        history: the latest calls that have statistics, at most 32, the newest last.
+        forgotten: number of earlier ones.
     """
 
     name: str
@@ -68,16 +92,44 @@ class ModuleRow:
     output_dtypes: tuple[str, ...]
     outputs: OutputFigures | None = None
     last: OutputFigures | None = None
+    history: tuple[OutputCall, ...] = field(default=(), repr=False)
+    forgotten: int = field(default=0, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, without those that are ``None``."""
-        return {key: value for key, value in asdict(self).items() if value is not None}
+        """The fields by name, without the history and those that are ``None``."""
+        found = asdict(replace(self, history=(), forgotten=0))
+        return {key: value for key, value in found.items() if value is not None and key not in ("history", "forgotten")}
 
     def __str__(self) -> str:
         """In one line."""
         given = ", ".join(f"{shape} {dtype}" for shape, dtype in zip(self.output_shapes, self.output_dtypes, strict=False)) or "no tensor"
         calls = f"{self.calls:,} call" + ("" if self.calls == 1 else "s")
         return f"{self.name} ({self.type}): {given}" + ("" if self.outputs is None else f", {self.outputs}") + f", {calls}"
+
+
+class Activations(Sequence[ModuleRow]):
+    """Rows of the observed modules, in the model's order; printed with a line for each.
+
+    Args:
+        rows: one for each module.
+    """
+
+    def __init__(self, rows: Iterable[ModuleRow]) -> None:
+        self.rows = tuple(rows)
+
+    @overload
+    def __getitem__(self, index: int) -> ModuleRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[ModuleRow, ...]: ...
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __str__(self) -> str:
+        """A line for each module, with four decimals; std is the population's."""
+        return "\n".join(map(str, self.rows)) or "no module has been recorded"
 
 
 class ModuleFigures:
@@ -89,8 +141,8 @@ class ModuleFigures:
         order: number of its first call, by which modules are in the model's order.
     """
 
-    __slots__ = ("_calls", "_elements", "_finite", "_inf", "_inputs", "_largest", "_last", "_mean", "_name", "_nan", "_outputs",
-                 "_smallest", "_squares", "_type", "order")  # fmt: skip
+    __slots__ = ("_calls", "_elements", "_finite", "_history", "_inf", "_inputs", "_largest", "_last", "_looked", "_mean", "_name",
+                 "_nan", "_outputs", "_smallest", "_squares", "_type", "_zeros", "order")  # fmt: skip
 
     def __init__(self, name: str, type: str, order: int) -> None:
         self._name, self._type, self.order = name, type, order
@@ -100,16 +152,29 @@ class ModuleFigures:
         self._mean = self._squares = 0.0
         self._smallest, self._largest = math.inf, -math.inf
         self._last: Mapping[str, Any] | None = None
+        self._history: deque[tuple[int, int | None, Mapping[str, Any]]] = deque(maxlen=KEPT_CALLS)
+        self._looked = 0
+        self._zeros = 0.0
 
-    def add(self, inputs: Any, outputs: Any, statistics: Mapping[str, Any] | None) -> None:
-        """Take in a call: (shape, dtype) pairs of what went in and came out, and the statistics of the output, if it has any."""
+    def add(self, inputs: Any, outputs: Any, statistics: Mapping[str, Any] | None, at: tuple[int, int | None] = (0, None)) -> None:
+        """Take in a call.
+
+        Args:
+            inputs: (shape, dtype) pairs of what went in.
+            outputs: the same of what came out.
+            statistics: of the output, if it has any.
+            at: when it began, in nanoseconds since the epoch, and the number of the step.
+        """
         self._calls += 1
         self._inputs, self._outputs = inputs, outputs
         if not statistics or semconv.OUTPUT_STAT_ELEMENT_COUNT not in statistics:
             return
         self._last = statistics
+        self._looked += 1
+        self._history.append((*at, statistics))
         elements, nan, inf = (int(statistics.get(key, 0)) for key in _COUNTS)
         self._elements, self._nan, self._inf = self._elements + elements, self._nan + nan, self._inf + inf
+        self._zeros += statistics.get(semconv.OUTPUT_STAT_SPARSITY, 0.0) * elements
         number = elements - nan - inf
         values = [statistics.get(key) for key in _VALUES]
         if number <= 0 or None in values:
@@ -125,26 +190,32 @@ class ModuleFigures:
     def row(self) -> ModuleRow:
         """The figures so far."""
         given, taken = _shapes(self._inputs), _shapes(self._outputs)
-        return ModuleRow(self._name, self._type, self._calls, given[0], taken[0], given[1], taken[1], self._together(), self._of_last())
+        return ModuleRow(
+            self._name, self._type, self._calls, given[0], taken[0], given[1], taken[1], self._together(),
+            None if self._last is None else _figures(self._last),
+            tuple(OutputCall(at, step, _figures(found)) for at, step, found in self._history),
+            self._looked - len(self._history),
+        )  # fmt: skip
 
     def _together(self) -> OutputFigures | None:
         if self._last is None:
             return None
+        sparsity = self._zeros / self._elements if self._elements else None
         if not self._finite:
-            return OutputFigures(self._elements, None, None, None, self._nan, self._inf)
+            return OutputFigures(self._elements, None, None, None, self._nan, self._inf, sparsity)
         std = math.sqrt(self._squares / self._finite)
-        return OutputFigures(self._elements, self._mean, std, (self._smallest, self._largest), self._nan, self._inf)
-
-    def _of_last(self) -> OutputFigures | None:
-        if self._last is None:
-            return None
-        elements, nan, inf = (int(self._last.get(key, 0)) for key in _COUNTS)
-        mean, std, smallest, largest = (self._last.get(key) for key in _VALUES)
-        return OutputFigures(elements, mean, std, None if smallest is None or largest is None else (smallest, largest), nan, inf)
+        return OutputFigures(self._elements, self._mean, std, (self._smallest, self._largest), self._nan, self._inf, sparsity)
 
 
 _COUNTS = (semconv.OUTPUT_STAT_ELEMENT_COUNT, semconv.OUTPUT_STAT_NAN_COUNT, semconv.OUTPUT_STAT_INF_COUNT)
 _VALUES = (semconv.OUTPUT_STAT_MEAN, semconv.OUTPUT_STAT_STD, semconv.OUTPUT_STAT_MIN, semconv.OUTPUT_STAT_MAX)
+
+
+def _figures(found: Mapping[str, Any]) -> OutputFigures:
+    elements, nan, inf = (int(found.get(key, 0)) for key in _COUNTS)
+    mean, std, smallest, largest = (found.get(key) for key in _VALUES)
+    extremes = None if smallest is None or largest is None else (smallest, largest)
+    return OutputFigures(elements, mean, std, extremes, nan, inf, found.get(semconv.OUTPUT_STAT_SPARSITY))
 
 
 def _shapes(described: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:

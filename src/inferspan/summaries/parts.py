@@ -166,7 +166,9 @@ class RequestParts:
             ]
             for recording in self._recordings:
                 recording.add_calls(calls)
-                recording.add_modules(some, batch.statistics, new_step=new_step and not first)
+                recording.add_modules(
+                    some, batch.statistics, new_step=new_step and not first, step=batch.step, offset=batch.offset
+                )
             pause()
         if new_step and batch.step is not None:
             self._with_modules = batch.step

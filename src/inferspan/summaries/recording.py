@@ -117,17 +117,26 @@ class Recording:
         self.operations.add_nested(calls)
 
     def add_modules(
-        self, rows: Sequence[Sequence[Any]], statistics: Mapping[int, Mapping[str, Any]], *, new_step: bool
-    ) -> None:
-        """Take in the shapes and statistics of calls of modules, in the layout of ``ModuleCall``."""
+        self, rows: Sequence[Sequence[Any]], statistics: Mapping[int, Mapping[str, Any]], *, new_step: bool, step: int | None = None,
+        offset: int = 0,
+    ) -> None:  # fmt: skip
+        """Take in the shapes and statistics of calls of modules, in the layout of ``ModuleCall``.
+
+        Args:
+            rows: the calls.
+            statistics: of their outputs.
+            new_step: whether no earlier calls are of the same step.
+            step: its number.
+            offset: added to the time of a call, gives nanoseconds since the epoch.
+        """
         with self._lock:
             self._steps_with_modules += new_step
             self._events["module_start"] += len(rows)
             self._events["module_end"] += len(rows)
-            for number, _, info, _, _, inputs, outputs, _, slot in rows:
+            for number, _, info, start, _, inputs, outputs, _, slot in rows:
                 found = self._modules.get(info.name or info.span_name) or self._module(info, number)
                 if found is not None:
-                    found.add(inputs, outputs, None if slot is None else statistics.get(slot))
+                    found.add(inputs, outputs, None if slot is None else statistics.get(slot), (start + offset, step))
 
     def _module(self, info: ModuleInfo, number: int) -> ModuleFigures | None:
         if len(self._modules) >= MOST_MODULES:

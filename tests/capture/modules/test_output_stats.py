@@ -29,6 +29,8 @@ def reference(tensor: Tensor) -> dict[str, AttributeValue]:
         semconv.OUTPUT_STAT_INF_COUNT: int(np.isinf(values).sum()),
         semconv.OUTPUT_STAT_ELEMENT_COUNT: values.size,
     }
+    if values.size:
+        result[semconv.OUTPUT_STAT_SPARSITY] = float((values == 0).mean())
     if finite.size:
         result |= {
             semconv.OUTPUT_STAT_MEAN: float(finite.mean()),

@@ -11,7 +11,7 @@ import dis
 import sys
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -186,7 +186,7 @@ class Observed:
 class _Wanted(NamedTuple):
     """Modules that get spans: ``Settings.modules`` and ``module_span_name``, and whether routers of experts are among them."""
 
-    modules: str | tuple[str, ...]
+    modules: str | Sequence[Any]
     style: str
     routers: bool
 

@@ -1,15 +1,16 @@
 """Statistics of module outputs, opt-in: computed on the device now, read at the end of the request.
 
 In: outputs. Out: the ``inferspan.output.stat.*`` attributes of each, plain numbers, over the finite values of its first floating point
-tensor. Nothing before ``OutputStats.read`` waits for the device, writes to the tensor, keeps it alive, or copies more than ``PIECE`` of its
-values at once. Tensors without statistics (integers, 8-bit floats, fake or wrapped tensors, ...) are refused without an error.
+tensor, and the ``inferspan.outputs.stat.*`` of all of them where there are several. Nothing before ``OutputStats.read`` waits for the
+device, writes to a tensor, keeps it alive, or copies more than ``PIECE`` of its values at once. Tensors without statistics (integers, 8-bit
+floats, fake or wrapped tensors, ...) are refused without an error.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from inferspan import semconv
 from inferspan.records import AttributeValue, ModuleInfo
 
 from .device_rows import DeviceRows, Place, is_plain
-from .shapes import first_tensor
+from .shapes import all_tensors
 
 __all__ = ["OutputStats"]
 
@@ -39,6 +40,7 @@ class _Piece(NamedTuple):
     square: float
     nonfinite: float
     nan_count: float
+    zeros: float
 
 
 def _pieces(tensor: Tensor) -> Iterator[Tensor]:
@@ -60,9 +62,10 @@ def _reduce(tensor: Tensor) -> Tensor:
     # Comparisons go to a float buffer that is no longer needed: far faster to sum on a CPU than booleans, and no new memory.
     nonfinite = torch.eq(low, -INF, out=buffer).sum()
     nan_count = torch.ne(x, x, out=buffer).sum()
+    zeros = torch.eq(x, 0, out=buffer).sum()
     mean = torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0).sum() / (x.numel() - nonfinite)
     square = torch.sub(x, mean, out=buffer).nan_to_num_(0.0, 0.0, 0.0).square_().sum()
-    return torch.stack([largest, smallest, mean, square, nonfinite, nan_count])
+    return torch.stack([largest, smallest, mean, square, nonfinite, nan_count, zeros])
 
 
 class OutputStats:
@@ -75,7 +78,7 @@ class OutputStats:
     def __init__(self, *, capacity: int = 1 << 20) -> None:
         self._capacity = capacity
         self._rows: DeviceRows[tuple[int, ...]] = DeviceRows()
-        self._places: list[Place[tuple[int, ...]] | None] = []
+        self._places: list[list[Place[tuple[int, ...]] | None]] = []
 
     @property
     def full(self) -> bool:
@@ -83,7 +86,7 @@ class OutputStats:
         return len(self._places) >= self._capacity
 
     def append(self, output: object, module: ModuleInfo | None = None) -> int | None:
-        """Launch the statistics of one output: of its first ordinary floating point tensor, if it is a tuple, list, mapping or dataclass.
+        """Launch the statistics of one output: of its ordinary floating point tensors, if it is a tuple, list, mapping or dataclass.
 
         Args:
             output: of a module.
@@ -94,33 +97,53 @@ class OutputStats:
         """
         if self.full:
             return None
-        tensor = output if is_plain(output) else first_tensor(output, is_plain)
-        if tensor is None or tensor.numel() > LARGEST:
+        tensors = [output] if is_plain(output) else all_tensors(output, is_plain, [])
+        places = [self._launch(tensor) for tensor in tensors if tensor.numel() <= LARGEST]
+        if not places:
             return None
-        if tensor.numel():
-            with torch.no_grad():
-                pieces = list(_pieces(tensor))
-                rows = torch.stack([_reduce(piece) for piece in pieces])
-            self._places.append(self._rows.append(tuple(piece.numel() for piece in pieces), rows))
-        else:
-            self._places.append(None)
+        self._places.append(places)
         return len(self._places) - 1
+
+    def _launch(self, tensor: Tensor) -> Place[tuple[int, ...]] | None:
+        """Where the statistics of a tensor will be; ``None`` of an empty one."""
+        if not tensor.numel():
+            return None
+        with torch.no_grad():
+            pieces = list(_pieces(tensor))
+            rows = torch.stack([_reduce(piece) for piece in pieces])
+        return self._rows.append(tuple(piece.numel() for piece in pieces), rows)
 
     def read(self) -> list[dict[str, AttributeValue]]:
         """The attributes of every output in the order of their ``append``; empties the store. May wait for the device."""
         places, self._places = self._places, []
         groups = {group: rows.tolist() for group, rows in self._rows.read().items()}
         return [
-            _attributes([])
-            if place is None
-            else _attributes([_Piece(*pair) for pair in _counted(place.kind, groups[place.group][place.order])])
-            for place in places
-        ]
+            _joined([
+                _attributes([])
+                if place is None
+                else _attributes([_Piece(*pair) for pair in _counted(place.kind, groups[place.group][place.order])])
+                for place in of_output
+            ])
+            for of_output in places
+        ]  # fmt: skip
 
 
 def _counted(counts: Sequence[int], rows: Sequence[Sequence[float]]) -> Iterator[tuple[float, ...]]:
     for count, row in zip(counts, rows, strict=True):
         yield (count, *row)
+
+
+def _joined(found: list[dict[str, AttributeValue]]) -> dict[str, AttributeValue]:
+    """The attributes of an output: those of its first tensor, and arrays with one entry for each tensor where there are several.
+
+    An array in which a value would be missing looks like one of fewer tensors, and is left out.
+    """
+    if len(found) == 1:
+        return found[0]
+    arrays: dict[str, Any] = {
+        all_of: [one[key] for one in found] for key, all_of in semconv.OUTPUTS_STATS.items() if all(key in one for one in found)
+    }
+    return {**found[0], **arrays}
 
 
 def _moments(pieces: Sequence[_Piece]) -> tuple[float, float]:
@@ -148,6 +171,7 @@ def _attributes(pieces: Sequence[_Piece]) -> dict[str, AttributeValue]:
         semconv.OUTPUT_STAT_MIN: smallest,
         semconv.OUTPUT_STAT_MAX: largest,
         semconv.OUTPUT_STAT_ABS_MAX: max(abs(smallest), abs(largest)),
+        semconv.OUTPUT_STAT_SPARSITY: sum(piece.zeros for piece in pieces) / sum(piece.values for piece in pieces) if pieces else math.nan,
     }
     nan_count = sum(piece.nan_count for piece in pieces)
     return {

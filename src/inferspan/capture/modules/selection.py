@@ -6,9 +6,9 @@ submodule, every object once. Modules inside a compiled region and scripted ones
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Container, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from inferspan.records import ModuleInfo
 from inferspan.setting_checks import MODULE_GROUPS
 from inferspan.settings import SettingsError
 
+from .patterns import matches
 from .routers import find_router
 from .stages import Wanted, find_stages
 
@@ -102,11 +103,6 @@ def _inner(root: nn.Module) -> nn.Module:
     return (root._modules["_orig_mod"] or root) if is_optimized(root) else root
 
 
-def _matches(path: str, pattern: str) -> bool:
-    words = MODULE_GROUPS.get(pattern)
-    return fnmatch.fnmatchcase(path, pattern) if words is None else any(word in path.lower() for word in words)
-
-
 def select_stages(root: nn.Module, wanted: Wanted) -> tuple[list[Entry], bool]:
     """Modules that are stages, as for ``select``, and whether there are others in compiled code.
 
@@ -127,13 +123,13 @@ def select_stages(root: nn.Module, wanted: Wanted) -> tuple[list[Entry], bool]:
 
 
 def select(
-    root: nn.Module, modules: str | tuple[str, ...], style: str, stages: Container[int] = (), *, routers: bool = False
+    root: nn.Module, modules: str | Sequence[Any], style: str, stages: Container[int] = (), *, routers: bool = False
 ) -> list[Entry]:
     """Modules that get spans, as (module, static facts, parent).
 
     Args:
         root: the instrumented model; it is not part of the result.
-        modules: ``"layers"``, ``"all"``, ``"none"``, or name patterns (``fnmatch``) and groups such as ``"group:vision"``.
+        modules: ``"layers"``, ``"all"``, ``"none"``, or patterns as for ``patterns.matches``.
         style: ``Settings.module_span_name``.
         stages: identities of modules that are stages, which are observed as those.
         routers: whether the routers of experts are among them in any case.
@@ -151,7 +147,7 @@ def select(
     elif isinstance(modules, tuple):
         chosen = []
         for pattern in modules:
-            matched = [entry for entry in found if _matches(entry[0], pattern)]
+            matched = [entry for entry in found if matches(entry[0], entry[1], pattern)]
             if not matched:
                 names = ", ".join(path for path, _, _ in found[:6]) or "none: the model has no submodule that can be observed"
                 kind = "group" if pattern in MODULE_GROUPS else "pattern"

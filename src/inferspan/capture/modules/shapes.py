@@ -20,7 +20,7 @@ from torch import Tensor
 
 from inferspan.capture.compile.state import leave_frame
 
-__all__ = ["Described", "describe", "describe_like", "first_tensor"]
+__all__ = ["Described", "all_tensors", "describe", "describe_like", "first_tensor"]
 
 Described = tuple[tuple[Any, Any], ...]
 _known: dict[Described, Described] = {}
@@ -138,6 +138,19 @@ def first_tensor(value: Any, wanted: Callable[[Any], bool], depth: int = 0) -> T
         if found is not None:
             return found
     return None
+
+
+@leave_frame
+def all_tensors(value: Any, wanted: Callable[[Any], bool], found: list[Tensor], depth: int = 0) -> list[Tensor]:
+    """Add the tensors in ``value`` that are wanted to ``found``, in the order of ``describe``, up to ``MAX_TENSORS``."""
+    if isinstance(value, Tensor):
+        if wanted(value) and len(found) < MAX_TENSORS:
+            found.append(value)
+    elif depth < MAX_DEPTH:
+        for part in _parts(value, type(value)):
+            if part is not None and type(part) not in _SCALARS:
+                all_tensors(part, wanted, found, depth + 1)
+    return found
 
 
 @leave_frame

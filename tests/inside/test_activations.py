@@ -1,0 +1,152 @@
+"""Activations: figures of outputs against float64, all tensors of an output, which modules, and the history of a module."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import inferspan
+from inferspan import semconv
+from inferspan.settings import SettingsError
+from tests.cases import models
+from tests.cases.telemetry import Telemetry
+
+
+class _Parts(nn.Module):
+    """Returns several tensors, of which one has no statistics."""
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        return hidden, {"ids": hidden.long(), "double": hidden * 2.0, "half": hidden.half()}
+
+
+class _Net(nn.Module):
+    """A linear layer, a ReLU, and a module with several outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.relu, self.parts = nn.Linear(6, 9), nn.ReLU(), _Parts()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        result: Tensor = self.parts(self.relu(self.linear(hidden)))[0]
+        return result
+
+
+def _attributes(telemetry: Telemetry, name: str) -> list[dict[str, Any]]:
+    return [dict(span.attributes or {}) for span in telemetry.modules() if (span.attributes or {})[semconv.MODULE_NAME] == name]
+
+
+def test_sparsity_is_the_share_of_zeros(telemetry: Telemetry) -> None:
+    """Against float64: half of what a ReLU returns is zero, and a linear layer returns none."""
+    model, hidden = _Net(), torch.randn(7, 6)
+    handle = telemetry.instrument(model, modules="all", output_stats=True)
+    with torch.no_grad():
+        model(hidden)
+        want = (model.relu(model.linear(hidden)).double() == 0).double().mean().item()
+    (found,) = _attributes(telemetry, "relu")
+    assert 0.2 < want < 0.8
+    assert found[semconv.OUTPUT_STAT_SPARSITY] == pytest.approx(want, abs=1e-12)
+    assert _attributes(telemetry, "linear")[0][semconv.OUTPUT_STAT_SPARSITY] == 0.0
+    (row,) = handle.activations("relu")
+    assert row.outputs is not None
+    assert row.outputs.sparsity == pytest.approx(want, abs=1e-12)
+    telemetry.check()
+
+
+def test_every_tensor_of_an_output_has_figures(telemetry: Telemetry) -> None:
+    """One entry for each floating point tensor in order; those of the first stand alone as well."""
+    model, hidden = _Net(), torch.randn(7, 6)
+    telemetry.instrument(model, modules=["parts"], output_stats=True)
+    with torch.no_grad():
+        first, others = model.parts(model.relu(model.linear(hidden)))
+        model(hidden)
+    (found,) = _attributes(telemetry, "parts")
+    whole = [first, others["double"], others["half"]]
+    means = [part.double().mean().item() for part in whole]
+    deviations = [part.double().std(correction=0).item() for part in whole]
+    assert list(found["inferspan.outputs.stat.mean"]) == pytest.approx(means, rel=1e-5)
+    assert list(found["inferspan.outputs.stat.std"]) == pytest.approx(deviations, rel=1e-5)
+    assert list(found["inferspan.outputs.stat.element_count"]) == [63, 63, 63]
+    assert found[semconv.OUTPUT_STAT_MEAN] == pytest.approx(means[0], rel=1e-5)
+    telemetry.check()
+
+
+def test_an_array_with_a_missing_figure_is_left_out(telemetry: Telemetry) -> None:
+    """A tensor of NaN has no mean, so the array of means is not there; that of the counts is."""
+    model = _Net()
+    telemetry.instrument(model, modules=["parts"], output_stats=True)
+    with torch.no_grad():
+        model.linear.bias.fill_(float("nan"))
+        model(torch.randn(2, 6))
+    (found,) = _attributes(telemetry, "parts")
+    assert "inferspan.outputs.stat.mean" not in found
+    assert list(found["inferspan.outputs.stat.nan_count"]) == [18, 18, 18]
+    telemetry.check()
+
+
+def _has_weight(path: str, module: nn.Module) -> bool:
+    return path.startswith("lin") and hasattr(module, "weight")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "chosen"),
+    [
+        ("lin*", ["linear"]),
+        ("re:re.u|parts", ["parts", "relu"]),
+        ("re:elu", None),
+        ("ReLU", ["relu"]),
+        ("Module", None),
+        (nn.Linear, ["linear"]),
+        (_Parts, ["parts"]),
+        (_has_weight, ["linear"]),
+        (nn.Conv1d, None),
+    ],
+    ids=str,
+)
+def test_modules_by_pattern(telemetry: Telemetry, pattern: Any, chosen: list[str] | None) -> None:
+    """A glob, an expression from the start of the path, the name of a class, a class, and a function; one without a match raises."""
+    model = _Net()
+    if chosen is None:
+        with pytest.raises(SettingsError, match="matches no module"):
+            telemetry.instrument(model, modules=[pattern])
+        return
+    telemetry.instrument(model, modules=[pattern])
+    model(torch.randn(2, 6))
+    assert sorted(str((span.attributes or {})[semconv.MODULE_NAME]) for span in telemetry.modules()) == chosen
+
+
+def test_an_expression_that_is_none_is_refused() -> None:
+    """When the settings are made, with the reason."""
+    with pytest.raises(SettingsError, match="is no regular expression"):
+        inferspan.Settings(modules=["re:(model"])
+
+
+def test_the_history_of_a_module(telemetry: Telemetry) -> None:
+    """The latest 32 calls in order, each with its step, time and figures; older ones are counted."""
+    model = models.llama()
+    handle = telemetry.instrument(model, modules=["lm_head"], output_stats=True, every_step=True)
+    with torch.no_grad():
+        model.generate(models.prompt(), do_sample=False, max_new_tokens=40, min_new_tokens=40)
+    (row,) = handle.activations("lm_head")
+    assert [call.step for call in row.history] == list(range(8, 40))
+    assert row.forgotten == 8
+    assert row.calls == 40
+    starts = [call.start_ns for call in row.history]
+    assert starts == sorted(starts)
+    spans = _attributes(telemetry, "lm_head")
+    assert [call.output.mean for call in row.history] == [span[semconv.OUTPUT_STAT_MEAN] for span in spans[8:]]
+
+
+def test_activations_print_a_line_for_each_module(telemetry: Telemetry) -> None:
+    """Shape, dtype, figures with four decimals, and the number of calls, in the model's order."""
+    model = _Net()
+    handle = telemetry.instrument(model, modules="all", output_stats=True)
+    assert str(handle.activations()) == "no module has been recorded"
+    model(torch.randn(7, 6))
+    linear, relu, _parts = str(handle.activations()).splitlines()
+    assert re.fullmatch(r"linear \(Linear\): 7x9 float32, mean -?\d\.\d{4}, std \d\.\d{4}, range \[-\d\.\d{4}, \d\.\d{4}\], 1 call", linear)
+    assert re.search(r"\d zeros|% zeros", relu)
+    assert len(handle.activations()) == 3

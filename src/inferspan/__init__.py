@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .caller import context
+    from .capture.inside.results import NonfiniteError
     from .export.otlp import configure
     from .instrument import Handle, flush, instrument, uninstrument
     from .program.blocks import generation
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Handle",
+    "NonfiniteError",
     "Settings",
     "SettingsError",
     "__version__",
@@ -46,6 +48,7 @@ __all__ = [
 
 _HOMES = {
     "Handle": "instrument",
+    "NonfiniteError": "capture.inside.results",
     "Settings": "settings",
     "SettingsError": "settings",
     "block_computation": "program.decorators",

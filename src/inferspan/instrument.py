@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 __all__ = ["Handle", "flush", "instrument", "uninstrument"]
 
 _REMEDY = "call inferspan.uninstrument(model) first or pass the same"
+_INSTEAD = (
+    ("methods", "methods that are known"), ("numerics", "no outputs are looked at"), ("modules", "module spans are those of the default"),
+)  # fmt: skip
+"""What counts where a setting of the environment does not fit a model."""
 _lock = threading.RLock()
 _instrumentations: dict[int, _Instrumentation] = {}
 _collected_models: deque[_Instrumentation] = deque()
@@ -369,13 +373,13 @@ def _build(model: Any, tokenizer: Any, settings: Settings, providers: Providers)
 def _target(model: Any, settings: Settings, recorder: SpanRecorder, tokenizer: Any) -> Target:
     from inferspan.capture.target import Target
 
-    for name, instead in (("methods", "methods that are known"), ("modules", "module spans are those of the default")):
+    for name, instead in _INSTEAD:
         try:
             return Target(model, settings, recorder, tokenizer)
         except SettingsError as error:  # a method that the model lacks, a name pattern that matches no module
             variable = settings.source(name)
             if variable is None or f"{name!r}" not in str(error):
-                if name == "modules":
+                if name == _INSTEAD[-1][0]:
                     raise
                 continue
             warn_once("%s is ignored for this model, %s: %s", variable, instead, error)

@@ -230,6 +230,8 @@ class RequestEnd:
     """How often the loop has taken the request out of its batch and queued it again."""
     batch: BatchFigures | None = None
     """The steps, where it is not a request that ends but a batch."""
+    bad_outputs: Sequence[Any] = ()
+    """The first ``BadOutput`` of each module whose output had NaN or Inf, in order, at most 16."""
     spans_dropped: int = 0
     overhead_ns: int = 0
     timed: bool = True

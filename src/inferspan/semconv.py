@@ -304,6 +304,7 @@ OUTPUT_STAT_NAN_COUNT = "inferspan.output.stat.nan_count"
 OUTPUT_STAT_INF_COUNT = "inferspan.output.stat.inf_count"
 OUTPUT_STAT_ELEMENT_COUNT = "inferspan.output.stat.element_count"
 OUTPUT_STAT_SPARSITY = "inferspan.output.stat.sparsity"
+NONFINITE_EVENT = "inferspan.nonfinite_output"
 OUTPUTS_STATS = {
     key: key.replace("inferspan.output.", "inferspan.outputs.")
     for key in (
@@ -1095,6 +1096,13 @@ ATTRIBUTES = (
 
 EVENTS = (
     Event(
+        NONFINITE_EVENT,
+        "",
+        "event on the request's span",
+        "the first output with NaN or Inf of each module, at most 16; with `numerics`",
+        f"`{MODULE_NAME}`, `{STEP_INDEX}`, `{OUTPUT_STAT_NAN_COUNT}`, `{OUTPUT_STAT_INF_COUNT}`, `{OUTPUT_STAT_ELEMENT_COUNT}`",
+    ),
+    Event(
         "{name}",
         "INFO (9) as a log record",
         "event on the innermost stage, session or request; without one a log record, or, where no logs are sent, a span without duration",
@@ -1193,6 +1201,7 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("cache length", "size of the cache"), "cached tokens, `inferspan.kv_cache.usage`"),
     ErrorPlaces(("content", "chat template"), "captured messages"),
     ErrorPlaces(("token texts",), "texts of tokens on step spans"),
+    ErrorPlaces(("numerics watch",), "NaN and Inf that `numerics` looks for"),
     ErrorPlaces(("analysis",), "the analysis of what was generated, and its findings"),
     ErrorPlaces(("evaluation event",), "the events of findings"),
     ErrorPlaces(("summary",), "figures of `handle.summary()` and `session.summary()`"),

@@ -35,6 +35,8 @@ from .outcome import Outcome
 
 if TYPE_CHECKING:
     from inferspan.capture.device.clock import Measured
+    from inferspan.capture.inside.hooks import InsideLog
+    from inferspan.capture.modules.hooks import ModuleObservers
     from inferspan.capture.profiler.window import WindowClaim
 
 __all__ = [
@@ -140,6 +142,8 @@ class Call(CallLog):
         """Time in which offloaded weights were moved."""
         self._statistics: dict[int, Attributes] = {}
         """Of the passes since they were read last, by slot."""
+        self.looking: InsideLog | None = None
+        """What is found in outputs in every step; ``None`` if nothing is looked at."""
         self.nonfinite_seen = False
         """Whether an output of a module, or a request inside this one, had NaN or Inf."""
 
@@ -294,6 +298,8 @@ class Call(CallLog):
 
     def read_output_stats(self) -> None:
         """Read the statistics of module outputs, where they are asked for, into the batches of the passes; may wait for the device."""
+        if self.looking is not None:
+            self.looking.read()
         if self.output_stats is None:
             return
         found = self.output_stats.read()
@@ -331,13 +337,25 @@ class Call(CallLog):
     def end_span(self, end: RequestEnd) -> None:
         """Release everything that the call holds and end the span of the request, also after a failure."""
         try:
+            if self.looking is not None:
+                with contain("numerics watch"):
+                    end = self.looking.settle(end)
             self.release()
         finally:
             self.scope.end(end)
 
+    def look_inside(self, engine: ModuleObservers) -> None:
+        """Look at outputs until the request ends, if that is wanted; comes after the collector of statistics."""
+        if engine.inside.active:
+            engine.acquire_inside()
+            self.looking = engine.inside.begin(self)
+
     def release(self) -> None:
         """Release the events of the device, the profiler window and collectors."""
         self.output_stats = None
+        if self.looking is not None:
+            self.looking.release()
+            self.looking = None
         if self.clock is not None:
             with contain("device clock"):
                 self.clock.close()

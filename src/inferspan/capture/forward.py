@@ -93,6 +93,7 @@ class ForwardCall(Call):
         """Attach module observers and begin the device clock and the profiler window."""
         self.output_stats = owner.new_output_stats()
         engine = owner.engine
+        self.look_inside(engine)
         expected = 0 if self.compiled else engine.expected
         self.budget.reserved = 0 if self.compiled else engine.stages
         if expected and self.budget.modules_allowed(expected, whole=False):

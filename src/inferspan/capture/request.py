@@ -84,6 +84,7 @@ class Request(Call):
         self.steps: StepLog = StepLog(self, owner, statistics, modules, now=now, cached=cached)
         if self.recording:
             self.output_stats = owner.new_output_stats()
+            self.look_inside(owner.engine)
             self.clock = owner.new_device_clock()
             modules.choose(0)
 

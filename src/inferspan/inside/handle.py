@@ -9,6 +9,7 @@ import fnmatch
 from typing import Any
 
 from inferspan import composition
+from inferspan.capture.inside.results import NumericsVerdict
 from inferspan.settings import Settings
 from inferspan.summaries.activations import Activations
 
@@ -61,3 +62,11 @@ class InsideHandle:
             return Activations(())
         composition.hand_over()
         return Activations(row for row in self._recorder.recording.modules() if fnmatch.fnmatchcase(row.name, module))
+
+    def numerics(self) -> NumericsVerdict:
+        """Whether outputs of modules had NaN or Inf in the requests so far, and where first; needs the setting ``numerics``."""
+        instrumentation = self._instrumentation
+        if instrumentation is None:
+            return NumericsVerdict()
+        found: NumericsVerdict = instrumentation.target.engine.inside.numerics.verdict()
+        return found

@@ -18,6 +18,7 @@ from inferspan.attribute_values import shape_attributes
 from inferspan.records import Attributes, AttributeValue, ModuleBatch, ModuleInfo, Phase, Profiled, Stage, Step
 
 __all__ = [
+    "nonfinite_attributes",
     "of_call",
     "of_device_time",
     "of_failure",
@@ -143,6 +144,17 @@ def of_call(batch: ModuleBatch, call: tuple[Any, ...]) -> dict[str, AttributeVal
     if failure is not None:
         found.update(of_failure(failure))
     return found
+
+
+def nonfinite_attributes(bad: Any) -> dict[str, AttributeValue]:
+    """Attributes of the event of a ``BadOutput``."""
+    found: dict[str, AttributeValue] = {
+        semconv.MODULE_NAME: bad.module,
+        semconv.OUTPUT_STAT_NAN_COUNT: bad.nan,
+        semconv.OUTPUT_STAT_INF_COUNT: bad.inf,
+        semconv.OUTPUT_STAT_ELEMENT_COUNT: bad.elements,
+    }
+    return found if bad.step is None else {**found, semconv.STEP_INDEX: bad.step}
 
 
 def of_profiled(batch: ModuleBatch, profiled: Profiled) -> dict[str, AttributeValue]:

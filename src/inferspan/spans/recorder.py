@@ -32,6 +32,7 @@ from inferspan.summaries.recording import Recording
 
 from . import figures, origin
 from .analysis import analysed, evaluation_event
+from .attributes import nonfinite_attributes
 from .content import content_event, exception_attributes, exception_event, set_content
 from .current import of_this_thread, session_attributes, suppressed
 from .flight_recorder import FlightRecorder, HeldDetail, weight_of
@@ -356,6 +357,8 @@ class SpanRecorder:
     def finish_span(self, scope: LiveRequestSpan, end: RequestEnd, *, exception: bool = True) -> None:
         """Set the attributes of the end on the request's span; add its exception as an event, unless that was sent as a log record."""
         scope.span.set_attributes(self._end_attributes(scope, end))
+        for bad in end.bad_outputs:
+            scope.span.add_event(semconv.NONFINITE_EVENT, nonfinite_attributes(bad), timestamp=bad.time_ns)
         if end.failure is not None:
             if exception:
                 scope.span.add_event(semconv.EXCEPTION_EVENT, exception_attributes(end.failure), timestamp=end.end_ns)

@@ -180,7 +180,9 @@ def may_hook(module: nn.Module) -> bool:
     if not has_compiled():
         return True
     config = sys.modules.get("torch._dynamo.config")
-    return not module._forward_hooks and not module._forward_pre_hooks and getattr(config, "skip_nnmodule_hook_guards", True)
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    theirs = any(not type(hook).__module__.startswith("inferspan.") for hook in hooks)
+    return not theirs and getattr(config, "skip_nnmodule_hook_guards", True)
 
 
 def is_compiling() -> bool:

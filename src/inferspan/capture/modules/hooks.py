@@ -7,180 +7,28 @@ Attaching is counted over the recorded requests.
 
 from __future__ import annotations
 
-import dis
-import sys
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
-from types import FrameType
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
-from inferspan.capture.compile.state import holds_compiled, is_compiled, is_optimized, may_hook
+from inferspan.capture.compile.state import holds_compiled, is_compiled, is_optimized
 from inferspan.capture.compile.watch import compiling
+from inferspan.capture.inside.hooks import Inside, check_watched
 from inferspan.guard import contain
 from inferspan.records import ModuleInfo
 from inferspan.settings import Settings
 
-from .hook_pair import EnterHook, ExitHook
-from .observer import ObservedCall, can_observe
+from .groups import InsideGroup, Observed, in_hooks_of_a_failure, iterates_hooks
 from .routers import UNREADABLE, Router, Routing, find_router, has_experts
 from .selection import select, select_stages
-from .stages import Wanted, device_of, with_device
+from .stages import Wanted
 
 __all__ = ["STAGES_COMPILED", "ModuleObservers", "Observed", "in_hooks_of_a_failure", "iterates_hooks"]
 
 STAGES_COMPILED = "stages: compiled"
-
-
-def _end_of_normal_path() -> int:
-    """Last line of the normal path in ``_call_impl``, 0 if that is another function.
-
-    Up to torch 2.5 both paths are one function, where the variable of the loop over the hooks is still set long after the loop.
-    """
-    implementation = getattr(nn.Module._call_impl, "__code__", None)
-    if implementation is None:  # replaced by other code
-        return 0
-    last = [one.offset for one in dis.get_instructions(implementation) if one.argval == "_maybe_warn_non_full_backward_hook"]
-    return max((line or 0 for offset, line in dis.findlinestarts(implementation) if last and offset <= last[-1]), default=0)
-
-
-_NORMAL_PATH = _end_of_normal_path()
-
-
-def in_hooks_of_a_failure(frame: FrameType) -> bool:
-    """Whether ``frame`` is torch's call of a module that failed, where torch iterates the table of hooks itself.
-
-    On the normal path it iterates a snapshot.
-    """
-    return frame.f_code is getattr(nn.Module._call_impl, "__code__", None) and frame.f_lineno > _NORMAL_PATH and "hook" in frame.f_locals
-
-
-def iterates_hooks() -> bool:
-    """Whether torch iterates over the hooks of a failed call on this thread: their tables must not change meanwhile."""
-    if sys.exc_info()[1] is None:
-        return False
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if in_hooks_of_a_failure(frame):
-            return True
-        frame = frame.f_back
-    return False
-
-
-class Observed:
-    """Some of the selected modules, and what is attached to them; the lock of ``ModuleObservers`` is held around each call."""
-
-    def __init__(self, engine: ModuleObservers) -> None:
-        self._engine = engine
-        self.users = 0
-        self.selection: list[tuple[weakref.ref[nn.Module], ModuleInfo, weakref.ref[nn.Module], bool]] = []
-        self._placed: dict[ModuleInfo, ModuleInfo] = {}
-        self._known: dict[tuple[int, torch.device | None], ModuleInfo] = {}
-        """Those of the selection by identity: the hash of one goes over all of its fields."""
-        self.refused = self.fused = False
-        """Whether some of the modules got no hooks when this was attached last: they have others, or are run as one operation."""
-        self._handles: list[Any] = []
-        self._observed: list[ObservedCall] = []
-
-    def select(self, entries: Iterable[tuple[nn.Module, ModuleInfo, nn.Module]]) -> None:
-        """Take these modules; they are held weakly, because the selection must not keep a detached child alive."""
-        self._known.clear()
-        self.selection = [
-            (weakref.ref(module), info, weakref.ref(parent), can_observe(module)) for module, info, parent in entries
-        ]
-
-    def is_current(self) -> bool:
-        """Whether each of them is where it was."""
-        for reference, info, parent, _ in self.selection:
-            above, module = parent(), reference()
-            if above is None or module is None or above._modules.get(info.name.rpartition(".")[2]) is not module:
-                return False
-        return True
-
-    @property
-    def attached(self) -> bool:
-        """Whether anything is."""
-        return bool(self._observed or self._handles)
-
-    @property
-    def hooks(self) -> int:
-        """How many observers that is; a pair of hooks is two."""
-        return len(self._observed) + len(self._handles)
-
-    @property
-    def names(self) -> list[str]:
-        """Paths of the modules."""
-        return [info.name for _, info, _, _ in self.selection]
-
-    def acquire(self) -> None:
-        """Attach, unless another recorded call has done so."""
-        self.users += 1
-        if self.users > 1:
-            return
-        try:
-            self.attach()
-        except BaseException:
-            self.users = 0
-            self.detach()
-            raise
-
-    def release(self) -> None:
-        """Detach, if no other recorded call needs the observers."""
-        if self.users:
-            self.users -= 1
-            if not self.users:
-                self.detach()
-
-    def attach(self) -> None:
-        """Attach to all of the modules."""
-        self.detach()
-        self.refused = self.fused = False
-        observe = compiling.watch(self._engine)
-        fused = set() if observe else self._engine.fused_modules()
-        for reference, info, _, observable in self.selection:
-            module = reference()
-            if module is None:
-                continue
-            if info.stage is not None:
-                info = self._where_it_is(info, device_of(module))
-            # If the user has hooks, ours must see the input and output that those return, and their failures.
-            if observe and observable and not module._forward_hooks and not module._forward_pre_hooks:
-                observed = ObservedCall(module, info, self._engine)
-                self._observed.append(observed)
-                if observed.attach():
-                    continue
-                self._observed.pop()
-            if id(module) in fused:
-                self.fused = True
-            elif may_hook(module):
-                self._handles.append(module.register_forward_pre_hook(EnterHook(info, self._engine), with_kwargs=True))
-                self._handles.append(module.register_forward_hook(ExitHook(info, self._engine)))
-            else:
-                self.refused = True
-
-    def _where_it_is(self, info: ModuleInfo, device: torch.device | None) -> ModuleInfo:
-        """The facts of a stage with its device; one object each, by which a packer knows the structure of a pass again."""
-        known = self._known.get((id(info), device))
-        if known is None:
-            known = with_device(info, device)
-            known = self._known[id(info), device] = self._placed.setdefault(known, known)
-        return known
-
-    def detach(self) -> None:
-        """Detach whatever is attached."""
-        # Each is forgotten once it is detached: after an interrupt in between the next call detaches the others.
-        while self._observed:
-            self._observed[-1].detach()
-            self._observed.pop()
-        # Hooks that stay for now do nothing without a recorded request, and are removed the next time.
-        if not self._handles or iterates_hooks():
-            return
-        while self._handles:
-            self._handles[-1].remove()
-            self._handles.pop()
 
 
 class _Wanted(NamedTuple):
@@ -210,7 +58,8 @@ class ModuleObservers:
         self._stages = stages
         self._lock = threading.Lock()
         self._closed = False
-        self._of_modules, self._of_stages = self._groups = (Observed(self), Observed(self))
+        self._of_modules, self._of_stages, self._of_inside = self._groups = (Observed(self), Observed(self), InsideGroup(self))
+        self.inside = Inside(root, settings)
         self._above: list[tuple[weakref.ref[nn.Module], bool, list[int]]] = []
         self.compiled_inside = False
         """Whether something was compiled while a request of this model ran: it may have run modules without observers."""
@@ -229,7 +78,8 @@ class ModuleObservers:
         hooked = "modules: with your hooks" if self._of_modules.refused else None
         fused = "modules: fused" if self._of_modules.fused else None
         experts = UNREADABLE if self.routing is not None and self.routing.unread else None
-        return "; ".join(filter(None, (self._unobserved or inside, hooked, fused, experts, self.stages_unobserved))) or None
+        watched = "numerics: some modules" if self._of_inside.refused else None
+        return "; ".join(filter(None, (self._unobserved or inside, hooked, fused, experts, watched, self.stages_unobserved))) or None
 
     def fused_modules(self) -> set[int]:
         """Identities of modules that torch runs as one operation while none of them has a hook: others would give other last bits."""
@@ -282,11 +132,12 @@ class ModuleObservers:
         """
         wanted, root = _wanted(settings), self._root()
         with self._lock:
-            if wanted == self._wanted:
-                return
             if root is not None:
                 select(root, wanted.modules, wanted.style, routers=wanted.routers)
-            self._wanted, self._changed = wanted, True
+                check_watched(root, settings.numerics)
+            self._changed = self._changed or wanted != self._wanted or settings.numerics != self.inside.watched
+            self._wanted = wanted
+            self.inside.configure(settings)
 
     def refresh(self) -> None:
         """Select anew.
@@ -304,6 +155,7 @@ class ModuleObservers:
         self._of_stages.select(stages)
         entries = select(root, modules, style, {id(module) for module, _, _ in stages}, routers=routers)
         self._of_modules.select(entries)
+        self._of_inside.select(self.inside.entries(root))
         self.routing = self._routing_of(root, entries) if routers else None
         self._above = [
             (weakref.ref(module), is_compiled(module), [*map(id, module._modules.values())])
@@ -366,6 +218,17 @@ class ModuleObservers:
             if not self._closed:
                 self._of_stages.acquire()
 
+    def acquire_inside(self) -> None:
+        """Attach what looks at outputs in every step, unless another recorded call has done so."""
+        with self._lock:
+            if not self._closed:
+                self._of_inside.acquire()
+
+    def release_inside(self) -> None:
+        """Detach it, if no other recorded call needs it."""
+        with self._lock:
+            self._of_inside.release()
+
     def compilation_begins(self) -> None:
         """A compilation begins, perhaps in the middle of a pass: detach everything, so that Dynamo does not see it."""
         with self._lock:
@@ -403,6 +266,7 @@ class ModuleObservers:
     def forked(self) -> None:
         """Called in a forked child, where no thread is left to release the lock."""
         self._lock = threading.Lock()
+        self.inside.forked()
 
     def close_in_child(self) -> None:
         """Detach the observers of requests on other threads of the parent: those threads do not run in a forked child."""

@@ -21,7 +21,7 @@ from inferspan.records import AttributeValue, ModuleInfo
 from .device_rows import DeviceRows, Place, is_plain
 from .shapes import all_tensors
 
-__all__ = ["OutputStats"]
+__all__ = ["LARGEST", "OutputStats", "pieces_of"]
 
 PIECE = 1 << 22
 """Values worked on at once: three float copies of so many are the temporary memory."""
@@ -43,14 +43,14 @@ class _Piece(NamedTuple):
     zeros: float
 
 
-def _pieces(tensor: Tensor) -> Iterator[Tensor]:
+def pieces_of(tensor: Tensor) -> Iterator[Tensor]:
     """Views of at most ``PIECE`` values; cut along the longest dimension, so no layout needs a copy."""
     if tensor.numel() <= PIECE:
         yield tensor
         return
     longest = max(range(tensor.dim()), key=tensor.shape.__getitem__)
     for half in torch.tensor_split(tensor, 2, longest):
-        yield from _pieces(half)
+        yield from pieces_of(half)
 
 
 def _reduce(tensor: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class OutputStats:
         if not tensor.numel():
             return None
         with torch.no_grad():
-            pieces = list(_pieces(tensor))
+            pieces = list(pieces_of(tensor))
             rows = torch.stack([_reduce(piece) for piece in pieces])
         return self._rows.append(tuple(piece.numel() for piece in pieces), rows)
 

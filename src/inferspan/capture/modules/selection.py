@@ -123,7 +123,8 @@ def select_stages(root: nn.Module, wanted: Wanted) -> tuple[list[Entry], bool]:
 
 
 def select(
-    root: nn.Module, modules: str | Sequence[Any], style: str, stages: Container[int] = (), *, routers: bool = False
+    root: nn.Module, modules: str | Sequence[Any], style: str, stages: Container[int] = (), *, routers: bool = False,
+    setting: str = "modules",
 ) -> list[Entry]:
     """Modules that get spans, as (module, static facts, parent).
 
@@ -133,6 +134,7 @@ def select(
         style: ``Settings.module_span_name``.
         stages: identities of modules that are stages, which are observed as those.
         routers: whether the routers of experts are among them in any case.
+        setting: the name of the setting that selects them.
 
     Raises:
         SettingsError: a pattern matches no module.
@@ -151,7 +153,7 @@ def select(
             if not matched:
                 names = ", ".join(path for path, _, _ in found[:6]) or "none: the model has no submodule that can be observed"
                 kind = "group" if pattern in MODULE_GROUPS else "pattern"
-                raise SettingsError(f"inferspan setting 'modules': {kind} {pattern!r} matches no module; names look like {names}")
+                raise SettingsError(f"inferspan setting {setting!r}: {kind} {pattern!r} matches no module; names look like {names}")
             chosen.extend(matched)
         kept = {id(module): (path, module, parent) for path, module, parent in chosen}
         found = [entry for entry in found if id(entry[1]) in kept]

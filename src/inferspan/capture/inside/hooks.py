@@ -1,0 +1,233 @@
+"""Hooks that look inside a model during recorded requests, and what they write to.
+
+Attached from the start of a recorded request to its end, in every step, and taken off while something is compiled. They return ``None``, so
+nothing that they see is changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch import nn
+from torch.compiler import is_dynamo_compiling
+
+from inferspan.capture.compile.state import leave_alone, may_hook
+from inferspan.capture.modules.hook_pair import CopiedAway
+from inferspan.capture.modules.output_stats import OutputStats
+from inferspan.capture.modules.recorder import current
+from inferspan.capture.modules.selection import select
+from inferspan.guard import contain, report
+from inferspan.records import AttributeValue, ModuleInfo, RequestEnd
+from inferspan.settings import Settings
+
+from .results import BadOutput, NonfiniteError
+from .watch import Looked, Numerics, WatchLog, count_now, tensors_in
+
+__all__ = ["AfterHook", "Inside", "InsideLog"]
+
+_log = logging.getLogger("inferspan")
+_tracing: Any = torch._C._get_tracing_state
+MOST_EVENTS = 16
+"""Events of one request: the first bad output of each module."""
+
+
+class Inside:
+    """What is to be looked at in one model, and what has been found."""
+
+    def __init__(self, root: nn.Module, settings: Settings) -> None:
+        self._root = weakref.ref(root)
+        self.numerics = Numerics()
+        self.on_nonfinite = settings.on_nonfinite
+        self.watched: Any = settings.numerics
+        self.modules = 0
+        """Modules that are looked at."""
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is to be looked at."""
+        return bool(self.watched != "none")
+
+    def configure(self, settings: Settings) -> None:
+        """Look at other modules from the next request on; the patterns have been checked."""
+        self.on_nonfinite, self.watched = settings.on_nonfinite, settings.numerics
+
+    def entries(self, root: nn.Module) -> list[tuple[nn.Module, ModuleInfo, nn.Module]]:
+        """The modules to look at, as ``select`` returns them.
+
+        Raises:
+            SettingsError: a name pattern matches no module.
+        """
+        found = check_watched(root, self.watched)
+        self.modules = len(found)
+        return found
+
+    def begin(self, call: Any) -> InsideLog:
+        """What the hooks write to in a request that begins."""
+        return InsideLog(self, call, self.on_nonfinite)
+
+    def forked(self) -> None:
+        """Called in a forked child."""
+        self.numerics.forked()
+
+
+def check_watched(root: nn.Module, watched: Any) -> list[tuple[nn.Module, ModuleInfo, nn.Module]]:
+    """The modules that the setting ``numerics`` means; raises ``SettingsError`` where a pattern matches none."""
+    return select(root, watched, "path", setting="numerics") if watched != "none" else []
+
+
+class _Collector(OutputStats):
+    """Statistics of recorded calls, with what was found inside; stands where those of outputs alone do."""
+
+    def __init__(self, log: InsideLog, outputs: OutputStats | None) -> None:
+        super().__init__()
+        self._log = log
+        self._outputs = outputs
+        self._order: list[tuple[int | None, Looked | None]] = []
+
+    def append(self, output: object, module: ModuleInfo | None = None) -> int | None:
+        """As of the base; what was found in the same call joins it."""
+        index = None if self._outputs is None else self._outputs.append(output, module)
+        looked = None if module is None else self._log.latest.pop(module.name, None)
+        if looked is not None:
+            looked.counted = True
+        if index is None and looked is None:
+            return None
+        self._order.append((index, looked))
+        return len(self._order) - 1
+
+    def read(self) -> list[dict[str, AttributeValue]]:
+        """As of the base."""
+        order, self._order = self._order, []
+        outputs = [] if self._outputs is None else self._outputs.read()
+        return [
+            {**(looked.attributes() if looked is not None else {}), **(outputs[index] if index is not None else {})}
+            for index, looked in order
+        ]
+
+
+class InsideLog:
+    """What was found inside during one request.
+
+    Args:
+        inside: what is looked at.
+        call: the request.
+        on_nonfinite: the setting.
+
+    Attributes:
+        latest: the last call of each module, until its statistics are recorded.
+        waits: whether the first bad output raises.
+    """
+
+    def __init__(self, inside: Inside, call: Any, on_nonfinite: str) -> None:
+        self._inside = inside
+        self._call = call
+        self._warns = on_nonfinite == "warn"
+        self.waits = on_nonfinite == "raise"
+        self.watch = WatchLog()
+        self.latest: dict[str, Looked] = {}
+        call.output_stats = _Collector(self, call.output_stats)
+
+    def step(self) -> int | None:
+        """Number of the open step of the request."""
+        steps = getattr(self._call, "steps", None)
+        return steps.index if steps is not None and steps.open else None
+
+    def look(self, info: ModuleInfo, output: Any) -> None:
+        """A module has returned."""
+        looked = self.watch.add(info.name, self.step(), perf_counter_ns(), output)
+        if looked is not None:
+            self.latest[info.name] = looked
+
+    def failure(self, info: ModuleInfo, output: Any, inputs: Any) -> NonfiniteError | None:
+        """The error to raise for an output with NaN or Inf; waits for the device."""
+        for tensor in tensors_in(output, self.watch.left_out):
+            nan, inf = count_now([tensor])
+            if nan or inf:
+                bad_in = count_now(tensors_in(inputs, self.watch.left_out))
+                upstream = f"its inputs have {bad_in[0]:,} NaN and {bad_in[1]:,} Inf" if any(bad_in) else "its inputs are finite"
+                return NonfiniteError(
+                    info.name, self.step(), tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), nan, inf, upstream
+                )
+        return None
+
+    def read(self) -> None:
+        """Read what has been launched; may wait for the device."""
+        with contain("numerics watch"):
+            if self.watch.read():
+                self._call.nonfinite_seen = True
+
+    def settle(self, end: RequestEnd) -> RequestEnd:
+        """The end of the request with what was found; adds it to what is known of the model."""
+        watch, call = self.watch, self._call
+        if call.compiled:
+            steps = getattr(call, "steps", None)
+            passes = 1 if steps is None else steps.index
+            watch.left_out["in compiled code"] += max(0, passes - len(watch.steps)) * self._inside.modules
+        firsts = self._inside.numerics.add(watch, call.offset)
+        counts = dict(end.nonfinite)
+        for looked in watch.read_rows:
+            for kind, count in (("nan", looked.nan), ("inf", looked.inf)):
+                if count and not looked.counted:
+                    counts[looked.module, kind] = counts.get((looked.module, kind), 0) + count
+        if firsts and self._warns:
+            _warn(firsts, len(watch.read_rows))
+        return replace(end, nonfinite=counts, bad_outputs=firsts[:MOST_EVENTS])
+
+    def release(self) -> None:
+        """Take the hooks off, and drop everything."""
+        self._call.engine.release_inside()
+        self._call = None
+        self.latest.clear()
+
+
+def _warn(firsts: Sequence[BadOutput], calls: int) -> None:
+    _log.warning("NaN or Inf in the outputs of %s modules, %s calls of one request; first %s", len(firsts), calls, firsts[0])
+
+
+class AfterHook(CopiedAway):
+    """Forward hook of a module that is looked at."""
+
+    __slots__ = ("_engine", "_info")
+
+    def __init__(self, info: ModuleInfo, engine: object) -> None:
+        self._info = info
+        self._engine = engine
+
+    @leave_alone
+    def __call__(self, module: nn.Module, args: Any = (), *rest: Any) -> None:
+        """Look at the output; raises ``NonfiniteError`` where that is wanted."""
+        if is_dynamo_compiling() or _tracing():
+            return
+        call: Any = current.call
+        if call is None or call.engine is not self._engine or (log := call.looking) is None:
+            return
+        error: NonfiniteError | None = None
+        try:
+            log.look(self._info, rest[-1])
+            if log.waits:
+                error = log.failure(self._info, rest[-1], (args, rest[0] if len(rest) > 1 else None))
+        except Exception as own:
+            report("numerics watch", own)
+        if error is not None:
+            raise error
+
+
+def attach(entries: Sequence[tuple[weakref.ref[nn.Module], ModuleInfo, Any, Any]], engine: Any, fused: set[int]) -> tuple[list[Any], bool]:
+    """Hook modules; handles of the hooks, and whether some could not be hooked."""
+    handles: list[Any] = []
+    refused = False
+    for reference, info, *_ in entries:
+        module = reference()
+        if module is None:
+            continue
+        if id(module) in fused or not may_hook(module):
+            refused = True
+            continue
+        handles.append(module.register_forward_hook(AfterHook(info, engine), with_kwargs=True))
+    return handles, refused

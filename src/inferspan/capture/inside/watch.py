@@ -1,0 +1,213 @@
+"""The numerics watch: NaN, Inf and values near the limit of their dtype in outputs of modules.
+
+In: outputs. Out: counts, read when the request ends. Nothing before that waits for the device, writes to a tensor or keeps one alive; only
+``count_now``, for ``on_nonfinite="raise"``, waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inferspan import semconv
+from inferspan.capture.modules.device_rows import DeviceRows, Place, is_plain
+from inferspan.capture.modules.output_stats import LARGEST, pieces_of
+from inferspan.capture.modules.shapes import all_tensors
+from inferspan.records import AttributeValue
+
+from .results import BadOutput, ModuleNumerics, NumericsVerdict
+
+__all__ = ["Looked", "Numerics", "WatchLog", "count_now", "tensors_in"]
+
+CAPACITY = 1 << 18
+"""Calls of one request that are looked at."""
+MOST_MODULES = 4_000
+_WORDS = {"FakeTensor": "fake", "DTensor": "distributed"}
+
+
+def _reason(tensor: Tensor) -> str:
+    """Why a tensor is not looked at, in a word."""
+    if type(tensor) not in (Tensor, torch.nn.Parameter):
+        return _WORDS.get(type(tensor).__name__, "of a subclass") if not tensor.is_nested else "nested"
+    if tensor.is_nested:
+        return "nested"
+    if tensor.is_meta:
+        return "meta"
+    if tensor.is_quantized:
+        return "quantized"
+    if tensor.layout is not torch.strided:
+        return "sparse"
+    if tensor.is_complex():
+        return "complex"
+    if not tensor.is_floating_point():
+        return "integer"
+    return "transformed" if torch._C._functorch.is_functorch_wrapped_tensor(tensor) else "8-bit"
+
+
+def tensors_in(output: Any, left_out: Counter[str]) -> list[Tensor]:
+    """The tensors of an output that can be looked at, at most 8; ``left_out`` counts the others. Of a distributed one, the local part."""
+    if is_plain(output) and output.numel() <= LARGEST:
+        return [output]
+    found = []
+    for tensor in all_tensors(output, lambda _: True, []):
+        part = getattr(tensor, "_local_tensor", tensor) if type(tensor).__name__ == "DTensor" else tensor
+        if not is_plain(part):
+            left_out[_reason(tensor)] += 1
+        elif part.numel() > LARGEST:
+            left_out["too large"] += 1
+        else:
+            found.append(part)
+    return found
+
+
+def _count(x: Tensor) -> Tensor:
+    """Of a piece of a tensor: values that are not finite, that are NaN, and that are near the limit or infinite, as ``[3]`` float32."""
+    # A difference with itself is 0 for a finite value and NaN for others; each count is exact below 2 ** 24.
+    nonfinite = torch.linalg.vector_norm(x - x, 0, dtype=torch.float64 if x.dtype is torch.float64 else torch.float32)
+    nan = torch.ne(x, x).sum(dtype=nonfinite.dtype)
+    high = torch.ge(x.abs(), torch.finfo(x.dtype).max / 2).sum(dtype=nonfinite.dtype)
+    return torch.stack([nonfinite, nan, high])
+
+
+def count_now(tensors: Sequence[Tensor]) -> tuple[int, int]:
+    """Numbers of NaN and Inf in tensors; waits for the device."""
+    nan = inf = 0
+    with torch.no_grad():
+        for tensor in tensors:
+            for piece in pieces_of(tensor) if tensor.numel() else ():
+                nonfinite, its_nan, _ = _count(piece).tolist()
+                nan, inf = nan + int(its_nan), inf + int(nonfinite - its_nan)
+    return nan, inf
+
+
+class Looked:
+    """One call that was looked at; the counts are 0 until they are read."""
+
+    __slots__ = ("call", "counted", "elements", "high", "inf", "module", "nan", "places", "step", "time")
+
+    def __init__(self, module: str, step: int | None, call: int, time: int, places: list[Place[int]], elements: int) -> None:
+        self.module, self.step, self.call, self.time, self.places, self.elements = module, step, call, time, places, elements
+        self.nan = self.inf = self.high = 0
+        self.counted = False
+        """Whether the counts are in the statistics of a recorded call, which the metric counts."""
+
+    def attributes(self) -> dict[str, AttributeValue]:
+        """For the span of the call, if it has one: nothing where all is well."""
+        if not (self.nan or self.inf):
+            return {}
+        return {semconv.OUTPUT_STAT_NAN_COUNT: self.nan, semconv.OUTPUT_STAT_INF_COUNT: self.inf}
+
+
+class WatchLog:
+    """The calls of one request that were looked at, in the order in which they ended."""
+
+    def __init__(self) -> None:
+        self._rows: DeviceRows[int] = DeviceRows()
+        self._unread: list[Looked] = []
+        self._looked = 0
+        self.left_out: Counter[str] = Counter()
+        self.steps: set[int | None] = set()
+        self.read_rows: list[Looked] = []
+        """Calls with NaN or Inf whose counts are known."""
+        self.modules: dict[str, int] = {}
+        """Calls by module."""
+        self.elements = self.high = 0
+
+    def add(self, module: str, step: int | None, time: int, output: Any) -> Looked | None:
+        """Launch the counts of an output; ``None`` if it has no tensor to look at, or the log is full."""
+        tensors = tensors_in(output, self.left_out)
+        if not tensors:
+            return None
+        if self._looked >= CAPACITY:
+            self.left_out["over the limit of a request"] += 1
+            return None
+        places, elements = [], 0
+        with torch.no_grad():
+            for tensor in tensors:
+                elements += tensor.numel()
+                if tensor.numel():
+                    parts = torch.stack([_count(piece) for piece in pieces_of(tensor)])
+                    places.append(self._rows.append(parts.shape[0], parts))
+        looked = Looked(module, step, self._looked, time, places, elements)
+        self._looked += 1
+        self._unread.append(looked)
+        self.steps.add(step)
+        return looked
+
+    def read(self) -> bool:
+        """Read what has been launched, which may wait for the device; whether some output had NaN or Inf."""
+        unread, self._unread = self._unread, []
+        groups = {group: rows.sum(1).tolist() for group, rows in self._rows.read().items()}
+        for looked in unread:
+            for place in looked.places:
+                nonfinite, nan, high = groups[place.group][place.order]
+                looked.nan += int(nan)
+                looked.inf += int(nonfinite - nan)
+                looked.high += int(high - (nonfinite - nan))
+            looked.places = []
+            self.modules[looked.module] = self.modules.get(looked.module, 0) + 1
+            self.elements += looked.elements
+            self.high += looked.high
+            if looked.nan or looked.inf:
+                self.read_rows.append(looked)
+        return bool(self.read_rows)
+
+
+class Numerics:
+    """What all requests of one model have shown so far; threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._modules: Counter[str] = Counter()
+        self._problems: dict[str, list[Any]] = {}
+        self._left_out: Counter[str] = Counter()
+        self._sums = Counter[str]()
+        self._first: BadOutput | None = None
+
+    def add(self, log: WatchLog, offset: int) -> list[BadOutput]:
+        """Take in a request that has ended.
+
+        Args:
+            log: of the request, read.
+            offset: added to the time of a call, gives nanoseconds since the epoch.
+
+        Returns:
+            The first bad output of each module, in order.
+        """
+        firsts: dict[str, BadOutput] = {}
+        with self._lock:
+            for module, calls in log.modules.items():
+                if module in self._modules or len(self._modules) < MOST_MODULES:
+                    self._modules[module] += calls
+            self._left_out.update(log.left_out)
+            self._sums.update(elements=log.elements, high=log.high)
+            for looked in log.read_rows:
+                bad = BadOutput(
+                    looked.module, looked.step, looked.call, looked.time + offset, looked.nan, looked.inf, looked.elements
+                )
+                firsts.setdefault(looked.module, bad)
+                self._first = self._first or bad
+                self._sums.update(nan_calls=bool(looked.nan), inf_calls=bool(looked.inf), nan=looked.nan, inf=looked.inf)
+                if looked.module in self._problems or len(self._problems) < MOST_MODULES:
+                    found = self._problems.setdefault(looked.module, [0, 0, 0, bad])
+                    found[0], found[1], found[2] = found[0] + 1, found[1] + looked.nan, found[2] + looked.inf
+        return list(firsts.values())
+
+    def verdict(self) -> NumericsVerdict:
+        """What is known by now."""
+        with self._lock:
+            sums = self._sums
+            return NumericsVerdict(
+                len(self._modules), sum(self._modules.values()), sums["nan_calls"], sums["inf_calls"], sums["nan"], sums["inf"],
+                tuple(ModuleNumerics(module, *found) for module, found in self._problems.items()),
+                self._first, sums["elements"], sums["high"], {key: count for key, count in self._left_out.items() if count},
+            )  # fmt: skip
+
+    def forked(self) -> None:
+        """Called in a forked child, where no thread is left to release the lock."""
+        self._lock = threading.Lock()

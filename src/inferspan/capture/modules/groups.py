@@ -1,0 +1,182 @@
+"""Groups of modules that are observed together, and what is attached to them."""
+
+from __future__ import annotations
+
+import dis
+import sys
+import weakref
+from collections.abc import Iterable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from inferspan.capture.compile.state import may_hook
+from inferspan.capture.compile.watch import compiling
+from inferspan.capture.inside.hooks import attach
+from inferspan.records import ModuleInfo
+
+from .hook_pair import EnterHook, ExitHook
+from .observer import ObservedCall, can_observe
+from .stages import device_of, with_device
+
+__all__ = ["InsideGroup", "Observed", "in_hooks_of_a_failure", "iterates_hooks"]
+
+
+def _end_of_normal_path() -> int:
+    """Last line of the normal path in ``_call_impl``, 0 if that is another function.
+
+    Up to torch 2.5 both paths are one function, where the variable of the loop over the hooks is still set long after the loop.
+    """
+    implementation = getattr(nn.Module._call_impl, "__code__", None)
+    if implementation is None:  # replaced by other code
+        return 0
+    last = [one.offset for one in dis.get_instructions(implementation) if one.argval == "_maybe_warn_non_full_backward_hook"]
+    return max((line or 0 for offset, line in dis.findlinestarts(implementation) if last and offset <= last[-1]), default=0)
+
+
+_NORMAL_PATH = _end_of_normal_path()
+
+
+def in_hooks_of_a_failure(frame: FrameType) -> bool:
+    """Whether ``frame`` is torch's call of a module that failed, where torch iterates the table of hooks itself.
+
+    On the normal path it iterates a snapshot.
+    """
+    return frame.f_code is getattr(nn.Module._call_impl, "__code__", None) and frame.f_lineno > _NORMAL_PATH and "hook" in frame.f_locals
+
+
+def iterates_hooks() -> bool:
+    """Whether torch iterates over the hooks of a failed call on this thread: their tables must not change meanwhile."""
+    if sys.exc_info()[1] is None:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if in_hooks_of_a_failure(frame):
+            return True
+        frame = frame.f_back
+    return False
+
+
+class Observed:
+    """Some of the selected modules, and what is attached to them; the lock of ``ModuleObservers`` is held around each call."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.users = 0
+        self.selection: list[tuple[weakref.ref[nn.Module], ModuleInfo, weakref.ref[nn.Module], bool]] = []
+        self._placed: dict[ModuleInfo, ModuleInfo] = {}
+        self._known: dict[tuple[int, torch.device | None], ModuleInfo] = {}
+        """Those of the selection by identity: the hash of one goes over all of its fields."""
+        self.refused = self.fused = False
+        """Whether some of the modules got no hooks when this was attached last: they have others, or are run as one operation."""
+        self._handles: list[Any] = []
+        self._observed: list[ObservedCall] = []
+
+    def select(self, entries: Iterable[tuple[nn.Module, ModuleInfo, nn.Module]]) -> None:
+        """Take these modules; they are held weakly, because the selection must not keep a detached child alive."""
+        self._known.clear()
+        self.selection = [
+            (weakref.ref(module), info, weakref.ref(parent), can_observe(module)) for module, info, parent in entries
+        ]
+
+    def is_current(self) -> bool:
+        """Whether each of them is where it was."""
+        for reference, info, parent, _ in self.selection:
+            above, module = parent(), reference()
+            if above is None or module is None or above._modules.get(info.name.rpartition(".")[2]) is not module:
+                return False
+        return True
+
+    @property
+    def attached(self) -> bool:
+        """Whether anything is."""
+        return bool(self._observed or self._handles)
+
+    @property
+    def hooks(self) -> int:
+        """How many observers that is; a pair of hooks is two."""
+        return len(self._observed) + len(self._handles)
+
+    @property
+    def names(self) -> list[str]:
+        """Paths of the modules."""
+        return [info.name for _, info, _, _ in self.selection]
+
+    def acquire(self) -> None:
+        """Attach, unless another recorded call has done so."""
+        self.users += 1
+        if self.users > 1:
+            return
+        try:
+            self.attach()
+        except BaseException:
+            self.users = 0
+            self.detach()
+            raise
+
+    def release(self) -> None:
+        """Detach, if no other recorded call needs the observers."""
+        if self.users:
+            self.users -= 1
+            if not self.users:
+                self.detach()
+
+    def attach(self) -> None:
+        """Attach to all of the modules."""
+        self.detach()
+        self.refused = self.fused = False
+        observe = compiling.watch(self._engine)
+        fused = set() if observe else self._engine.fused_modules()
+        for reference, info, _, observable in self.selection:
+            module = reference()
+            if module is None:
+                continue
+            if info.stage is not None:
+                info = self._where_it_is(info, device_of(module))
+            # If the user has hooks, ours must see the input and output that those return, and their failures.
+            if observe and observable and not module._forward_hooks and not module._forward_pre_hooks:
+                observed = ObservedCall(module, info, self._engine)
+                self._observed.append(observed)
+                if observed.attach():
+                    continue
+                self._observed.pop()
+            if id(module) in fused:
+                self.fused = True
+            elif may_hook(module):
+                self._handles.append(module.register_forward_pre_hook(EnterHook(info, self._engine), with_kwargs=True))
+                self._handles.append(module.register_forward_hook(ExitHook(info, self._engine)))
+            else:
+                self.refused = True
+
+    def _where_it_is(self, info: ModuleInfo, device: torch.device | None) -> ModuleInfo:
+        """The facts of a stage with its device; one object each, by which a packer knows the structure of a pass again."""
+        known = self._known.get((id(info), device))
+        if known is None:
+            known = with_device(info, device)
+            known = self._known[id(info), device] = self._placed.setdefault(known, known)
+        return known
+
+    def detach(self) -> None:
+        """Detach whatever is attached."""
+        # Each is forgotten once it is detached: after an interrupt in between the next call detaches the others.
+        while self._observed:
+            self._observed[-1].detach()
+            self._observed.pop()
+        # Hooks that stay for now do nothing without a recorded request, and are removed the next time.
+        if not self._handles or iterates_hooks():
+            return
+        while self._handles:
+            self._handles[-1].remove()
+            self._handles.pop()
+
+
+class InsideGroup(Observed):
+    """Modules that are looked at in every step: see ``inside.hooks``."""
+
+    def attach(self) -> None:
+        """Attach to all of the modules."""
+        self.detach()
+        compiling.watch(self._engine)
+        self._handles, self.refused = attach(self.selection, self._engine, self._engine.fused_modules())

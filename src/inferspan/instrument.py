@@ -90,6 +90,7 @@ class _Instrumentation:
                 warn_once("the model without its adapters is not observed, call inferspan.instrument() on it: %s", error)
                 return
             target.watch_machine(left.machine, left.cuda_devices)
+            target.engine.inside.take_over(left.engine.inside)
             self.forget()
             self._collected.detach()
             self.target = target
@@ -147,6 +148,7 @@ class Handle(InsideHandle):
     def uninstrument(self) -> None:
         """Take everything off the model; may be called twice, and while the model runs."""
         with _lock:
+            self._remove_functions()
             instrumentation, self._instrumentation = self._instrumentation, None
             if instrumentation is None:
                 return

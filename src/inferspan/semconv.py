@@ -304,6 +304,8 @@ OUTPUT_STAT_NAN_COUNT = "inferspan.output.stat.nan_count"
 OUTPUT_STAT_INF_COUNT = "inferspan.output.stat.inf_count"
 OUTPUT_STAT_ELEMENT_COUNT = "inferspan.output.stat.element_count"
 OUTPUT_STAT_SPARSITY = "inferspan.output.stat.sparsity"
+MODULE_RESULT = "inferspan.module.result"
+"""Prefix of what functions of the program have returned."""
 NONFINITE_EVENT = "inferspan.nonfinite_output"
 OUTPUTS_STATS = {
     key: key.replace("inferspan.output.", "inferspan.outputs.")
@@ -1033,6 +1035,7 @@ ATTRIBUTES = (
             (OUTPUT_STAT_ELEMENT_COUNT, "elements"),
         )
     ),
+    Attribute(MODULE_RESULT + ".{key}", "any", _M, "what a function given to `handle.on_module()` has returned for the call: numbers, texts and lists; tensors of up to 16 values as numbers, larger ones as `{key}.mean` and so on"),
     *(
         Attribute(key, "double[]" if "count" not in key else "int[]", _M, f"`{of_first}` of each floating point tensor of the output, at most 8, in order; only if there are several and none lacks it")
         for of_first, key in OUTPUTS_STATS.items()
@@ -1201,6 +1204,7 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("cache length", "size of the cache"), "cached tokens, `inferspan.kv_cache.usage`"),
     ErrorPlaces(("content", "chat template"), "captured messages"),
     ErrorPlaces(("token texts",), "texts of tokens on step spans"),
+    ErrorPlaces(("function of on_module", "results of functions"), "the result of a function given to `handle.on_module()`"),
     ErrorPlaces(("numerics watch",), "NaN and Inf that `numerics` looks for"),
     ErrorPlaces(("analysis",), "the analysis of what was generated, and its findings"),
     ErrorPlaces(("evaluation event",), "the events of findings"),

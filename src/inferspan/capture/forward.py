@@ -206,6 +206,8 @@ class ForwardCall(Call):
     def _leave_device(self) -> None:
         """Ask the device nothing: only the call's own thread may."""
         self.output_stats = None
+        if self.looking is not None:
+            self.looking.abandon()
         if self.clock is not None:
             self.clock.abandon()
             self.clock = None

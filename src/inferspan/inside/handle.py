@@ -6,12 +6,17 @@ In: calls of the program. Out: settings of the model's instrumentation, which al
 from __future__ import annotations
 
 import fnmatch
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from inferspan import composition
-from inferspan.capture.inside.results import NumericsVerdict
+from inferspan.capture.inside.results import ModuleResult, NumericsVerdict
+from inferspan.setting_checks import fail
 from inferspan.settings import Settings
 from inferspan.summaries.activations import Activations
+
+if TYPE_CHECKING:
+    from inferspan.capture.inside.functions import ModuleFunction
 
 __all__ = ["InsideHandle"]
 
@@ -21,6 +26,7 @@ class InsideHandle:
 
     _instrumentation: Any
     _recorder: Any
+    _functions: tuple[ModuleFunction, ...] = ()
     _settings: Settings
 
     @property
@@ -70,3 +76,53 @@ class InsideHandle:
             return NumericsVerdict()
         found: NumericsVerdict = instrumentation.target.engine.inside.numerics.verdict()
         return found
+
+    def on_module(self, pattern: Any, fn: Callable[..., Any], when: str = "after") -> ModuleFunction:
+        """Run a function at each call of some modules, in every step of recorded requests, from the next one on.
+
+        ``fn(module, args, kwargs, output, name)`` gets the module, its positional and keyword arguments, its output (``None`` with
+        ``when="before"``) and its path. The mapping that it returns becomes attributes of the call's span and an entry of
+        ``module_results()``; ``None`` is no result. Tensors in it are read when the request ends. What it returns never replaces an
+        output, what it raises is contained, logged once and counted, and modules that it calls are not observed. It runs without
+        gradients. A pattern that matches nothing is a warning.
+
+        Args:
+            pattern: one entry of the setting ``modules``: a path or glob, ``re:``, the name of a class, a class, or a function of path
+                and module.
+            fn: the function.
+            when: ``before`` or ``after``.
+
+        Returns:
+            An object with ``remove()``, and with the number of calls, errors and seconds.
+
+        Raises:
+            SettingsError: an argument cannot be used.
+        """
+        from inferspan.capture.inside.functions import ModuleFunction
+        from inferspan.setting_checks import modules
+
+        pattern = modules("pattern of on_module", [pattern])[0]
+        if not callable(fn):
+            raise fail("fn of on_module", fn, "use a function of module, args, kwargs, output and name")
+        if when not in ("before", "after"):
+            raise fail("when of on_module", when, "use before or after")
+        function = ModuleFunction(pattern, fn, when, self._remove)
+        if self._instrumentation is not None:
+            self._functions = (*self._functions, function)
+            self._instrumentation.target.engine.add_function(function)
+        return function
+
+    def _remove(self, function: ModuleFunction) -> None:
+        self._functions = tuple(one for one in self._functions if one is not function)
+        if self._instrumentation is not None:
+            self._instrumentation.target.engine.remove_function(function)
+
+    def _remove_functions(self) -> None:
+        """Take the functions of this handle off."""
+        for function in self._functions:
+            function.remove()
+
+    def module_results(self) -> list[ModuleResult]:
+        """What functions given to ``on_module()`` have returned in requests that have ended: the latest 10,000, the newest last."""
+        instrumentation = self._instrumentation
+        return [] if instrumentation is None else list(instrumentation.target.engine.inside.results)

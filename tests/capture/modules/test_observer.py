@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from inferspan import semconv
 from inferspan.capture.compile.state import SLOT
-from inferspan.capture.modules import hooks as module_hooks
+from inferspan.capture.modules import groups as module_groups
 from inferspan.capture.modules import observer as observed_call
 from inferspan.capture.modules.recorder import IN_C
 from tests.attached import attached
@@ -99,7 +99,7 @@ def _interrupted_at(number: int, model: nn.Module) -> bool:
         return line
 
     def call(frame: FrameType, event: str, _: Any) -> Any:
-        return line if frame.f_code.co_filename in (module_hooks.__file__, observed_call.__file__) else None
+        return line if frame.f_code.co_filename in (module_groups.__file__, observed_call.__file__) else None
 
     before = sys.gettrace()
     sys.settrace(call)
@@ -116,7 +116,7 @@ def _interrupted_at(number: int, model: nn.Module) -> bool:
 def test_interrupts_while_it_is_attached(telemetry: Telemetry, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C wherever modules are given observers or lose them: the next pass runs, and all comes off in the end."""
     if by == "hooks":
-        monkeypatch.setattr(module_hooks, "can_observe", lambda module: False)
+        monkeypatch.setattr(module_groups, "can_observe", lambda module: False)
     number = 0
     interrupted = True
     while interrupted:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from inferspan import semconv
 from inferspan.capture.compile.state import SLOT
-from inferspan.capture.modules import hooks as module_hooks
+from inferspan.capture.modules import groups as module_groups
 from tests.attached import attached
 from tests.capture.modules.observed import ONES, Holder, Scaled, run
 from tests.cases.telemetry import Telemetry
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("nothing_compiled")
 def test_script_and_trace_in_the_middle_of_a_pass(telemetry: Telemetry, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """TorchScript makes of an observed module what it makes of a plain one."""
     if by == "hooks":
-        monkeypatch.setattr(module_hooks, "can_observe", lambda module: False)
+        monkeypatch.setattr(module_groups, "can_observe", lambda module: False)
 
     def inside(parts: Any) -> Any:
         with warnings.catch_warnings():

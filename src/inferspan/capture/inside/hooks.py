@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter_ns
@@ -20,19 +21,23 @@ from torch.compiler import is_dynamo_compiling
 from inferspan.capture.compile.state import leave_alone, may_hook
 from inferspan.capture.modules.hook_pair import CopiedAway
 from inferspan.capture.modules.output_stats import OutputStats
+from inferspan.capture.modules.patterns import matches
 from inferspan.capture.modules.recorder import current
-from inferspan.capture.modules.selection import select
+from inferspan.capture.modules.selection import select, walk
 from inferspan.guard import contain, report
 from inferspan.records import AttributeValue, ModuleInfo, RequestEnd
 from inferspan.settings import Settings
 
-from .results import BadOutput, NonfiniteError
+from .functions import ModuleFunction, Results, Returned
+from .results import BadOutput, ModuleResult, NonfiniteError
 from .watch import Looked, Numerics, WatchLog, count_now, tensors_in
 
 __all__ = ["AfterHook", "Inside", "InsideLog"]
 
 _log = logging.getLogger("inferspan")
 _tracing: Any = torch._C._get_tracing_state
+KEPT_RESULTS = 10_000
+"""Results of functions that a model keeps, the latest ones."""
 MOST_EVENTS = 16
 """Events of one request: the first bad output of each module."""
 
@@ -45,13 +50,17 @@ class Inside:
         self.numerics = Numerics()
         self.on_nonfinite = settings.on_nonfinite
         self.watched: Any = settings.numerics
+        self.functions: list[ModuleFunction] = []
+        self.results: deque[ModuleResult] = deque(maxlen=KEPT_RESULTS)
+        self.plan: dict[str, Plan] = {}
+        """What is done at each module."""
         self.modules = 0
-        """Modules that are looked at."""
+        """Modules that are looked at, or that were before the model was compiled; its leaves where that is not known."""
 
     @property
     def active(self) -> bool:
         """Whether anything is to be looked at."""
-        return bool(self.watched != "none")
+        return bool(self.watched != "none" or self.functions)
 
     def configure(self, settings: Settings) -> None:
         """Look at other modules from the next request on; the patterns have been checked."""
@@ -64,8 +73,22 @@ class Inside:
             SettingsError: a name pattern matches no module.
         """
         found = check_watched(root, self.watched)
-        self.modules = len(found)
+        self.plan = {info.name: Plan(watched=True) for _, info, _ in found}
+        self.modules = len(found) or self.modules or sum(not module._modules for module in root.modules())
+        known = {info.name for _, info, _ in found}
+        for function in self.functions:
+            matched = [entry for entry in walk(root) if matches(entry[0], entry[1], function.pattern)]
+            function.modules = tuple(path for path, _, _ in matched)
+            for path, module, parent in matched:
+                if path not in known:
+                    known.add(path)
+                    found.append((module, ModuleInfo(path, type(module).__name__, None, path), parent))
+                self.plan.setdefault(path, Plan()).functions[function.when].append(function)
         return found
+
+    def take_over(self, other: Inside) -> None:
+        """Go on with what another one has found, and with its functions: the model was taken out of the other's."""
+        self.numerics, self.functions, self.results = other.numerics, other.functions, other.results
 
     def begin(self, call: Any) -> InsideLog:
         """What the hooks write to in a request that begins."""
@@ -81,6 +104,16 @@ def check_watched(root: nn.Module, watched: Any) -> list[tuple[nn.Module, Module
     return select(root, watched, "path", setting="numerics") if watched != "none" else []
 
 
+class Plan:
+    """What is done at a module: whether its output is looked at, and functions by when they run."""
+
+    __slots__ = ("functions", "watched")
+
+    def __init__(self, *, watched: bool = False) -> None:
+        self.watched = watched
+        self.functions: dict[str, list[ModuleFunction]] = {"before": [], "after": []}
+
+
 class _Collector(OutputStats):
     """Statistics of recorded calls, with what was found inside; stands where those of outputs alone do."""
 
@@ -88,17 +121,18 @@ class _Collector(OutputStats):
         super().__init__()
         self._log = log
         self._outputs = outputs
-        self._order: list[tuple[int | None, Looked | None]] = []
+        self._order: list[tuple[int | None, list[Looked | Returned]]] = []
 
     def append(self, output: object, module: ModuleInfo | None = None) -> int | None:
         """As of the base; what was found in the same call joins it."""
         index = None if self._outputs is None else self._outputs.append(output, module)
-        looked = None if module is None else self._log.latest.pop(module.name, None)
-        if looked is not None:
-            looked.counted = True
-        if index is None and looked is None:
+        found = [] if module is None else self._log.latest.pop(module.name, [])
+        for one in found:
+            if isinstance(one, Looked):
+                one.counted = True
+        if index is None and not found:
             return None
-        self._order.append((index, looked))
+        self._order.append((index, found))
         return len(self._order) - 1
 
     def read(self) -> list[dict[str, AttributeValue]]:
@@ -106,8 +140,11 @@ class _Collector(OutputStats):
         order, self._order = self._order, []
         outputs = [] if self._outputs is None else self._outputs.read()
         return [
-            {**(looked.attributes() if looked is not None else {}), **(outputs[index] if index is not None else {})}
-            for index, looked in order
+            {
+                **{key: value for one in found for key, value in one.attributes().items()},
+                **(outputs[index] if index is not None else {}),
+            }
+            for index, found in order
         ]
 
 
@@ -120,7 +157,7 @@ class InsideLog:
         on_nonfinite: the setting.
 
     Attributes:
-        latest: the last call of each module, until its statistics are recorded.
+        latest: what was found in the last call of each module, until its statistics are recorded.
         waits: whether the first bad output raises.
     """
 
@@ -130,7 +167,9 @@ class InsideLog:
         self._warns = on_nonfinite == "warn"
         self.waits = on_nonfinite == "raise"
         self.watch = WatchLog()
-        self.latest: dict[str, Looked] = {}
+        self.latest: dict[str, list[Looked | Returned]] = {}
+        self._results = Results()
+        self._abandoned = False
         call.output_stats = _Collector(self, call.output_stats)
 
     def step(self) -> int | None:
@@ -142,7 +181,16 @@ class InsideLog:
         """A module has returned."""
         looked = self.watch.add(info.name, self.step(), perf_counter_ns(), output)
         if looked is not None:
-            self.latest[info.name] = looked
+            self.latest.setdefault(info.name, []).append(looked)
+
+    def run(self, functions: Sequence[ModuleFunction], module: nn.Module, arguments: tuple[Any, Any], output: Any, name: str) -> None:
+        """Run functions of the program for a call of a module."""
+        for function in functions:
+            result = function.run(module, *arguments, output, name) if function.active else None
+            if result:
+                returned = self._results.add(name, self.step(), perf_counter_ns(), function.when, result)
+                if returned is not None:
+                    self.latest.setdefault(name, []).append(returned)
 
     def failure(self, info: ModuleInfo, output: Any, inputs: Any) -> NonfiniteError | None:
         """The error to raise for an output with NaN or Inf; waits for the device."""
@@ -158,14 +206,23 @@ class InsideLog:
 
     def read(self) -> None:
         """Read what has been launched; may wait for the device."""
+        if self._abandoned:
+            return
         with contain("numerics watch"):
             if self.watch.read():
                 self._call.nonfinite_seen = True
+        with contain("results of functions"):
+            self._inside.results.extend(Results.result(one, self._call.offset) for one in self._results.read())
+
+    def abandon(self) -> None:
+        """Ask the device nothing any more: only the thread of the request may."""
+        self._abandoned = True
 
     def settle(self, end: RequestEnd) -> RequestEnd:
         """The end of the request with what was found; adds it to what is known of the model."""
         watch, call = self.watch, self._call
-        if call.compiled:
+        hidden = call.compiled or "compiled" in (call.engine.unobserved or "")
+        if hidden and self._inside.watched != "none":
             steps = getattr(call, "steps", None)
             passes = 1 if steps is None else steps.index
             watch.left_out["in compiled code"] += max(0, passes - len(watch.steps)) * self._inside.modules
@@ -190,28 +247,60 @@ def _warn(firsts: Sequence[BadOutput], calls: int) -> None:
     _log.warning("NaN or Inf in the outputs of %s modules, %s calls of one request; first %s", len(firsts), calls, firsts[0])
 
 
-class AfterHook(CopiedAway):
+class _Hook(CopiedAway):
+    """Base of hooks of a module that is looked at."""
+
+    __slots__ = ("_engine", "_info", "_plan")
+
+    def __init__(self, info: ModuleInfo, plan: Plan, engine: object) -> None:
+        self._info = info
+        self._plan = plan
+        self._engine = engine
+
+    def _log(self) -> InsideLog | None:
+        """Of the recorded request that runs on this thread."""
+        call: Any = current.call
+        return call.looking if call is not None and call.engine is self._engine else None
+
+
+class BeforeHook(_Hook):
+    """Pre-hook of a module before which functions run."""
+
+    __slots__ = ()
+
+    @leave_alone
+    def __call__(self, module: nn.Module, args: Any = (), kwargs: Any = None, *_: Any) -> None:
+        """Run them."""
+        if is_dynamo_compiling() or _tracing() or (log := self._log()) is None:
+            return
+        try:
+            log.latest.pop(self._info.name, None)
+            log.run(self._plan.functions["before"], module, (args, kwargs or {}), None, self._info.name)
+        except Exception as own:
+            report("results of functions", own)
+
+
+class AfterHook(_Hook):
     """Forward hook of a module that is looked at."""
 
-    __slots__ = ("_engine", "_info")
-
-    def __init__(self, info: ModuleInfo, engine: object) -> None:
-        self._info = info
-        self._engine = engine
+    __slots__ = ()
 
     @leave_alone
     def __call__(self, module: nn.Module, args: Any = (), *rest: Any) -> None:
         """Look at the output; raises ``NonfiniteError`` where that is wanted."""
-        if is_dynamo_compiling() or _tracing():
-            return
-        call: Any = current.call
-        if call is None or call.engine is not self._engine or (log := call.looking) is None:
+        if is_dynamo_compiling() or _tracing() or (log := self._log()) is None:
             return
         error: NonfiniteError | None = None
+        plan, kwargs = self._plan, rest[0] if len(rest) > 1 else {}
         try:
-            log.look(self._info, rest[-1])
-            if log.waits:
-                error = log.failure(self._info, rest[-1], (args, rest[0] if len(rest) > 1 else None))
+            if not plan.functions["before"]:
+                log.latest.pop(self._info.name, None)
+            if plan.watched:
+                log.look(self._info, rest[-1])
+                if log.waits:
+                    error = log.failure(self._info, rest[-1], (args, kwargs))
+            if plan.functions["after"]:
+                log.run(plan.functions["after"], module, (args, kwargs), rest[-1], self._info.name)
         except Exception as own:
             report("numerics watch", own)
         if error is not None:
@@ -229,5 +318,8 @@ def attach(entries: Sequence[tuple[weakref.ref[nn.Module], ModuleInfo, Any, Any]
         if id(module) in fused or not may_hook(module):
             refused = True
             continue
-        handles.append(module.register_forward_hook(AfterHook(info, engine), with_kwargs=True))
+        plan = engine.inside.plan[info.name]
+        if plan.functions["before"]:
+            handles.append(module.register_forward_pre_hook(BeforeHook(info, plan, engine), with_kwargs=True))
+        handles.append(module.register_forward_hook(AfterHook(info, plan, engine), with_kwargs=True))
     return handles, refused

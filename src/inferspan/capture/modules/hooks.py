@@ -16,14 +16,17 @@ from torch import nn
 
 from inferspan.capture.compile.state import holds_compiled, is_compiled, is_optimized
 from inferspan.capture.compile.watch import compiling
+from inferspan.capture.inside.functions import ModuleFunction
 from inferspan.capture.inside.hooks import Inside, check_watched
 from inferspan.guard import contain
 from inferspan.records import ModuleInfo
+from inferspan.setting_checks import warn_once
 from inferspan.settings import Settings
 
 from .groups import InsideGroup, Observed, in_hooks_of_a_failure, iterates_hooks
+from .patterns import matches
 from .routers import UNREADABLE, Router, Routing, find_router, has_experts
-from .selection import select, select_stages
+from .selection import select, select_stages, walk
 from .stages import Wanted
 
 __all__ = ["STAGES_COMPILED", "ModuleObservers", "Observed", "in_hooks_of_a_failure", "iterates_hooks"]
@@ -217,6 +220,24 @@ class ModuleObservers:
         with self._lock:
             if not self._closed:
                 self._of_stages.acquire()
+
+    def add_function(self, function: ModuleFunction) -> None:
+        """Run a function at modules from the next request on; warns where none matches."""
+        root = self._root()
+        with self._lock:
+            self.inside.functions.append(function)
+            self._changed = True
+        if root is not None:
+            function.modules = tuple(path for path, module, _ in walk(root) if matches(path, module, function.pattern))
+            if not function.modules:
+                warn_once("handle.on_module(%r): no module that can be observed matches: %s will not run", function.pattern, function.name)
+
+    def remove_function(self, function: ModuleFunction) -> None:
+        """Run it no more."""
+        with self._lock:
+            if function in self.inside.functions:
+                self.inside.functions.remove(function)
+                self._changed = True
 
     def acquire_inside(self) -> None:
         """Attach what looks at outputs in every step, unless another recorded call has done so."""

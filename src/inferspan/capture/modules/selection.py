@@ -22,7 +22,7 @@ from .patterns import matches
 from .routers import find_router
 from .stages import Wanted, find_stages
 
-__all__ = ["select", "select_stages"]
+__all__ = ["select", "select_stages", "walk"]
 
 Entry = tuple[nn.Module, ModuleInfo, nn.Module]
 
@@ -30,7 +30,7 @@ _SMALL = 64
 """A model without numbered layers and of at most this many modules is shown whole under ``modules="layers"``."""
 
 
-def _walk(root: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
+def walk(root: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
     """Name, module and parent of each submodule that a hook can see, each object once."""
     seen: set[int] = {id(root)}
     pending: list[tuple[str, nn.Module]] = [("", root)]
@@ -116,7 +116,7 @@ def select_stages(root: nn.Module, wanted: Wanted) -> tuple[list[Entry], bool]:
         return [], False
     chosen = [
         (module, ModuleInfo(path, type(module).__name__, None, stages[path].name, stages[path]), parent)
-        for path, module, parent in _walk(root)
+        for path, module, parent in walk(root)
         if path in stages
     ]
     return chosen, len(chosen) < len(stages)
@@ -142,7 +142,7 @@ def select(
     if modules == "none" and not routers:
         return []
     root = _inner(root)
-    found = [entry for entry in _walk(root) if not isinstance(entry[1], nn.ModuleList | nn.ModuleDict)]
+    found = [entry for entry in walk(root) if not isinstance(entry[1], nn.ModuleList | nn.ModuleDict)]
     everything = found
     if modules == "none":
         found = []

@@ -1,0 +1,210 @@
+"""Functions of the program that run before or after modules, and what they return.
+
+In: a call of a module. Out: results as plain values. Tensors in a result are reduced on the device and read when the request ends. What a
+function raises is contained; what it returns never replaces an input or output.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from inferspan import semconv
+from inferspan.capture.modules.device_rows import DeviceRows, Place
+from inferspan.capture.modules.output_stats import OutputStats
+from inferspan.capture.modules.recorder import current
+from inferspan.guard import count
+from inferspan.records import AttributeValue
+
+from .results import ModuleResult
+
+__all__ = ["Function", "ModuleFunction", "Results", "Returned"]
+
+_log = logging.getLogger("inferspan")
+Function = Callable[[nn.Module, Any, Any, Any, str], Any]
+MOST_KEYS = 16
+MOST_RESULTS = 1 << 17
+"""Results of one request."""
+LONGEST_TEXT = 256
+SMALL = 16
+"""Values of a tensor that are kept one by one."""
+_PREFIX = "inferspan.output.stat."
+
+
+class ModuleFunction:
+    """A function that runs before or after modules, until ``remove()``.
+
+    Attributes:
+        pattern: of the modules.
+        when: ``before`` or ``after``.
+        modules: paths of the modules that match at present.
+        calls: how often it has run.
+        errors: how often it has raised, or returned something else than a mapping or ``None``.
+        seconds: its time in total, on the host.
+    """
+
+    def __init__(self, pattern: Any, function: Function, when: str, removed: Callable[[ModuleFunction], None]) -> None:
+        self.pattern, self.when = pattern, when
+        self.modules: tuple[str, ...] = ()
+        self.calls = self.errors = 0
+        self.seconds = 0.0
+        self.active = True
+        self._function = function
+        self._removed = removed
+
+    @property
+    def name(self) -> str:
+        """Name of the function."""
+        return str(getattr(self._function, "__qualname__", type(self._function).__name__))
+
+    def remove(self) -> None:
+        """Take it off; may be called twice, and while the model runs."""
+        if self.active:
+            self.active = False
+            self._removed(self)
+
+    def run(self, module: nn.Module, args: Any, kwargs: Any, output: Any, name: str) -> Mapping[str, Any] | None:
+        """What it returns for a call of a module; ``None`` if that is nothing or nothing of use. Contains errors of the program's function.
+
+        Modules that the function calls are not observed.
+        """
+        call: Any = current.call
+        current.call = None
+        result, began = None, perf_counter_ns()
+        try:
+            with torch.no_grad():
+                result = self._function(module, args, kwargs, output, name)
+            if result is not None and not isinstance(result, Mapping):
+                self._complain(f"returned {type(result).__name__} instead of a dict or None", name)
+                result = None
+        except Exception as error:
+            self._complain(f"raised {type(error).__name__}", name)
+        finally:
+            current.call = call
+            took = perf_counter_ns() - began
+            self.calls += 1
+            self.seconds += took / 1e9
+            if call is not None:
+                call.overhead += took
+        return result
+
+    def _complain(self, what: str, module: str) -> None:
+        self.errors += 1
+        count("function of on_module")
+        if self.errors == 1:
+            _log.warning(
+                "%s %s %s at %s: the model is not affected, and what it returns never changes an output; further errors are only counted",
+                self.name, what, self.when, module,
+            )  # fmt: skip
+
+    def __repr__(self) -> str:
+        state = f"{len(self.modules)} modules" if self.active else "removed"
+        return f"<{self.name} {self.when} {self.pattern!r}: {state}, {self.calls:,} calls, {self.errors:,} errors, {self.seconds:.3f} s>"
+
+
+class _Small:
+    """A tensor whose values are read one by one."""
+
+    __slots__ = ("place", "scalar", "whole")
+
+    def __init__(self, place: Place[int], *, scalar: bool, whole: bool) -> None:
+        self.place, self.scalar, self.whole = place, scalar, whole
+
+
+class _Large(int):
+    """Index of a tensor's statistics."""
+
+
+class Returned:
+    """A result until it is read; ``values`` are plain from then on."""
+
+    __slots__ = ("module", "step", "time", "values", "when")
+
+    def __init__(self, module: str, step: int | None, time: int, when: str, values: dict[str, Any]) -> None:
+        self.module, self.step, self.time, self.when, self.values = module, step, time, when, values
+
+    def attributes(self) -> dict[str, AttributeValue]:
+        """For the span of the call, if it has one; numbers that are not finite cannot be sent."""
+        return {f"{semconv.MODULE_RESULT}.{key}": value for key, value in self.values.items() if _can_be_sent(value)}
+
+
+def _can_be_sent(value: Any) -> bool:
+    return all(math.isfinite(one) for one in (value if isinstance(value, list) else [value]) if isinstance(one, float))
+
+
+class Results:
+    """The results of one request, on the device until they are read."""
+
+    def __init__(self) -> None:
+        self._small: DeviceRows[int] = DeviceRows()
+        self._large = OutputStats()
+        self._unread: list[Returned] = []
+        self._taken = 0
+        self.left_out = 0
+
+    def add(self, module: str, step: int | None, time: int, when: str, result: Mapping[str, Any]) -> Returned | None:
+        """Take in what a function has returned; waits for nothing."""
+        if self._taken >= MOST_RESULTS:
+            self.left_out += 1
+            return None
+        self._taken += 1
+        values = {str(key)[:64]: self._plain(value) for key, value in list(result.items())[:MOST_KEYS]}
+        returned = Returned(module, step, time, when, {key: value for key, value in values.items() if value is not None})
+        self._unread.append(returned)
+        return returned
+
+    def _plain(self, value: Any) -> Any:
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes) and len(value) <= SMALL:
+            parts = list(value)
+            if all(isinstance(part, bool | int | float) for part in parts):
+                return parts if len({type(part) for part in parts}) < 2 else [float(part) for part in parts]
+        return str(value)[:LONGEST_TEXT]
+
+    def _tensor(self, tensor: Tensor) -> Any:
+        plain = type(tensor) in (Tensor, nn.Parameter) and not tensor.is_nested and tensor.layout is torch.strided
+        plain = plain and not (tensor.is_meta or tensor.is_quantized or tensor.is_complex())
+        if plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            if 0 < tensor.numel() <= SMALL:
+                whole = not tensor.is_floating_point()
+                row = tensor.detach().reshape(1, -1).to(torch.float64, copy=True)
+                return _Small(self._small.append(tensor.numel(), row), scalar=tensor.dim() == 0, whole=whole)
+            index = self._large.append(tensor)
+            if index is not None:
+                return _Large(index)
+        kind = str(tensor.dtype).removeprefix("torch.")
+        return f"{type(tensor).__name__} of {kind}" if not plain else f"{'x'.join(map(str, tensor.shape))} {kind}"
+
+    def read(self) -> list[Returned]:
+        """The results since the last reading, with plain values; may wait for the device."""
+        unread, self._unread = self._unread, []
+        small = {group: rows.tolist() for group, rows in self._small.read().items()}
+        large = self._large.read()
+        for returned in unread:
+            values: dict[str, Any] = {}
+            for key, value in returned.values.items():
+                if isinstance(value, _Small):
+                    numbers = [int(one) if value.whole else one for one in small[value.place.group][value.place.order][0]]
+                    values[key] = numbers[0] if value.scalar else numbers
+                elif isinstance(value, _Large):
+                    values.update(
+                        (f"{key}.{name.removeprefix(_PREFIX)}", one) for name, one in large[value].items() if name.startswith(_PREFIX)
+                    )
+                else:
+                    values[key] = value
+            returned.values = values
+        return unread
+
+    @staticmethod
+    def result(returned: Returned, offset: int) -> ModuleResult:
+        """One of them as it is shown; ``offset`` makes its time nanoseconds since the epoch."""
+        return ModuleResult(returned.module, returned.step, returned.time + offset, returned.when, returned.values)

@@ -1,0 +1,248 @@
+"""``handle.on_module()``: what functions get and return, what is contained, and that nothing of the model changes."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import inferspan
+from inferspan import guard, semconv
+from inferspan.settings import SettingsError
+from tests.attached import attached
+from tests.cases import models
+from tests.cases.telemetry import Telemetry
+
+
+class _Net(nn.Module):
+    """Two layers, of which one takes a keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), _Scaled()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        result: Tensor = self.second(self.first(hidden), scale=3)
+        return result
+
+
+class _Scaled(nn.Module):
+    def forward(self, hidden: Tensor, scale: int = 1) -> Tensor:
+        return hidden * scale
+
+
+HIDDEN = torch.arange(8.0).view(2, 4)
+
+
+def test_functions_get_the_call(telemetry: Telemetry) -> None:
+    """Module, arguments, output and path; no output before the call."""
+    model = _Net()
+    handle = telemetry.instrument(model)
+    seen: list[tuple[Any, ...]] = []
+    handle.on_module("second", lambda *given: seen.append(given), when="before")
+    handle.on_module("second", lambda *given: seen.append(given))
+    output = model(HIDDEN)
+    before, after = seen
+    assert before[0] is after[0] is model.second
+    assert torch.equal(before[1][0], model.first(HIDDEN))
+    assert before[2] == after[2] == {"scale": 3}
+    assert before[3] is None
+    assert torch.equal(after[3], output)
+    assert before[4] == after[4] == "second"
+    assert handle.module_results() == []
+    telemetry.check()
+
+
+def _mixed(module: nn.Module, args: Any, kwargs: Any, output: Tensor, name: str) -> dict[str, Any]:
+    return {
+        "mean": output.mean(),
+        "rows": output.shape[0],
+        "first": output.reshape(-1)[:3],
+        "positive": (output > 0).sum(),
+        "word": "yes",
+        "flag": True,
+        "all": output.repeat(20, 20),
+        "nothing": None,
+    }
+
+
+def test_results_become_attributes_and_a_list(telemetry: Telemetry) -> None:
+    """Tensors as numbers: small ones one by one, large ones as statistics; against float64."""
+    model = _Net()
+    handle = telemetry.instrument(model, modules="all")
+    function = handle.on_module(_Scaled, _mixed)
+    with torch.no_grad():
+        output = model(HIDDEN).double()
+    (result,) = handle.module_results()
+    assert (result.module, result.step, result.when) == ("second", None, "after")
+    values = result.values
+    assert values["mean"] == pytest.approx(output.mean().item(), rel=1e-6)
+    assert values["first"] == pytest.approx(output.view(-1)[:3].tolist())
+    assert values["positive"] == int((output > 0).sum())
+    assert type(values["positive"]) is int
+    assert (values["rows"], values["word"], values["flag"]) == (2, "yes", True)
+    assert values["all.std"] == pytest.approx(output.std(correction=0).item(), rel=1e-5)
+    assert values["all.element_count"] == output.numel() * 400
+    assert "nothing" not in values
+    spans = {(span.attributes or {})[semconv.MODULE_NAME]: dict(span.attributes or {}) for span in telemetry.modules()}
+    found = {key.removeprefix(semconv.MODULE_RESULT + "."): value for key, value in spans["second"].items() if semconv.MODULE_RESULT in key}
+    assert {key: list(value) if isinstance(value, tuple) else value for key, value in found.items()} == values
+    assert not any(semconv.MODULE_RESULT in key for key in spans["first"])
+    assert function.modules == ("second",)
+    telemetry.check()
+
+
+def test_every_step_has_its_result(telemetry: Telemetry) -> None:
+    """In order, also of steps whose modules have no spans; only recorded calls have attributes."""
+    model = models.llama()
+    handle = telemetry.instrument(model)
+    handle.on_module("model.layers.*.mlp", lambda module, args, kwargs, output, name: {"peak": output.abs().amax()}, when="after")
+    handle.on_module("model.layers.1.mlp", lambda module, args, kwargs, output, name: {"width": args[0].shape[-1]}, when="before")
+    with torch.no_grad():
+        model.generate(models.prompt(), do_sample=False, max_new_tokens=9, min_new_tokens=9)
+    results = handle.module_results()
+    assert [result.step for result in results if "width" in result.values] == list(range(9))
+    assert len([result for result in results if "peak" in result.values]) == 18
+    times = [result.time_ns for result in results]
+    assert times == sorted(times)
+    spans = [dict(span.attributes or {}) for span in telemetry.modules()]
+    mlps = [span for span in spans if str(span[semconv.MODULE_NAME]).endswith("mlp")]
+    assert len(mlps) == 10
+    for span in mlps:
+        same = [one for one in results if (one.module, one.step) == (span[semconv.MODULE_NAME], span[semconv.STEP_INDEX])]
+        for one in same:
+            for key, value in one.values.items():
+                assert span[f"{semconv.MODULE_RESULT}.{key}"] == value
+    telemetry.check()
+
+
+def test_errors_are_contained_named_once_and_counted(telemetry: Telemetry, caplog: pytest.LogCaptureFixture) -> None:
+    """The model returns what it returns without; the other function runs on."""
+    model = _Net()
+    plain = model(HIDDEN)
+    handle = telemetry.instrument(model)
+
+    def bad(*_: Any) -> None:
+        raise ValueError("secret")
+
+    def wrong(module: nn.Module, args: Any, kwargs: Any, output: Tensor, name: str) -> Tensor:
+        return output * 0
+
+    functions = [handle.on_module("first", bad, when="before"), handle.on_module("first", wrong), handle.on_module("first", _mixed)]
+    before = guard.error_counts().get("function of on_module", 0)
+    with caplog.at_level(logging.WARNING, logger="inferspan"):
+        for _ in range(3):
+            assert torch.equal(model(HIDDEN), plain)
+    assert [function.errors for function in functions] == [3, 3, 0]
+    assert [function.calls for function in functions] == [3, 3, 3]
+    assert all(function.seconds > 0 for function in functions)
+    assert guard.error_counts()["function of on_module"] == before + 6
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2
+    assert "bad raised ValueError before at first" in lines[0]
+    assert "wrong returned Tensor instead of a dict or None after at first" in lines[1]
+    assert "secret" not in "".join(lines)
+    assert len(handle.module_results()) == 3
+    telemetry.check(complaints=True)
+
+
+def test_a_function_may_call_modules(telemetry: Telemetry) -> None:
+    """They are not observed, so there is no recursion, and no span of them."""
+    model = _Net()
+    handle = telemetry.instrument(model, modules="all")
+    function = handle.on_module(
+        "first", lambda module, args, kwargs, output, name: {"again": (module(args[0]) - output).abs().max()}
+    )
+    model(HIDDEN)
+    assert function.calls == 1
+    assert handle.module_results()[0].values == {"again": 0.0}
+    assert len(telemetry.modules()) == 2
+    telemetry.check()
+
+
+def test_remove_takes_everything_off(telemetry: Telemetry) -> None:
+    """The function runs no more, nothing is on the model between requests, and results stay."""
+    model = _Net()
+    handle = telemetry.instrument(model)
+    function = handle.on_module("first", _mixed)
+    model(HIDDEN)
+    assert attached(model)["hooks"] == 0
+    function.remove()
+    function.remove()
+    model(HIDDEN)
+    assert function.calls == 1
+    assert len(handle.module_results()) == 1
+
+
+def test_a_handle_takes_its_functions_along(telemetry: Telemetry) -> None:
+    """Those of another handle of the model stay."""
+    model = _Net()
+    first, second = telemetry.instrument(model), inferspan.instrument(model)
+    gone, stays = second.on_module("first", _mixed), first.on_module("first", _mixed)
+    second.uninstrument()
+    model(HIDDEN)
+    assert (gone.calls, stays.calls) == (0, 1)
+
+
+def test_a_pattern_without_a_match_warns(telemetry: Telemetry, caplog: pytest.LogCaptureFixture) -> None:
+    """And the model runs."""
+    model = _Net()
+    handle = telemetry.instrument(model)
+    with caplog.at_level(logging.WARNING, logger="inferspan"):
+        function = handle.on_module("layers.*", _mixed)
+    model(HIDDEN)
+    assert function.modules == ()
+    assert "no module that can be observed matches" in caplog.records[0].getMessage()
+    telemetry.check(complaints=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("first", 3), "fn of on_module"), (("first", print, "during"), "when of on_module"), (("", print), "pattern of on_module"), ((4, print), "pattern of on_module")],
+)
+def test_wrong_arguments_raise(telemetry: Telemetry, arguments: tuple[Any, ...], message: str) -> None:
+    """Before anything is registered."""
+    handle = telemetry.instrument(_Net())
+    with pytest.raises(SettingsError, match=message):
+        handle.on_module(*arguments)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:.*nested tensors")
+def test_odd_results_are_described(telemetry: Telemetry) -> None:
+    """Tensors without values of their own, objects and too many keys break nothing."""
+    plain = torch.ones(2, 2)
+    odd = {
+        "meta": plain.to("meta"), "sparse": plain.to_sparse(), "quantized": torch.quantize_per_tensor(plain, 0.1, 0, torch.qint8),
+        "nested": torch.nested.nested_tensor([plain, plain], layout=torch.jagged), "nan": float("nan"), "empty": torch.ones(0),
+        "object": object(), "mixed": [1, 2.5], **{f"key {index}": index for index in range(30)},
+    }  # fmt: skip
+    model = _Net()
+    handle = telemetry.instrument(model, modules="all")
+    handle.on_module("first", lambda *_: odd)
+    model(HIDDEN)
+    values = handle.module_results()[0].values
+    assert values["meta"] == "Tensor of float32"
+    assert values["mixed"] == [1.0, 2.5]
+    assert "key 29" not in values
+    telemetry.check()
+
+
+def test_the_model_does_what_it_does_without(telemetry: Telemetry) -> None:
+    """Equal tokens and random stream with functions before and after every module."""
+    model = models.llama()
+    torch.manual_seed(3)
+    with torch.no_grad():
+        plain = model.generate(models.prompt(), do_sample=True, max_new_tokens=8, min_new_tokens=8)
+    after = torch.get_rng_state()
+    handle = telemetry.instrument(model)
+    for when in ("before", "after"):
+        handle.on_module("*", lambda module, args, kwargs, output, name: {"name": name}, when=when)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        watched = model.generate(models.prompt(), do_sample=True, max_new_tokens=8, min_new_tokens=8)
+    assert torch.equal(plain, watched)
+    assert torch.equal(after, torch.get_rng_state())
+    telemetry.check()

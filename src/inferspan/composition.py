@@ -27,6 +27,7 @@ from .export.deferred import DeferredSetup
 from .guard import contain
 from .samplers import process as machine
 from .samplers.stage_memory import MemoryReader
+from .setting_checks import warn_once
 from .settings import Settings, SettingsError
 
 if TYPE_CHECKING:
@@ -38,11 +39,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HAND_OVER", "Providers", "deferred", "display", "flush_given", "follow_origins", "hand_over", "recorder_for", "reports",
-    "set_up_export", "stage_recorder", "start", "writer",
+    "set_up_export", "stage_recorder", "start", "target_for", "writer",
 ]  # fmt: skip
 
 HAND_OVER = 2.0
 """Longest time in seconds that ``uninstrument()`` waits for detail to be handed over."""
+_INSTEAD = (
+    ("methods", "methods that are known"), ("numerics", "no outputs are looked at"), ("modules", "module spans are those of the default"),
+)  # fmt: skip
+"""What counts where a setting of the environment does not fit a model."""
 Providers = tuple[Any, Any, Any]
 """Of tracers, meters and loggers; ``None`` stands for the global one."""
 writer = SpanWriter()
@@ -93,6 +98,24 @@ def reports() -> AutomaticReports:
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=_reports.forked)
     return _reports
+
+
+def target_for(model: Any, settings: Settings, recorder: SpanRecorder, tokenizer: Any) -> Target:
+    """Attach to a model; where a setting of the environment does not fit it, with what counts instead."""
+    from inferspan.capture.target import Target
+
+    for name, instead in _INSTEAD:
+        try:
+            return Target(model, settings, recorder, tokenizer)
+        except SettingsError as error:  # a method that the model lacks, a name pattern that matches no module
+            variable = settings.source(name)
+            if variable is None or f"{name!r}" not in str(error):
+                if name == _INSTEAD[-1][0]:
+                    raise
+                continue
+            warn_once("%s is ignored for this model, %s: %s", variable, instead, error)
+            settings = settings.override({name: getattr(Settings(), name)})
+    return Target(model, settings, recorder, tokenizer)
 
 
 def recorder_for(settings: Settings, providers: Providers) -> tuple[SpanRecorder, machine.Meters]:

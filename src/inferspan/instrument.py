@@ -45,10 +45,6 @@ if TYPE_CHECKING:
 __all__ = ["Handle", "flush", "instrument", "uninstrument"]
 
 _REMEDY = "call inferspan.uninstrument(model) first or pass the same"
-_INSTEAD = (
-    ("methods", "methods that are known"), ("numerics", "no outputs are looked at"), ("modules", "module spans are those of the default"),
-)  # fmt: skip
-"""What counts where a setting of the environment does not fit a model."""
 _lock = threading.RLock()
 _instrumentations: dict[int, _Instrumentation] = {}
 _collected_models: deque[_Instrumentation] = deque()
@@ -85,7 +81,7 @@ class _Instrumentation:
                 return
             left = self.target
             try:
-                target = _target(model, self.settings, self.recorder, left.tokenizer)
+                target = composition.target_for(model, self.settings, self.recorder, left.tokenizer)
             except SettingsError as error:
                 warn_once("the model without its adapters is not observed, call inferspan.instrument() on it: %s", error)
                 return
@@ -360,7 +356,7 @@ def _check_conflict(existing: _Instrumentation, settings: Settings | None, provi
 def _build(model: Any, tokenizer: Any, settings: Settings, providers: Providers) -> _Instrumentation:
     recorder, meters = composition.recorder_for(settings, providers)
     with ExitStack() as undo:
-        target = _target(model, settings, recorder, tokenizer)
+        target = composition.target_for(model, settings, recorder, tokenizer)
         undo.callback(target.close)
         released = ExitStack()
         undo.push(released)
@@ -370,23 +366,6 @@ def _build(model: Any, tokenizer: Any, settings: Settings, providers: Providers)
         instrumentation = _Instrumentation(target, recorder, settings, providers, released.close)
         undo.pop_all()
     return instrumentation
-
-
-def _target(model: Any, settings: Settings, recorder: SpanRecorder, tokenizer: Any) -> Target:
-    from inferspan.capture.target import Target
-
-    for name, instead in _INSTEAD:
-        try:
-            return Target(model, settings, recorder, tokenizer)
-        except SettingsError as error:  # a method that the model lacks, a name pattern that matches no module
-            variable = settings.source(name)
-            if variable is None or f"{name!r}" not in str(error):
-                if name == _INSTEAD[-1][0]:
-                    raise
-                continue
-            warn_once("%s is ignored for this model, %s: %s", variable, instead, error)
-            settings = settings.override({name: getattr(Settings(), name)})
-    return Target(model, settings, recorder, tokenizer)
 
 
 def _forked() -> None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from inferspan.capture.device.clock import Measured
     from inferspan.capture.inside.hooks import InsideLog
     from inferspan.capture.modules.hooks import ModuleObservers
+    from inferspan.capture.modules.output_stats import OutputStats
     from inferspan.capture.profiler.window import WindowClaim
 
 __all__ = [
@@ -344,8 +345,9 @@ class Call(CallLog):
         finally:
             self.scope.end(end)
 
-    def look_inside(self, engine: ModuleObservers) -> None:
-        """Look at outputs until the request ends, if that is wanted; comes after the collector of statistics."""
+    def look_inside(self, engine: ModuleObservers, outputs: OutputStats | None) -> None:
+        """Collect statistics of recorded calls in ``outputs``, and look at outputs until the request ends, as far as that is wanted."""
+        self.output_stats = outputs
         if engine.inside.active:
             engine.acquire_inside()
             self.looking = engine.inside.begin(self)

@@ -91,9 +91,8 @@ class ForwardCall(Call):
 
     def _open(self, owner: Owner) -> None:
         """Attach module observers and begin the device clock and the profiler window."""
-        self.output_stats = owner.new_output_stats()
         engine = owner.engine
-        self.look_inside(engine)
+        self.look_inside(engine, owner.new_output_stats())
         expected = 0 if self.compiled else engine.expected
         self.budget.reserved = 0 if self.compiled else engine.stages
         if expected and self.budget.modules_allowed(expected, whole=False):

@@ -83,8 +83,7 @@ class Request(Call):
         modules = StepModules(self, owner, self._memory, warmup=self._warmup)
         self.steps: StepLog = StepLog(self, owner, statistics, modules, now=now, cached=cached)
         if self.recording:
-            self.output_stats = owner.new_output_stats()
-            self.look_inside(owner.engine)
+            self.look_inside(owner.engine, owner.new_output_stats())
             self.clock = owner.new_device_clock()
             modules.choose(0)
 

@@ -67,7 +67,7 @@ class LibraryWatch:
                 found.look()
 
         # Any module of a row may be the last one whose import ends.
-        for name in {place for rows in self._waiting.values() for place, *_ in rows}:
+        for name in {place for rows in list(self._waiting.values()) for place, *_ in rows}:  # a look() on another thread takes rows
             self._undo.push(functools.partial(_imports.forget, name, loaded))
             _imports.after(name, loaded)
         _imports.install()

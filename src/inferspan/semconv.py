@@ -61,6 +61,7 @@ PHASE_FORWARD = "forward"
 STAGE_VISION_ENCODE, STAGE_AUDIO_ENCODE, STAGE_FUSION = MODEL_STAGES
 STAGE_TEXT_ENCODE, STAGE_VAE_ENCODE, STAGE_VAE_DECODE, STAGE_VOCODE = PIPELINE_STAGES
 STAGE_DENOISE = "denoise"
+STAGE_VAE_DECODE_BLOCK = "vae_decode_block"
 STAGE_KIND_MODEL, STAGE_KIND_USER = "model", "user"
 FINISH_STOP = "stop"
 FINISH_LENGTH = "length"
@@ -258,6 +259,9 @@ DENOISE_GUIDANCE = "inferspan.denoise.guidance_scale"
 DENOISE_SCHEDULER = "inferspan.denoise.scheduler"
 OUTPUT_IMAGES = "inferspan.output.images"
 OUTPUT_FRAMES = "inferspan.output.frames"
+VAE_BLOCK = "inferspan.vae.block"
+VAE_BLOCKS = "inferspan.vae.blocks"
+VAE_BLOCKS_OMITTED = "inferspan.vae.blocks_omitted"
 OUTPUT_AUDIOS = "inferspan.output.audios"
 OUTPUT_HEIGHT = "inferspan.output.height"
 OUTPUT_WIDTH = "inferspan.output.width"
@@ -470,6 +474,7 @@ SPANS = (
     SpanKindOf("step", SPAN_PREFILL_STEP, "prefill", "one forward pass of the prompt (several with chunked prefill)"),
     SpanKindOf("step", SPAN_DECODE_STEP, "decode", "one forward pass of the decoding loop"),
     SpanKindOf("stage", "{inferspan.stage.name}", "request, or the phase, stage, step or module that runs it", "a call of an encoder or projector of a multimodal model: vision_encode, audio_encode, fusion; a part of a diffusion pipeline: text_encode, denoise, vae_decode ..."),
+    SpanKindOf("stage", STAGE_VAE_DECODE_BLOCK, STAGE_VAE_DECODE, "a call of the decoder for a tile, a slice or a batch of frames; only if there are several, at most 128"),
     SpanKindOf("step", SPAN_DENOISE_STEP, "denoise", "from a pass of the denoiser to the end of the scheduler's step"),
     SpanKindOf("step", f"{SPAN_PREFILL_STEP}, {SPAN_DECODE_STEP}", SPAN_BATCH, "one forward pass of a batch, linked to the requests in it (at most 128); a prefill step if one of them prefills"),
     SpanKindOf("module", "layer {n} [{name}] or the module's path", "step or forward", "sampled steps: 0, 1, then with doubling gaps"),
@@ -973,7 +978,10 @@ ATTRIBUTES = (
     Attribute(DENOISE_GUIDANCE, "double", _R, "the argument `guidance_scale`"),
     Attribute(DENOISE_SCHEDULER, "string", _R, "class of the scheduler"),
     Attribute(OUTPUT_IMAGES, "int", _R, "images of a pipeline's result"),
-    Attribute(OUTPUT_FRAMES, "int", _R, "frames of all videos of a pipeline's result"),
+    Attribute(OUTPUT_FRAMES, "int", f"{_R}, {STAGE_VAE_DECODE}, {STAGE_VAE_DECODE_BLOCK}", "frames of all videos of a pipeline's result, or of what the autoencoder of a video has decoded"),
+    Attribute(VAE_BLOCK, "int", STAGE_VAE_DECODE_BLOCK, "number of the call of the decoder in its decoding: 0 is the first tile, slice or batch of frames"),
+    Attribute(VAE_BLOCKS, "int", STAGE_VAE_DECODE, "calls of the decoder for tiles, slices and batches of frames; only if there were several"),
+    Attribute(VAE_BLOCKS_OMITTED, "int", STAGE_VAE_DECODE, "those of them after the first 128, which have no span"),
     Attribute(OUTPUT_AUDIOS, "int", _R, "sounds of a pipeline's result"),
     Attribute(OUTPUT_HEIGHT, "int", _R, "of an image or frame, in pixels"),
     Attribute(OUTPUT_WIDTH, "int", _R, "of an image or frame, in pixels"),
@@ -1238,7 +1246,7 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("continuous batching", "step of a batch", "preempted requests", "collecting"), "steps of a batch, counts of preemptions"),
     ErrorPlaces(("module call", "module calls", "module hook"), "a module span"),
     ErrorPlaces(("module selection",), "all module spans of the model"),
-    ErrorPlaces(("search for stages", "stages of a pipeline", "start of a stage", "end of a stage"), "spans of stages"),
+    ErrorPlaces(("search for stages", "stages of a pipeline", "start of a stage", "end of a stage", "blocks of a stage"), "spans of stages"),
     ErrorPlaces(("shapes of a stage",), "shapes of a stage of a pipeline"),
     ErrorPlaces(("* of a pipeline call", "numbers of denoising steps"), "a call of a pipeline or a part of it"),
     ErrorPlaces(("device of a stage", "tokens of stages"), "device or tokens of a stage"),
@@ -1254,7 +1262,7 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("start of a pipeline call",), "the call of a diffusion pipeline is not recorded"),
     ErrorPlaces(("end of a pipeline call",), "results and rates on the request span"),
     ErrorPlaces(("stages of a pipeline", "numbers of denoising steps", "shapes of a stage"), "stages, steps or attributes of them"),
-    ErrorPlaces(("start of a stage", "end of a stage"), "a stage or attributes of it"),
+    ErrorPlaces(("start of a stage", "end of a stage", "blocks of a stage"), "a stage, spans in it, or attributes of it"),
     ErrorPlaces(("set-up of a session", "start of a session", "end of a session"), "a session, or attributes of it"),
     ErrorPlaces(("event", "attributes of an event"), "an event of the program, or attributes of it"),
     ErrorPlaces(("start of a decorated call", "end of a decorated call"), "spans or events of a decorated function's call"),

@@ -22,6 +22,7 @@ from inferspan.capture.patching import Undo
 from inferspan.guard import contain
 from inferspan.records import AttributeValue, Failure
 
+from .blocks import Blocks, frames_of
 from .outcome import describe_outcome
 
 __all__ = ["DiffusionCall"]
@@ -37,7 +38,9 @@ class DiffusionCall:
         undo: takes hooks and wrappers off the components.
     """
 
-    __slots__ = ("_arguments", "_block", "_blocks", "_depth", "_open", "_seen", "_steps", "_timesteps", "_undo", "request", "scheduler")
+    __slots__ = (
+        "_arguments", "_block", "_blocks", "_decoder", "_depth", "_open", "_seen", "_steps", "_timesteps", "_undo", "request", "scheduler",
+    )  # fmt: skip
 
     def __init__(self, request: recording.Request, arguments: Mapping[str, Any], scheduler: Any, undo: Undo) -> None:
         self.request = request
@@ -56,6 +59,7 @@ class DiffusionCall:
         """When the last step of each loop ended."""
         self._seen = request.start
         """When the last step or stage ended."""
+        self._decoder = Blocks(request)
 
     # ------------------------------------------------------------------------------------------------------------ stages
     def begin_stage(self, name: str, inputs: Any) -> None:
@@ -65,6 +69,8 @@ class DiffusionCall:
             return
         self._open = True
         self.request.begin_stage(name, attributes=self._shapes(inputs, semconv.INPUT_SHAPES, semconv.INPUT_DTYPES))
+        if name == semconv.STAGE_VAE_DECODE:
+            self._decoder.open()
 
     def end_stage(self, output: Any, error: BaseException | None) -> None:
         """That component has returned or raised."""
@@ -74,7 +80,26 @@ class DiffusionCall:
         self._open = False
         self._seen = self.request.steps.now()
         failure = None if error is None else Failure(error_type(error), "", "")
-        self.request.end_phase(failure, attributes=self._shapes(output, semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES))
+        attributes = self._shapes(output, semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES)
+        if self._decodes:
+            with contain("blocks of a stage"):
+                attributes |= {**frames_of(output), **self._decoder.close()}
+        self.request.end_phase(failure, attributes=attributes)
+
+    @property
+    def _decodes(self) -> bool:
+        return self.request.phases.name == semconv.STAGE_VAE_DECODE
+
+    def begin_block(self, inputs: Any) -> None:
+        """The decoder of an autoencoder is called: for all, or for a tile, a slice or a batch of frames."""
+        if self._decodes and self._decoder.begin():
+            self._decoder.describe(self._shapes(inputs, semconv.INPUT_SHAPES, semconv.INPUT_DTYPES))
+
+    def end_block(self, output: Any, error: BaseException | None) -> None:
+        """It has returned or raised."""
+        if self._decodes and self._decoder.end():
+            attributes = {**self._shapes(output, semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES), **frames_of(output)}
+            self._decoder.add(None if error is None else error_type(error), attributes)
 
     @staticmethod
     def _shapes(tensors: Any, shapes: str, dtypes: str) -> dict[str, AttributeValue]:
@@ -167,6 +192,8 @@ class DiffusionCall:
                 with contain("numbers of denoising steps"):
                     self._read_timesteps()
             self.request.close(failure, at=end)
+            with contain("blocks of a stage"):
+                self._decoder.add_records()
             with contain("end of a pipeline call"):
                 seconds = sum(map(sum, self.request.steps.seconds.values()))
                 took = (end - self.request.start) / 1e9

@@ -112,6 +112,8 @@ def _attach(parts: Components, scheduler: Any, owner: Owner, undo: Undo, classes
             module = _plain(module)
             for method, stage in (("encode", semconv.STAGE_VAE_ENCODE), ("decode", semconv.STAGE_VAE_DECODE)):
                 if _is_wanted(stage, owner.settings.stages):
+                    if stage == semconv.STAGE_VAE_DECODE:
+                        _attach_blocks(module, undo)
                     undo.push(classes.wrap(module, method, _around_coder(stage)))
     if not wanted or scheduler is None:
         return
@@ -123,6 +125,17 @@ def _attach(parts: Components, scheduler: Any, owner: Owner, undo: Undo, classes
         module = parts._modules[name]
         if module is not None and not is_compiled(module):
             undo.push(module.register_forward_pre_hook(_enter_denoiser, with_kwargs=True).remove)
+
+
+def _attach_blocks(autoencoder: nn.Module, undo: Undo) -> None:
+    """Put hooks on the decoder inside an autoencoder, unless it runs in compiled code, which would be compiled again for them."""
+    decoder = getattr(autoencoder, "decoder", None)
+    if not isinstance(decoder, nn.Module) or is_compiled(decoder):
+        return
+    if any(hasattr(vars(autoencoder).get(name), "_torchdynamo_orig_callable") for name in ("decode", "_decode", "tiled_decode")):
+        return
+    undo.push(decoder.register_forward_pre_hook(_enter_decoder, with_kwargs=True).remove)
+    undo.push(decoder.register_forward_hook(_leave_decoder, with_kwargs=True, always_call=True).remove)
 
 
 def _running() -> DiffusionCall | None:
@@ -217,3 +230,24 @@ def _enter_denoiser(module: nn.Module, *arguments: Any) -> None:
             call.enter_denoiser()
         except Exception as error:
             report("start of a step", error)
+
+
+@leave_frame
+def _enter_decoder(module: nn.Module, *arguments: Any) -> None:
+    call = None if is_dynamo_compiling() else _running()
+    if call is not None:
+        try:
+            call.begin_block(arguments[0])
+        except Exception as error:
+            report("blocks of a stage", error)
+
+
+@leave_frame
+def _leave_decoder(module: nn.Module, *arguments: Any) -> None:
+    call = None if is_dynamo_compiling() else _running()
+    if call is not None:
+        try:
+            output = arguments[-1]
+            call.end_block(output, sys.exc_info()[1] if output is None else None)
+        except Exception as error:
+            report("blocks of a stage", error)

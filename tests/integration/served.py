@@ -114,7 +114,7 @@ def serve(paths: Paths, folder: Path, environment: Mapping[str, str]) -> Served:
             output.close()
     requests, failed = _said(folder)
     for stack in paths.by_name.values():
-        eventually(lambda stack=stack: _arrived(stack, requests), timeout=60)  # type: ignore[misc]
+        eventually(lambda stack=stack: _arrived(stack, requests))  # type: ignore[misc]
     time.sleep(2.0)  # one more scrape, and one more evaluation of the rules
     metadata = get_json(f"{paths['scrape'].prometheus}/api/v1/metadata")["data"]
     return Served(paths, begun, time.time(), metadata, requests, failed)

@@ -71,8 +71,11 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def eventually(look: Callable[[], T], *, timeout: float = 30.0, pause: float = 0.2) -> T:
-    """Repeat ``look`` until it raises no ``AssertionError`` or ``LookupError``; the last one is raised when time is up."""
+def eventually(look: Callable[[], T], *, timeout: float = 180.0, pause: float = 0.2) -> T:
+    """Repeat ``look`` until it raises no ``AssertionError`` or ``LookupError``; the last one is raised when time is up.
+
+    The default is long enough for a busy machine; only a failure takes it.
+    """
     deadline = time.monotonic() + timeout
     while True:
         try:

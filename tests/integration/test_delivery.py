@@ -86,16 +86,32 @@ def arrived(last: Received) -> dict[str, Counter[str]]:
     }
 
 
-def check(sender: Sender, last: Received, title: str, *, timeout: float = 45.0) -> None:
-    """Everything acknowledged arrives, and nothing that was never sent; the figures are printed."""
+def check(sender: Sender, last: Received, title: str, *, quiet: float = 120.0, longest: float = 600.0) -> None:
+    """Everything acknowledged arrives, and nothing that was never sent; the figures are printed.
+
+    Args:
+        sender: what was sent and acknowledged.
+        last: what has arrived.
+        title: of the figures.
+        quiet: seconds in which nothing more arrives, after which the rest counts as lost.
+        longest: seconds to wait in all, on however slow a machine.
+    """
+    began = moved = time.monotonic()
+    most = 0
 
     def look() -> dict[str, Counter[str]]:
+        nonlocal moved, most
         found = arrived(last)
+        if (count := sum(map(len, found.values()))) > most:
+            moved, most = time.monotonic(), count
         missing = {kind: len(names - found[kind].keys()) for kind, names in sender.acknowledged.items()}
-        assert not any(missing.values()), f"acknowledged and not arrived: {missing}"
+        if any(missing.values()) and time.monotonic() < min(moved + quiet, began + longest):
+            raise LookupError(f"acknowledged and not yet arrived: {missing}")
         return found
 
-    found = eventually(look, timeout=timeout)
+    found = eventually(look, timeout=longest)
+    missing = {kind: len(names - found[kind].keys()) for kind, names in sender.acknowledged.items()}
+    assert not any(missing.values()), f"acknowledged and not arrived: {missing}"
     for kind in KINDS:
         assert found[kind].keys() <= sender.sent[kind]
         twice = found[kind].total() - len(found[kind])

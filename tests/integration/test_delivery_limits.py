@@ -138,7 +138,7 @@ def test_jaeger_away_makes_agents_wait(fleet: Fleet) -> None:
             assert found.keys() == sent, f"{len(sent - found.keys())} of {len(sent)} missing"
             return found
 
-        found = eventually(look, timeout=60)
+        found = eventually(look)
     print(f"Jaeger away, queue of 20 kB: {len(sent)} spans acknowledged by the agent, all arrived, {found.total() - len(found)} twice")
 
 

@@ -22,7 +22,7 @@ import torch
 import inferspan
 
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-inferspan.instrument(model, modules="all", report="both", report_dir=sys.argv[2], nvml=False)
+inferspan.instrument(model, modules="all", report="both", report_dir=sys.argv[2], nvml=False, exit_timeout=120)
 model(torch.zeros(2, 8))
 end = sys.argv[1]
 if end == "exception":

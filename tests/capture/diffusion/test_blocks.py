@@ -157,7 +157,12 @@ def test_a_compiled_decoding_is_left_alone(telemetry: Telemetry, pipeline: Any) 
     hooks: list[int] = []
     telemetry.instrument(pipeline)
     step = pipeline.scheduler.step
-    pipeline.scheduler.step = lambda *args, **kwargs: (hooks.append(len(pipeline.vae.decoder._forward_hooks)), step(*args, **kwargs))[1]
+
+    def look(*args: Any, **kwargs: Any) -> Any:
+        hooks.append(len(pipeline.vae.decoder._forward_hooks))
+        return step(*args, **kwargs)
+
+    pipeline.scheduler.step = look
     _run(pipeline)
     telemetry.check()
     assert (_spans(telemetry, "vae_decode_block"), hooks) == ([], [0])

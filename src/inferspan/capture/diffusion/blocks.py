@@ -6,7 +6,7 @@ that calls its decoder once has none: the call would say the same as the stage a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from inferspan import semconv
@@ -129,5 +129,5 @@ def frames_of(output: Any) -> dict[str, AttributeValue]:
     """Frames of a decoder's output [videos, channels, frames, height, width], alone, in a tuple or as ``sample``; else nothing."""
     if isinstance(output, tuple) and output:
         output = output[0]
-    shape = getattr(getattr(output, "sample", output), "shape", ())
+    shape: Sequence[int] = getattr(getattr(output, "sample", output), "shape", ())
     return {semconv.OUTPUT_FRAMES: int(shape[0]) * int(shape[2])} if len(shape) == 5 else {}

@@ -140,7 +140,9 @@ class Asker:
             assert answer["resultType"] == "vector", f"{expression} gives a {answer['resultType']}"
             yield from (Series(item["metric"], (float(item["value"][1]),)) for item in answer["result"])
         else:
-            answer = get_json(f"{api}query_range", query=expression, start=at - self._window, end=at, step=STEP)["data"]
+            # Whole steps, so that the last value is that of the end.
+            start = at - math.ceil(self._window / STEP) * STEP
+            answer = get_json(f"{api}query_range", query=expression, start=start, end=at, step=STEP)["data"]
             yield from (Series(item["metric"], tuple(float(value) for _, value in item["values"])) for item in answer["result"])
 
     def empty(self, asked: Asked, values: Values, known: Mapping[str, Variable]) -> bool:

@@ -94,17 +94,16 @@ def _has_weight(path: str, module: nn.Module) -> bool:
 @pytest.mark.parametrize(
     ("pattern", "chosen"),
     [
-        ("lin*", ["linear"]),
-        ("re:re.u|parts", ["parts", "relu"]),
-        ("re:elu", None),
-        ("ReLU", ["relu"]),
-        ("Module", None),
-        (nn.Linear, ["linear"]),
-        (_Parts, ["parts"]),
-        (_has_weight, ["linear"]),
-        (nn.Conv1d, None),
+        pytest.param("lin*", ["linear"], id="glob"),
+        pytest.param("re:re.u|parts", ["parts", "relu"], id="expression"),
+        pytest.param("re:elu", None, id="expression from the start"),
+        pytest.param("ReLU", ["relu"], id="name of a class"),
+        pytest.param("Module", None, id="name of every class"),
+        pytest.param(nn.Linear, ["linear"], id="class"),
+        pytest.param(_Parts, ["parts"], id="own class"),
+        pytest.param(_has_weight, ["linear"], id="function"),
+        pytest.param(nn.Conv1d, None, id="class of no module"),
     ],
-    ids=str,
 )
 def test_modules_by_pattern(telemetry: Telemetry, pattern: Any, chosen: list[str] | None) -> None:
     """A glob, an expression from the start of the path, the name of a class, a class, and a function; one without a match raises."""

@@ -39,7 +39,7 @@ def run(folder: Path, wanted: str, **settings: Any) -> tuple[dict[str, int], dic
     """Calls of NVML until one was made eight times, and the points of the session file by metric."""
     path = folder / "session.jsonl"
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("OTEL_", "INFERSPAN_"))}
-    environ["PYTHONPATH"] = os.pathsep.join([str(Path(inferspan.__file__).parents[1]), str(ROOT)])
+    environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM, json.dumps({"session_file": str(path), **settings}), wanted],
         env=environ, cwd=folder, capture_output=True, text=True, timeout=120,

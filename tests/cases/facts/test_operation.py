@@ -148,7 +148,7 @@ def test_feature_extraction_pipeline(telemetry: Telemetry) -> None:
         vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, max_position_embeddings=32
     )
     model = BertModel(config).eval()
-    run: Any = pipeline("feature-extraction", model=model, tokenizer=_tokenizer())
+    run: Any = pipeline("feature-extraction", model=model, tokenizer=_tokenizer(), device="cpu")
     telemetry.instrument(run)
     run("hello there")
     model(models.prompt())

@@ -231,8 +231,8 @@ def test_grpc_over_tls(doctor: Doctor, tmp_path: Path) -> None:
     server.start()
     environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"https://localhost:{port}", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
     try:
-        told = doctor(**environ)
-        trusting = doctor(**environ, OTEL_EXPORTER_OTLP_CERTIFICATE=str(trusted))
+        told = doctor("--timeout", 60, **environ)
+        trusting = doctor("--timeout", 60, **environ, OTEL_EXPORTER_OTLP_CERTIFICATE=str(trusted))
     finally:
         server.stop(0).wait()
     assert told.topic("endpoints")[f"localhost:{port}"]["value"] == "speaks gRPC over TLS"

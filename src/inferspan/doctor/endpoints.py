@@ -41,7 +41,7 @@ def endpoints(look: Look) -> Iterator[Finding]:
             continue
         place = endpoint.place
         if place not in listeners:
-            listeners[place] = listener_at(*place, seconds=min(look.seconds, 3.0))
+            listeners[place] = listener_at(*place, seconds=look.seconds)
             yield from _reached(endpoint, listeners[place])
         mismatch = _mismatch(endpoint, listeners[place])
         if mismatch is not None:

@@ -149,8 +149,8 @@ def test_the_verdict_in_words(telemetry: Telemetry) -> None:
     assert str(handle.numerics()).splitlines() == [
         "numerics: 2 of 12 modules returned NaN or Inf; first plants.10, call 10 (2 NaN and 0 Inf of 15 values)",
         "  2 calls with NaN, 0 with Inf, of 12 calls of 12 modules; not looked at: none",
-        "  plants.10: 1 calls, 2 NaN, 0 Inf",
-        "  plants.11: 1 calls, 2 NaN, 0 Inf",
+        "  plants.10: 1 call, 2 NaN, 0 Inf",
+        "  plants.11: 1 call, 2 NaN, 0 Inf",
     ]
 
 

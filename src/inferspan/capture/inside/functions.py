@@ -22,7 +22,7 @@ from inferspan.capture.modules.recorder import current
 from inferspan.guard import count
 from inferspan.records import AttributeValue
 
-from .results import ModuleResult
+from .results import ModuleResult, counted
 
 __all__ = ["Function", "ModuleFunction", "Results", "Returned"]
 
@@ -104,8 +104,9 @@ class ModuleFunction:
             )  # fmt: skip
 
     def __repr__(self) -> str:
-        state = f"{len(self.modules)} modules" if self.active else "removed"
-        return f"<{self.name} {self.when} {self.pattern!r}: {state}, {self.calls:,} calls, {self.errors:,} errors, {self.seconds:.3f} s>"
+        state = counted(len(self.modules), "module") if self.active else "removed"
+        had = f"{counted(self.calls, 'call')}, {counted(self.errors, 'error')}, {self.seconds:.3f} s"
+        return f"<{self.name} {self.when} {self.pattern!r}: {state}, {had}>"
 
 
 class _Small:

@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["BadOutput", "ModuleNumerics", "ModuleResult", "NonfiniteError", "NumericsVerdict"]
+__all__ = ["BadOutput", "ModuleNumerics", "ModuleResult", "NonfiniteError", "NumericsVerdict", "counted"]
+
+
+def counted(value: int, noun: str) -> str:
+    """A number and its noun, which gets an "s" unless it is one."""
+    return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
 
 
 class NonfiniteError(ArithmeticError):
@@ -110,7 +115,7 @@ class NumericsVerdict:
         return self.near_limit / self.elements if self.elements else None
 
     def __str__(self) -> str:
-        looked = f"{self.calls:,} calls of {self.total_modules:,} modules"
+        looked = f"{counted(self.calls, 'call')} of {counted(self.total_modules, 'module')}"
         odd = ", ".join(f"{count:,} {reason}" for reason, count in self.not_looked_at.items())
         left = f"; not looked at: {odd or 'none'}"
         near = f"; {self.near_limit:,} of {self.elements:,} values near the limit of their dtype" if self.near_limit else ""
@@ -118,9 +123,10 @@ class NumericsVerdict:
             return f"numerics: no NaN or Inf in {looked}{near}{left}"
         lines = [
             f"numerics: {len(self.problematic_modules):,} of {self.total_modules:,} modules returned NaN or Inf; first {self.first}",
-            f"  {self.nan_count:,} calls with NaN, {self.inf_count:,} with Inf, of {looked}{near}{left}",
+            f"  {counted(self.nan_count, 'call')} with NaN, {self.inf_count:,} with Inf, of {looked}{near}{left}",
         ]
-        lines += [f"  {one.module}: {one.calls:,} calls, {one.nan:,} NaN, {one.inf:,} Inf" for one in self.problematic_modules[:12]]
+        for one in self.problematic_modules[:12]:
+            lines.append(f"  {one.module}: {counted(one.calls, 'call')}, {one.nan:,} NaN, {one.inf:,} Inf")
         more = len(self.problematic_modules) - 12
         return "\n".join(lines + ([f"  and {more:,} more"] if more > 0 else []))
 

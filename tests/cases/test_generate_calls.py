@@ -325,3 +325,55 @@ def test_instrumented_and_detached_while_threads_generate(telemetry: Telemetry) 
     telemetry.check()
     assert sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in model.modules()) == 0
     assert telemetry.requests()
+
+
+class _Called(nn.Module):
+    """Has a ``__call__`` of its own, so that it is observed by hooks, which can be taken off while it runs."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["for good", "and instrumented again"])
+def test_hooks_taken_off_in_an_unseen_pass(telemetry: Telemetry, again: bool) -> None:
+    """A module whose end was not seen is no call of a later step, and makes no step of its own.
+
+    A plain pass on another thread keeps the hooks on the modules after ``uninstrument()`` has taken the wrappers off, and goes during a
+    pass of ``generate()``.
+    """
+    model = models.llama()
+    first = model.model.layers[0]
+    first.__class__ = type("LlamaDecoderLayer", (_Called, type(first)), {})
+    handle = telemetry.instrument(model, every_step=True)
+    held, release = threading.Event(), threading.Event()
+    plain = threading.Thread(target=lambda: model(models.prompt(1, 3)))
+    calls: list[str] = []
+
+    def during(module: nn.Module, args: Any) -> None:
+        if threading.current_thread() is plain:
+            held.set()
+            release.wait(30)
+            return
+        calls.append("layer")
+        if len(calls) == 2:
+            release.set()
+            plain.join(30)
+
+    def criterion(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        if len(calls) == 1:
+            handle.uninstrument()
+        elif len(calls) == 2 and again:
+            telemetry.instrument(model, every_step=True)
+        return torch.zeros(ids.shape[0], dtype=torch.bool)
+
+    mine = first.self_attn.register_forward_pre_hook(during)
+    plain.start()
+    assert held.wait(30)
+    got = _generate(model, models.prompt(1, 6), **_exactly(5), stopping_criteria=StoppingCriteriaList([criterion]))
+    mine.remove()
+    assert got.shape == (1, 11)
+    telemetry.check()
+    assert telemetry.usage()[0] == (6, 5)
+    named = [span.name for span in telemetry.spans()]
+    assert named.count("decode_step") == (3 if again else 0)
+    assert [span.name for span in telemetry.spans() if semconv.ERROR_TYPE in (span.attributes or {})] == []

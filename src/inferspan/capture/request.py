@@ -246,6 +246,8 @@ class Request(Call):
             if steps.awaiting:
                 steps.token_known(now)
         with contain(self._ending):
+            if not steps.open:
+                steps.modules.drop_unended()
             if steps.open or self.open_calls:
                 self._close_step(now, kind or "_OTHER")
         # Begun with the last token: nothing has happened in it.

@@ -301,6 +301,8 @@ class StepLog:
             with contain("profiler window"):
                 claim.end(now)
         profiled = claim is not None and claim.holds_events
+        if not self.open:
+            self._start = max(self.last, self._phase_start)
         index, self.index = self.index, self.index + 1
         self.open = False
         main, self.main = self.main, None
@@ -347,8 +349,6 @@ class StepLog:
     # --------------------------------------------------------------------------------------------------------- internals
     def _end_anew(self, now: int, logits: Any, main: Any) -> None:
         """End a step on the long path."""
-        if not self.open:
-            self._start = self.last
         self.main, self._pattern = main, None
         outputs: Described = ()
         if self.statistics is not None:

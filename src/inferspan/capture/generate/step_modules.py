@@ -145,8 +145,14 @@ class StepModules:
             self._stages_on = False
             self._owner.engine.release_stages()
 
+    def drop_unended(self) -> None:
+        """Forget the calls of a pass that ran while ``uninstrument()`` took the hooks off: when some of them ended was not seen."""
+        if self._request.open_calls and not self._owner.is_open:
+            self._request.discard()
+
     def cut_before_step(self, phase: PhaseKey, began: int, now: int) -> None:
         """Put calls from before the pass, such as those of an encoder, under the phase, which ``began`` then."""
+        self.drop_unended()
         if self._request.recorded:
             self.cut(None, phase, began, now, None)
             self.reopen()
@@ -156,6 +162,9 @@ class StepModules:
         request = self._request
         if self.sampled:
             self._count = max(request.recorded + request.missed, 1)
+        while request.open_calls:
+            # By an exception that did not leave the pass, or because the hooks were taken off.
+            request.leave(now, failure=failure or ("_OTHER" if self._owner.is_open else None))
         if request.begun_before(began):
             # Our wrappers were off for a while, so the calls in between have no parent.
             request.discard()

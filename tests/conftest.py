@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import sys
 import warnings
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
@@ -65,6 +66,14 @@ def contained() -> Iterator[list[guard.Swallowed]]:
     with guard.observe(errors.append):
         yield errors
     assert not errors, "inferspan contained errors of its own:\n" + "\n".join(map(str, errors))
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> None:
+    """No test depends on a compilation by an earlier one, after which modules are observed in another way, or not at all."""
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    if frames is not None and frames.input_codes.seen:
+        sys.modules["torch._dynamo"].reset()
 
 
 @pytest.fixture

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import sys
-from types import FrameType
 
 __all__ = ["take_off"]
 
 
 def take_off(importer: object) -> None:
-    """Remove an entry of ours, unless an import is asking the importers now, on any thread: it would skip the one that comes next.
+    """Remove an entry of ours.
 
-    An entry that stays must do nothing, and be taken off the next time.
+    The program gets another list: an import that iterates over the old one, on any thread, would skip the entry after one that leaves it.
+    Looking at the frames of other threads, to see whether one does, is not safe while they run.
     """
-    if not _asks_importers():
-        # An interpreter that exits has no importers any more.
-        with contextlib.suppress(ValueError, AttributeError):
-            sys.meta_path.remove(importer)  # type: ignore[arg-type]
-
-
-def _asks_importers() -> bool:
-    """Whether some thread iterates over ``sys.meta_path``."""
-    code = getattr(getattr(getattr(importlib, "_bootstrap", None), "_find_spec", None), "__code__", None)
-    for top in sys._current_frames().values():
-        frame: FrameType | None = top
-        while frame is not None:
-            if frame.f_code is code:
-                return True
-            frame = frame.f_back
-    return False
+    # An interpreter that exits has no importers any more.
+    old = sys.meta_path
+    if old is None or not any(entry is importer for entry in old):
+        return
+    new = [entry for entry in old if entry is not importer]
+    sys.meta_path = new
+    # What another thread has added to the old one meanwhile.
+    new += [entry for entry in old if entry is not importer and entry not in new]

@@ -232,6 +232,8 @@ class RequestEnd:
     """The steps, where it is not a request that ends but a batch."""
     bad_outputs: Sequence[Any] = ()
     """The first ``BadOutput`` of each module whose output had NaN or Inf, in order, at most 16."""
+    events: Sequence[tuple[str, int, Attributes]] = ()
+    """Further events of the request's span: name, nanoseconds since the epoch, attributes."""
     spans_dropped: int = 0
     overhead_ns: int = 0
     timed: bool = True

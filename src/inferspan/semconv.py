@@ -157,6 +157,26 @@ MEMORY_END = "inferspan.memory.end"
 MEMORY_PEAK = "inferspan.memory.peak"
 MEMORY_PEAK_EXACT = "inferspan.memory.peak_exact"
 MEMORY_DELTA = "inferspan.memory.delta"
+MEMORY_RESERVED_START = "inferspan.memory.reserved.start"
+MEMORY_RESERVED_END = "inferspan.memory.reserved.end"
+MEMORY_HIGH_WATER_START = "inferspan.memory.high_water.start"
+MEMORY_HIGH_WATER_END = "inferspan.memory.high_water.end"
+MEMORY_MODULES_EVENT = "inferspan.memory.modules"
+MEMORY_MODULE_NAMES = "inferspan.memory.module.names"
+MEMORY_MODULE_READINGS = "inferspan.memory.module.readings"
+MEMORY_MODULE_AFTER = "inferspan.memory.module.after"
+MEMORY_MODULE_DIFFERENCE = "inferspan.memory.module.difference"
+MEMORY_MODULE_RISE = "inferspan.memory.module.rise"
+MEMORY_MODULES_OMITTED = "inferspan.memory.module.omitted"
+OOM_EVENT = "inferspan.out_of_memory"
+OOM_REQUESTED = "inferspan.oom.requested"
+OOM_ALLOCATED = "inferspan.oom.allocated"
+OOM_RESERVED = "inferspan.oom.reserved"
+OOM_HIGH_WATER = "inferspan.oom.high_water"
+OOM_SUMMARY = "inferspan.oom.summary"
+OOM_SNAPSHOT = "inferspan.oom.snapshot"
+OOM_MODULE = "inferspan.oom.module"
+OOM_STEP = "inferspan.oom.step"
 ENERGY = "inferspan.energy"
 ENERGY_PER_OUTPUT_TOKEN = "inferspan.energy_per_output_token"
 TOKEN_LOGPROBS = "inferspan.tokens.logprobs"
@@ -888,10 +908,28 @@ ATTRIBUTES = (
     Attribute(BATCH_STEPS, "int", "batch", "steps of the batch, those without a span included"),
     Attribute(BATCH_TOKENS, "int", _S, "positions of all requests in this pass; continuous batching"),
     Attribute(SPANS_DROPPED, "int", _R, "spans left out over the budget, only if any"),
-    Attribute(MEMORY_START, "int", f"{_R}, stage", "By at the start: CUDA allocator, else resident memory; stages are those of a pipeline"),
-    Attribute(MEMORY_END, "int", f"{_R}, stage", "By at the end"),
+    Attribute(MEMORY_START, "int", f"{_R}, stage; {_S} and {_M} with `memory`", "By at the start: CUDA allocator, else resident memory; stages are those of a pipeline; modules only on CUDA"),
+    Attribute(MEMORY_END, "int", f"{_R}, stage; {_S} and {_M} with `memory`", "By at the end"),
     Attribute(MEMORY_PEAK, "int", f"{_R}, stage", "By, highest value seen"),
     Attribute(MEMORY_PEAK_EXACT, "boolean", f"{_R}, stage", "whether the peak is the allocator's own"),
+    Attribute(MEMORY_RESERVED_START, "int", f"{_R}, {_S}, {_M}", "By that the CUDA allocator holds at the start, in use or not; with `memory`"),
+    Attribute(MEMORY_RESERVED_END, "int", f"{_R}, {_S}, {_M}", "the same at the end"),
+    Attribute(MEMORY_HIGH_WATER_START, "int", f"{_R}, {_S}, {_M}", "By, the most that was allocated since the process began or the program reset torch's peak, as known at the start; else the most that was resident; with `memory`"),
+    Attribute(MEMORY_HIGH_WATER_END, "int", f"{_R}, {_S}, {_M}", "the same at the end"),
+    Attribute(MEMORY_MODULE_NAMES, "string[]", "memory event", "paths of modules"),
+    Attribute(MEMORY_MODULE_READINGS, "int[]", "memory event", "calls of each module with readings before and after"),
+    Attribute(MEMORY_MODULE_AFTER, "double[]", "memory event", "By allocated after a call, on average"),
+    Attribute(MEMORY_MODULE_DIFFERENCE, "double[]", "memory event", "By allocated after a call minus before it, on average"),
+    Attribute(MEMORY_MODULE_RISE, "int[]", "memory event", "By by which the allocator's peak has risen inside all calls together"),
+    Attribute(MEMORY_MODULES_OMITTED, "int", "memory event", "modules over the 128 of an event, only if any"),
+    Attribute(OOM_MODULE, "string", f"{_R}, {_S}", "path of the innermost module that ran when memory ran out"),
+    Attribute(OOM_STEP, "int", _R, "number of the step in which memory ran out"),
+    Attribute(OOM_REQUESTED, "int", f"{_R}, out-of-memory event", "By that could not be allocated, as the error says"),
+    Attribute(OOM_ALLOCATED, "int", "out-of-memory event", "By allocated on the device; without CUDA resident"),
+    Attribute(OOM_RESERVED, "int", "out-of-memory event", "By that the CUDA allocator holds"),
+    Attribute(OOM_HIGH_WATER, "int", "out-of-memory event", "By, as `inferspan.memory.high_water.end`"),
+    Attribute(OOM_SUMMARY, "string", "out-of-memory event", "`torch.cuda.memory_summary()`, at most 4,096 characters; of a CPU one line"),
+    Attribute(OOM_SNAPSHOT, "string", "out-of-memory event", "with `memory_snapshot`: the file, or why there is none"),
     Attribute(ENERGY, "double", _R, "J, whole card; absent if requests overlapped or another process used the card"),
     Attribute(ENERGY_PER_OUTPUT_TOKEN, "double", _R, "J"),
     Attribute(TOKEN_LOGPROBS, "double[]", _R, "log-probability of each chosen token, first row, under the raw logits"),
@@ -1107,6 +1145,22 @@ ATTRIBUTES = (
 
 EVENTS = (
     Event(
+        MEMORY_MODULES_EVENT,
+        "",
+        "event on the request's span",
+        "memory before and after modules, at most 128 of them, at the end of the request; with `memory` on CUDA",
+        f"`{MEMORY_MODULE_NAMES}`, `{MEMORY_MODULE_READINGS}`, `{MEMORY_MODULE_AFTER}`, `{MEMORY_MODULE_DIFFERENCE}`,"
+        f" `{MEMORY_MODULE_RISE}`, `{MEMORY_MODULES_OMITTED}`",
+    ),
+    Event(
+        OOM_EVENT,
+        "",
+        "event on the request's span",
+        "memory ran out: an `OutOfMemoryError` of torch, or an error of its CPU allocator",
+        f"`{MODULE_NAME}`, `{STEP_INDEX}`, `{INPUT_SHAPES}`, `{INPUT_DTYPES}`, `{DEVICE}`, `{OOM_REQUESTED}`, `{OOM_ALLOCATED}`,"
+        f" `{OOM_RESERVED}`, `{OOM_HIGH_WATER}`, `{OOM_SUMMARY}`, `{OOM_SNAPSHOT}`",
+    ),
+    Event(
         NONFINITE_EVENT,
         "",
         "event on the request's span",
@@ -1214,6 +1268,8 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("token texts",), "texts of tokens on step spans"),
     ErrorPlaces(("function of on_module", "results of functions"), "the result of a function given to `handle.on_module()`"),
     ErrorPlaces(("numerics watch",), "NaN and Inf that `numerics` looks for"),
+    ErrorPlaces(("memory of modules",), "memory before and after steps and modules"),
+    ErrorPlaces(("out of memory",), "what is told of an out-of-memory error"),
     ErrorPlaces(("analysis",), "the analysis of what was generated, and its findings"),
     ErrorPlaces(("evaluation event",), "the events of findings"),
     ErrorPlaces(("summary",), "figures of `handle.summary()` and `session.summary()`"),

@@ -248,6 +248,11 @@ def modules(name: str, value: object) -> str | tuple[Any, ...]:
     raise fail(name, value, allowed)
 
 
+def memory(name: str, value: object) -> str | tuple[Any, ...]:
+    """``steps``, or what ``modules`` takes."""
+    return "steps" if isinstance(value, str) and value.strip() == "steps" else modules(name, value)
+
+
 def _known_groups(name: str, value: object, parts: list[Any]) -> tuple[Any, ...]:
     for part in parts:
         if not isinstance(part, str):

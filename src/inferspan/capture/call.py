@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from inferspan import semconv
 from inferspan.capture.compile.state import leave_frame
+from inferspan.capture.inside.out_of_memory import Shortage, note_failure
 from inferspan.capture.modules import recorder
 from inferspan.capture.modules.recorder import CallLog
 from inferspan.capture.modules.stages import with_tokens
@@ -20,6 +21,7 @@ from inferspan.guard import contain
 from inferspan.records import (
     Attributes,
     AttributeValue,
+    Failure,
     ModuleBatch,
     ModuleCalls,
     PhaseKey,
@@ -31,6 +33,7 @@ from inferspan.records import (
 )
 
 from .budget import Budget
+from .failures import failure_of
 from .outcome import Outcome
 
 if TYPE_CHECKING:
@@ -145,6 +148,8 @@ class Call(CallLog):
         """Of the passes since they were read last, by slot."""
         self.looking: InsideLog | None = None
         """What is found in outputs in every step; ``None`` if nothing is looked at."""
+        self.shortage: Shortage | None = None
+        """What is known of the out-of-memory error that has ended this request or, until then, one inside it."""
         self.nonfinite_seen = False
         """Whether an output of a module, or a request inside this one, had NaN or Inf."""
 
@@ -318,6 +323,14 @@ class Call(CallLog):
     def note_encoded(self, encoded: Any, options: Mapping[str, Any]) -> None:
         """A tokenizer has been called with these options on the thread of this request, the innermost one."""
 
+    def failure_of(self, error: BaseException) -> Failure:
+        """The exception that ends this request as text, with the values that the settings allow."""
+        failure, owner = Failure(type(error).__name__, "", ""), getattr(self, "owner", None)
+        note_failure(self, error)
+        with contain("text of an exception"):
+            failure = failure_of(error, content=owner is not None and owner.settings.content_on_spans)
+        return failure
+
     def note_nonfinite(self) -> None:
         """This request has seen NaN or Inf, so the one around it has as well."""
         if self.outer is not None:
@@ -341,6 +354,8 @@ class Call(CallLog):
             if self.looking is not None:
                 with contain("numerics watch"):
                     end = self.looking.settle(end)
+            if self.shortage is not None:
+                end = self.shortage.settle(end)
             self.release()
         finally:
             self.scope.end(end)

@@ -20,7 +20,6 @@ from inferspan.records import Attributes, AttributeValue, Failure, ModuleBatch, 
 from .call import Call
 from .compile.state import compiled_graphs
 from .device.memory import MemoryMeter
-from .failures import failure_of
 from .generate.end import Measured, describe_end
 from .generate.step_log import StepLog
 from .generate.step_logits import StepStatistics
@@ -250,6 +249,8 @@ class Request(Call):
                 steps.modules.drop_unended()
             if steps.open or self.open_calls:
                 self._close_step(now, kind or "_OTHER")
+            if self.shortage is not None and self.shortage.step == steps.index - 1:
+                steps.rows.add_attributes(steps.index - 1, self.shortage.of_step)
         # Begun with the last token: nothing has happened in it.
         last = self.phases.close(empty=failure is None)
         with contain(self._ending):
@@ -309,13 +310,6 @@ class Request(Call):
     def fail(self, error: BaseException) -> None:
         """End the request with an exception that passes through, of which nothing else is known."""
         self.finish(Outcome(failure=self.failure_of(error)))
-
-    def failure_of(self, error: BaseException) -> Failure:
-        """An exception as text, with the values that the settings allow."""
-        failure = Failure(type(error).__name__, "", "")
-        with contain("text of an exception"):
-            failure = failure_of(error, content=self.owner.settings.content_on_spans)
-        return failure
 
     def _with_figures(self, outcome: Outcome) -> Outcome:
         """The outcome with the figures of the logits that were seen in the steps, if there are any."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from inferspan import composition
@@ -14,6 +15,7 @@ from inferspan.capture.inside.results import ModuleResult, NumericsVerdict
 from inferspan.setting_checks import fail
 from inferspan.settings import Settings
 from inferspan.summaries.activations import Activations
+from inferspan.summaries.memory import MemoryCall, MemoryFigures, memory_figures
 
 if TYPE_CHECKING:
     from inferspan.capture.inside.functions import ModuleFunction
@@ -76,6 +78,19 @@ class InsideHandle:
             return NumericsVerdict()
         found: NumericsVerdict = instrumentation.target.engine.inside.numerics.verdict()
         return found
+
+    def memory(self) -> MemoryFigures:
+        """Peak of the run, and the modules with the most memory in the requests so far; needs the setting ``memory``.
+
+        ``print()`` shows five modules by each of three rankings, with the number of readings. On a CPU model there is no allocator to ask:
+        the peak is that of the resident memory of the process, and modules have no figures.
+        """
+        instrumentation = self._instrumentation
+        if instrumentation is None:
+            return MemoryFigures()
+        found = instrumentation.target.engine.inside.memory.figures()
+        figures = memory_figures(found["device"], found["peak"], found["steps"], found["modules"], found["shortages"])
+        return replace(figures, calls=tuple(MemoryCall(*call) for call in found["calls"]))
 
     def on_module(self, pattern: Any, fn: Callable[..., Any], when: str = "after") -> ModuleFunction:
         """Run a function at each call of some modules, in every step of recorded requests, from the next one on.

@@ -359,6 +359,8 @@ class SpanRecorder:
         scope.span.set_attributes(self._end_attributes(scope, end))
         for bad in end.bad_outputs:
             scope.span.add_event(semconv.NONFINITE_EVENT, nonfinite_attributes(bad), timestamp=bad.time_ns)
+        for name, time_ns, attributes in end.events:
+            scope.span.add_event(name, attributes, timestamp=time_ns)
         if end.failure is not None:
             if exception:
                 scope.span.add_event(semconv.EXCEPTION_EVENT, exception_attributes(end.failure), timestamp=end.end_ns)

@@ -105,7 +105,8 @@ class RequestParts:
 
     def _events(self, record: Phase | Step | Stage, made: Made, level: str) -> Iterable[str]:
         if level == STEP and isinstance(record, Step):
-            return (*OF_STEP, *self._tokens(record, made))
+            read = ("memory_usage",) if semconv.MEMORY_START in made.attributes else ()
+            return (*OF_STEP, *read, *self._tokens(record, made))
         if level == PHASE and made.name in INPUTS:
             return (INPUTS[made.name],)
         if level == PHASE and semconv.STAGE_NAME in made.attributes:

@@ -1,4 +1,4 @@
-"""Memory of a request: CUDA allocator where the model is on CUDA, else the resident memory of the process.
+"""Memory of a request, step or module: CUDA allocator where the model is on CUDA, else the resident memory of the process.
 
 Readings are cheap and never reset anything. A peak is exact only if the counter that the system keeps rose during the request;
 otherwise it is the highest value seen at the sampled steps. Values that cannot be read are left out.
@@ -6,27 +6,36 @@ otherwise it is the highest value seen at the sampled steps. Values that cannot 
 
 from __future__ import annotations
 
+import mmap
 import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
+from itertools import chain
+from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from inferspan import semconv
 from inferspan.records import AttributeValue
 
-__all__ = ["MemoryMeter"]
+__all__ = ["MemoryMeter", "Read", "Reading", "device_of", "has_allocator", "reader_on"]
 
-_STATM = Path("/proc/self/statm")
+_STATM = "/proc/self/statm"
+_PAGE = mmap.PAGESIZE
 
 
 def _resident() -> int | None:
     """Resident bytes of this process."""
     try:
-        return int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError, AttributeError):
+        # Not held open: in a forked child it would be that of the parent. A file object would take twice as long.
+        opened = os.open(_STATM, os.O_RDONLY)
+        try:
+            return int(os.read(opened, 256).split(None, 2)[1]) * _PAGE
+        finally:
+            os.close(opened)
+    except (OSError, ValueError, IndexError):
         pass
     try:
         import psutil
@@ -55,13 +64,59 @@ def _allocated(device: torch.device) -> tuple[int | None, int | None]:
     return figures.get("current"), figures.get("peak")
 
 
+class Reading(NamedTuple):
+    """Memory at one moment, in bytes; ``None`` where the system does not tell.
+
+    ``allocated`` and ``reserved`` are those of torch's CUDA allocator. ``high_water`` is the most that was allocated since the process
+    began or the program has reset torch's peak. Without CUDA ``allocated`` is the resident memory of the process, and nothing is reserved.
+    """
+
+    allocated: int | None
+    reserved: int | None
+    high_water: int | None
+
+
+Read = Callable[[], Reading]
+
+
+def _resident_reading() -> Reading:
+    allocated, peak = _resident(), _resident_peak()
+    # The system updates its two counters at different times.
+    return Reading(allocated, None, peak if peak is None or allocated is None else max(peak, allocated))
+
+
+def _allocator_reading(device: torch.device | int) -> Reading:
+    """All three figures from one call of torch, which takes the lock of the allocator and asks nothing of the device."""
+    figures = torch.cuda.memory_stats_as_nested_dict(device)
+    allocated, reserved = figures.get("allocated_bytes", {}).get("all", {}), figures.get("reserved_bytes", {}).get("all", {})
+    return Reading(allocated.get("current"), reserved.get("current"), allocated.get("peak"))
+
+
+def has_allocator(device: torch.device | None) -> bool:
+    """Whether memory on the device is that of an allocator that can be asked."""
+    return device is not None and device.type == "cuda" and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def reader_on(device: torch.device | None) -> Read:
+    """What reads memory for a model on this device."""
+    if device is None or not has_allocator(device):
+        return _resident_reading
+    return partial(_allocator_reading, device if device.index is None else device.index)
+
+
+def device_of(module: nn.Module) -> torch.device | None:
+    """Device of the first parameter or buffer of a module; ``None`` without one."""
+    tensor = next(chain(module.parameters(), module.buffers()), None)
+    return None if tensor is None else tensor.device
+
+
 class MemoryMeter:
     """Memory at the start, at the end and at its highest, of one request."""
 
     def __init__(self, device: torch.device | None) -> None:
         self._read: Callable[[], tuple[int | None, int | None]] = lambda: (_resident(), _resident_peak())
         self._current: Callable[[], int | None] = _resident
-        if device is not None and device.type == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if device is not None and has_allocator(device):
             self._read = partial(_allocated, device)
             self._current = lambda: _allocated(device)[0]
         self._start, self._start_peak = self._read()

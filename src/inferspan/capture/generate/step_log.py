@@ -70,6 +70,7 @@ class StepLog:
         seconds: durations of the steps by name of the phase.
         logits: of the step that has ended last, until its tokens are chosen.
         uniform: whether a step may look like the last one, so that the short path can serve it.
+        memory: readings before and after each step, if they are taken.
         chunked: whether the prompt may be computed in several passes.
         last: when the loop was last seen.
         overhead: our own time, in nanoseconds.
@@ -97,6 +98,7 @@ class StepLog:
         "length",
         "logits",
         "main",
+        "memory",
         "modules",
         "now",
         "open",
@@ -114,15 +116,9 @@ class StepLog:
     )
 
     def __init__(
-        self,
-        request: Call,
-        owner: Owner,
-        statistics: StepStatistics | None,
-        modules: StepModules,
-        *,
-        now: Callable[[], int],
-        cached: int = 0,
-    ) -> None:
+        self, request: Call, owner: Owner, statistics: StepStatistics | None, modules: StepModules, *,
+        now: Callable[[], int], cached: int = 0,
+    ) -> None:  # fmt: skip
         self._request = request
         self._owner = owner
         self._recording = request.recording
@@ -135,10 +131,10 @@ class StepLog:
         self._phase_start = self._start = self.last = request.start
         self.seconds: dict[str, array[float]] = {}
         self._phase_seconds: array[float] = array("d")
-        self.open = False
+        self.open, self.index = False, 0
         self.width: int | None = None
-        self.index = 0
         self.main: Any = None
+        self.memory: Any = None
         self._inputs: Described = ()
         self.length: int | None = None
         self.cached = cached
@@ -185,8 +181,10 @@ class StepLog:
         request = self._request
         clock, modules = request.clock, self.modules
         began = 0
-        if clock is not None or modules.attached or request.window_claim is not None:
+        if clock is not None or modules.attached or request.window_claim is not None or self.memory is not None:
             began = self.now()
+            if self.memory is not None:
+                self.memory.begin_step()
             if request.window_claim is not None:
                 with contain("profiler window"):
                     request.window_claim.begin()
@@ -216,8 +214,7 @@ class StepLog:
             clock.end()
         try:
             pattern = self._pattern
-            if main is None:
-                main = self.main
+            main = self.main if main is None else main
             if (
                 pattern is None
                 or not self.open
@@ -245,7 +242,8 @@ class StepLog:
                 if kept:
                     rows = self.rows
                     inputs, outputs, width = pattern.inputs, pattern.outputs, pattern.width
-                    rows.kept.append((index, start, now, self.phase, None, inputs, outputs, width, self.length or 0, None, measured))
+                    more = None if self.memory is None else self.memory.end_step()
+                    rows.kept.append((index, start, now, self.phase, None, inputs, outputs, width, self.length or 0, more, measured))
                     if len(rows.kept) > rows.most:
                         rows.hand_over_some()
                 if self._recording and (coming == self.modules.next_sampled or self._owner.windows.active):
@@ -333,6 +331,8 @@ class StepLog:
                 length = (self.cached if self.first_token is None else 0) + (width or 0)
                 self.embedded = length if inputs and inputs[0][1].is_floating_point else 0
             more = claim.attributes if profiled and claim is not None else None
+            if self.memory is not None:
+                more = {**self.memory.end_step(), **(more or {})}
             self.rows.kept.append((index, self._start, now, self.phase, failure, inputs, outputs, width, length, more, request.measured))
         coming = index + 1
         unlike = modules.attached or modules.every_step or coming == modules.next_sampled or claim is not None
@@ -390,5 +390,5 @@ class StepLog:
 
     def drop(self) -> None:
         """Drop every tensor, so that nothing depends on when this object is collected."""
-        self.logits = self.main = self.when_first_token = self._pattern = None
+        self.logits = self.main = self.when_first_token = self._pattern = self.memory = None
         self.statistics = self.rows.statistics = None

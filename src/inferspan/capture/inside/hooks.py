@@ -18,7 +18,9 @@ import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
+from inferspan import semconv
 from inferspan.capture.compile.state import leave_alone, may_hook
+from inferspan.capture.device.memory import device_of
 from inferspan.capture.modules.hook_pair import CopiedAway
 from inferspan.capture.modules.output_stats import OutputStats
 from inferspan.capture.modules.patterns import matches
@@ -29,6 +31,7 @@ from inferspan.records import AttributeValue, ModuleInfo, RequestEnd
 from inferspan.settings import Settings
 
 from .functions import ModuleFunction, Results, Returned
+from .memory import Memory, MemoryAfter, MemoryBefore, MemoryLog, Used, module_reader
 from .results import BadOutput, ModuleResult, NonfiniteError
 from .watch import Looked, Numerics, WatchLog, count_now, tensors_in
 
@@ -50,21 +53,30 @@ class Inside:
         self.numerics = Numerics()
         self.on_nonfinite = settings.on_nonfinite
         self.watched: Any = settings.numerics
+        self.memory = Memory()
+        self.read_memory: Any = settings.memory
         self.functions: list[ModuleFunction] = []
         self.results: deque[ModuleResult] = deque(maxlen=KEPT_RESULTS)
         self.plan: dict[str, Plan] = {}
         """What is done at each module."""
         self.modules = 0
         """Modules that are looked at, or that were before the model was compiled; its leaves where that is not known."""
+        self.reads_modules = False
+        """Whether memory is read at some module, as of the last attachment."""
 
     @property
     def active(self) -> bool:
         """Whether anything is to be looked at."""
+        return self.looks or self.read_memory != "none"
+
+    @property
+    def looks(self) -> bool:
+        """Whether more is to be done at modules than reading memory."""
         return bool(self.watched != "none" or self.functions)
 
     def configure(self, settings: Settings) -> None:
         """Look at other modules from the next request on; the patterns have been checked."""
-        self.on_nonfinite, self.watched = settings.on_nonfinite, settings.numerics
+        self.on_nonfinite, self.watched, self.read_memory = settings.on_nonfinite, settings.numerics, settings.memory
 
     def entries(self, root: nn.Module) -> list[tuple[nn.Module, ModuleInfo, nn.Module]]:
         """The modules to look at, as ``select`` returns them.
@@ -84,11 +96,20 @@ class Inside:
                     known.add(path)
                     found.append((module, ModuleInfo(path, type(module).__name__, None, path), parent))
                 self.plan.setdefault(path, Plan()).functions[function.when].append(function)
+        for module, info, parent in check_watched(root, self.read_memory, "memory"):
+            if info.name not in known:
+                found.append((module, info, parent))
+            self.plan.setdefault(info.name, Plan()).memory = True
         return found
 
     def take_over(self, other: Inside) -> None:
         """Go on with what another one has found, and with its functions: the model was taken out of the other's."""
-        self.numerics, self.functions, self.results = other.numerics, other.functions, other.results
+        self.numerics, self.functions, self.results, self.memory = other.numerics, other.functions, other.results, other.memory
+
+    def device(self) -> torch.device | None:
+        """Where the model has its first parameter."""
+        root = self._root()
+        return None if root is None else device_of(root)
 
     def begin(self, call: Any) -> InsideLog:
         """What the hooks write to in a request that begins."""
@@ -97,20 +118,22 @@ class Inside:
     def forked(self) -> None:
         """Called in a forked child."""
         self.numerics.forked()
+        self.memory.forked()
 
 
-def check_watched(root: nn.Module, watched: Any) -> list[tuple[nn.Module, ModuleInfo, nn.Module]]:
-    """The modules that the setting ``numerics`` means; raises ``SettingsError`` where a pattern matches none."""
-    return select(root, watched, "path", setting="numerics") if watched != "none" else []
+def check_watched(root: nn.Module, watched: Any, setting: str = "numerics") -> list[tuple[nn.Module, ModuleInfo, nn.Module]]:
+    """The modules that a setting means; raises ``SettingsError`` where a pattern matches none."""
+    return select(root, watched, "path", setting=setting) if watched not in ("none", "steps") else []
 
 
 class Plan:
-    """What is done at a module: whether its output is looked at, and functions by when they run."""
+    """What is done at a module: whether its output is looked at and its memory read, and functions by when they run."""
 
-    __slots__ = ("functions", "watched")
+    __slots__ = ("functions", "memory", "watched")
 
     def __init__(self, *, watched: bool = False) -> None:
         self.watched = watched
+        self.memory = False
         self.functions: dict[str, list[ModuleFunction]] = {"before": [], "after": []}
 
 
@@ -121,12 +144,15 @@ class _Collector(OutputStats):
         super().__init__()
         self._log = log
         self._outputs = outputs
-        self._order: list[tuple[int | None, list[Looked | Returned]]] = []
+        self._order: list[tuple[int | None, list[Looked | Returned | Used]]] = []
 
     def append(self, output: object, module: ModuleInfo | None = None) -> int | None:
         """As of the base; what was found in the same call joins it."""
         index = None if self._outputs is None else self._outputs.append(output, module)
-        found = [] if module is None else self._log.latest.pop(module.name, [])
+        log = self._log
+        found: list[Looked | Returned | Used] = [] if module is None else [*log.latest.pop(module.name, ())]
+        if module is not None and log.memory is not None and (used := log.memory.latest.pop(module.name, None)) is not None:
+            found.append(used)
         for one in found:
             if isinstance(one, Looked):
                 one.counted = True
@@ -159,6 +185,7 @@ class InsideLog:
     Attributes:
         latest: what was found in the last call of each module, until its statistics are recorded.
         waits: whether the first bad output raises.
+        memory: readings of memory, if any are taken.
     """
 
     def __init__(self, inside: Inside, call: Any, on_nonfinite: str) -> None:
@@ -170,7 +197,14 @@ class InsideLog:
         self.latest: dict[str, list[Looked | Returned]] = {}
         self._results = Results()
         self._abandoned = False
-        call.output_stats = _Collector(self, call.output_stats)
+        self.memory: MemoryLog | None = None
+        if inside.read_memory != "none":
+            with contain("memory of modules"):
+                self.memory = MemoryLog(call.owner.device)
+                if (steps := getattr(call, "steps", None)) is not None:
+                    steps.memory = self.memory
+        if inside.looks or (self.memory is not None and inside.reads_modules):
+            call.output_stats = _Collector(self, call.output_stats)
 
     def step(self) -> int | None:
         """Number of the open step of the request."""
@@ -234,7 +268,19 @@ class InsideLog:
                     counts[looked.module, kind] = counts.get((looked.module, kind), 0) + count
         if firsts and self._warns:
             _warn(firsts, len(watch.read_rows))
-        return replace(end, nonfinite=counts, bad_outputs=firsts[:MOST_EVENTS])
+        end = replace(end, nonfinite=counts, bad_outputs=firsts[:MOST_EVENTS])
+        return end if self.memory is None or self._abandoned else self._with_memory(end, self.memory)
+
+    def _with_memory(self, end: RequestEnd, memory: MemoryLog) -> RequestEnd:
+        """The end of the request with what was read of memory."""
+        with contain("memory of modules"):
+            attributes, event = memory.attributes(), memory.event()
+            self._inside.memory.add(memory, self._call.offset)
+            events = end.events if event is None else (*end.events, (semconv.MEMORY_MODULES_EVENT, end.end_ns, event))
+            return replace(
+                end, attributes={**attributes, **end.attributes}, events=events, overhead_ns=end.overhead_ns + memory.overhead
+            )
+        return end
 
     def release(self) -> None:
         """Take the hooks off, and drop everything."""
@@ -310,16 +356,26 @@ class AfterHook(_Hook):
 def attach(entries: Sequence[tuple[weakref.ref[nn.Module], ModuleInfo, Any, Any]], engine: Any, fused: set[int]) -> tuple[list[Any], bool]:
     """Hook modules; handles of the hooks, and whether some could not be hooked."""
     handles: list[Any] = []
-    refused = False
+    refused = engine.inside.reads_modules = False
+    device = engine.inside.device() if engine.inside.read_memory != "none" else None
     for reference, info, *_ in entries:
         module = reference()
         if module is None:
             continue
+        plan = engine.inside.plan[info.name]
+        looks = plan.watched or any(plan.functions.values())
+        read = module_reader(module, device) if plan.memory else None
+        if read is None and not looks:
+            continue
         if id(module) in fused or not may_hook(module):
             refused = True
             continue
-        plan = engine.inside.plan[info.name]
         if plan.functions["before"]:
             handles.append(module.register_forward_pre_hook(BeforeHook(info, plan, engine), with_kwargs=True))
-        handles.append(module.register_forward_hook(AfterHook(info, plan, engine), with_kwargs=True))
+        if read is not None:
+            engine.inside.reads_modules = True
+            handles.append(module.register_forward_pre_hook(MemoryBefore(info.name, read, engine)))
+            handles.append(module.register_forward_hook(MemoryAfter(info.name, read, engine)))
+        if looks:
+            handles.append(module.register_forward_hook(AfterHook(info, plan, engine), with_kwargs=True))
     return handles, refused

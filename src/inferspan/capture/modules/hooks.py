@@ -81,7 +81,7 @@ class ModuleObservers:
         hooked = "modules: with your hooks" if self._of_modules.refused else None
         fused = "modules: fused" if self._of_modules.fused else None
         experts = UNREADABLE if self.routing is not None and self.routing.unread else None
-        watched = "numerics: some modules" if self._of_inside.refused else None
+        watched = f"{'numerics' if self.inside.looks else 'memory'}: some modules" if self._of_inside.refused else None
         return "; ".join(filter(None, (self._unobserved or inside, hooked, fused, experts, watched, self.stages_unobserved))) or None
 
     def fused_modules(self) -> set[int]:
@@ -138,9 +138,12 @@ class ModuleObservers:
             if root is not None:
                 select(root, wanted.modules, wanted.style, routers=wanted.routers)
                 check_watched(root, settings.numerics)
-            self._changed = self._changed or wanted != self._wanted or settings.numerics != self.inside.watched
+                check_watched(root, settings.memory, "memory")
+            inside = self.inside
+            same = wanted == self._wanted and (settings.numerics, settings.memory) == (inside.watched, inside.read_memory)
+            self._changed = self._changed or not same
             self._wanted = wanted
-            self.inside.configure(settings)
+            inside.configure(settings)
 
     def refresh(self) -> None:
         """Select anew.

@@ -23,7 +23,7 @@ from torch.nn.modules import module as torch_calls
 from inferspan.capture.call import ANNOUNCED, current, is_in_step, pass_state, step_by_hand
 from inferspan.capture.compile.optimized import runs_disabled
 from inferspan.capture.compile.state import SLOT, SlotObserver, leave_frame, set_eval_frame
-from inferspan.capture.failures import error_type, failure_of
+from inferspan.capture.failures import error_type
 from inferspan.capture.forward import INTERRUPTED, ForwardCall, close_stale, start_forward
 from inferspan.capture.owner import OpenPass, Owner
 from inferspan.guard import contain, report
@@ -185,9 +185,8 @@ def end_call(call: ForwardCall, opened: OpenPass, output: Any, error: BaseExcept
                 opened.again = False
                 call.leave_again(call.owner.root_info, output, now, None if error is None else error_type(error))
             elif opened.registered is not None:
-                content = call.owner.settings.content_on_spans
                 try:
-                    call.finish(output, None if error is None else failure_of(error, content=content), now)
+                    call.finish(output, None if error is None else call.failure_of(error), now)
                 finally:
                     call.scope.detach()
                 opened.close()

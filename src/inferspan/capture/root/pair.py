@@ -17,7 +17,7 @@ from torch.compiler import is_dynamo_compiling
 
 from inferspan.capture.call import ANNOUNCED, current, is_in_step, pass_state
 from inferspan.capture.compile.state import is_optimized, leave_frame, set_eval_frame
-from inferspan.capture.failures import error_type, failure_of
+from inferspan.capture.failures import error_type
 from inferspan.capture.forward import ForwardCall, close_stale, start_forward
 from inferspan.capture.modules.hook_pair import CopiedAway
 from inferspan.capture.owner import OpenPass, Owner
@@ -137,8 +137,7 @@ class RootExit(_RootHook):
                 return
             if not call.opened_pass.hooked:
                 return
-            content = owner.settings.content_on_spans
-            call.finish(output, failure_of(error, content=content) if failed and error is not None else None, now)
+            call.finish(output, call.failure_of(error) if failed and error is not None else None, now)
         except Exception as error:
             report("end of a forward pass", error)
 

@@ -143,8 +143,9 @@ def _tell(session: Session, written: list[Path]) -> None:
 
 def _print(session: Session) -> None:
     """Requests first, then what the time went into, then the number of events; in the width of the terminal, or 80 characters."""
+    from inferspan.report.figures.memory import memory_of
     from inferspan.report.figures.summary import summary_of
-    from inferspan.report.terminal import events_lines, summary
+    from inferspan.report.terminal import clean, events_lines, summary
     from inferspan.summaries.table import plain_table, rich_table
 
     terminal = sys.stdout.isatty()
@@ -160,6 +161,9 @@ def _print(session: Session) -> None:
 
             importlib.import_module("rich.console").Console().print("", drawn, sep="\n")
     print("", *events_lines(figures, width), sep="\n")
+    memory = memory_of(session)
+    if memory.device is not None or memory.shortages:
+        print("", *(clean(line) for line in str(memory).splitlines()), sep="\n")
 
 
 @contextlib.contextmanager

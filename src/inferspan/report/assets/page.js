@@ -139,7 +139,7 @@ function drawn(draw) {
 
 const ATTRIBUTE_UNITS = [
   [/^inferspan\.(time_|device\.time)|time_to_first_chunk$|^gen_ai\.latency\./, seconds],
-  [/memory\.(start|end|peak)$|\.bytes$/, bytes],
+  [/memory\.(\w+\.)?(start|end|peak)$|^inferspan\.oom\.(requested|allocated|reserved|high_water)$|\.bytes$/, bytes],
   [/tokens_per_second$/, perSecond],
   [/^inferspan\.energy/, joules],
 ];

@@ -118,7 +118,7 @@ function traceLink(request) {
 }
 
 // The sections of a request. One that has nothing to show gives null; maps of attention and activations join here.
-const REQUEST_SECTIONS = [messages, timeline, flameView, tokenView, analysisView, breakdownView, eventsAndLinks];
+const REQUEST_SECTIONS = [messages, timeline, flameView, tokenView, analysisView, breakdownView, memoryCurve, eventsAndLinks];
 
 function requestView(request) {
   const a = request.attributes, r = request.row;

@@ -15,6 +15,7 @@ from typing import Any
 from inferspan import semconv
 from inferspan.report.figures.analysis import analysis_of
 from inferspan.report.figures.events import Events, events_of, left_out
+from inferspan.report.figures.memory import memory_document
 from inferspan.report.figures.statistics import begin_of, metric_statistics, operation_statistics, timeline
 from inferspan.report.figures.summary import phases, summary_of
 from inferspan.report.figures.system import process_labels, systems_of
@@ -44,6 +45,7 @@ def figures(session: Session) -> dict[str, Any]:
         "suggestions": [],
         "summary": plain_tree(summary_of(session, events).as_dict()),
         "analysis": analysis_of(session.requests),
+        "memory": memory_document(session),
         "events": events,
     }
 

@@ -189,6 +189,10 @@ def _of_step(step: Span, *, gives_token: bool) -> Iterator[_Seed]:
     index = step.attributes.get(semconv.STEP_INDEX, step.attributes.get(semconv.DENOISE_INDEX))
     phase, tokens, device = (step.attributes.get(key) for key in (semconv.PHASE, semconv.STEP_TOKENS, semconv.DEVICE_TIME))
     yield _Seed(step.start_ns, "generation_step", step, metadata={"step": index, "phase": phase})
+    if semconv.MEMORY_START in step.attributes:
+        names = {"allocated": semconv.MEMORY_START, "reserved": semconv.MEMORY_RESERVED_START, "peak": semconv.MEMORY_HIGH_WATER_START}
+        read = {name: step.attributes.get(key) for name, key in names.items()}
+        yield _Seed(step.start_ns, "memory_usage", step, metadata={"step": index, **read})
     yield _Seed(step.start_ns, "forward_pass", step, shapes=True, timed=True, metadata={"step": index, "device_seconds": device})
     if gives_token:
         token = {name: step.attributes.get(key) for name, key in _TOKEN_KEYS.items()}

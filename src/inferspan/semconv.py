@@ -41,6 +41,7 @@ SPAN_DECODE_STEP = "decode_step"
 SPAN_DENOISE_STEP = "denoise_step"
 SPAN_FORWARD = "forward"
 SPAN_BATCH = "batch"
+SPAN_BACKWARD = "backward"
 SPAN_LOAD = "load"
 SPAN_RESOLVE, SPAN_READ, SPAN_DISPATCH = "resolve", "read", "dispatch"
 """Parts of a load."""
@@ -145,6 +146,7 @@ SEQUENCE_INPUT_TOKENS = "inferspan.sequences.input_tokens"
 SEQUENCE_OUTPUT_TOKENS = "inferspan.sequences.output_tokens"
 KV_CACHE_BYTES = "inferspan.kv_cache.bytes"
 KV_CACHE_REUSED_TOKENS = "inferspan.kv_cache.reused_tokens"
+KV_CACHE_HIT = "inferspan.kv_cache.hit"
 KV_CACHE_BLOCKS_USED = "inferspan.kv_cache.blocks.used"
 TIME_IN_QUEUE = "inferspan.time_in_queue"
 PREFILL_CHUNKS = "inferspan.prefill.chunks"
@@ -339,6 +341,28 @@ OUTPUTS_STATS = {
     )
 }  # fmt: skip
 """Names of the same for all tensors of an output."""
+_GRADIENT = ("mean", "std", "min", "max", "norm", "nan_count", "inf_count", "element_count")
+GRAD_INPUTS = {key: f"inferspan.grad_input.stat.{key}" for key in _GRADIENT}
+GRAD_OUTPUTS = {key: f"inferspan.grad_output.stat.{key}" for key in _GRADIENT}
+"""Figures of the gradients of all inputs of a module together, and of all outputs."""
+BACKWARD_NUMBER = "inferspan.backward.number"
+BACKWARD_MODULES = "inferspan.backward.modules"
+BACKWARD_NAN_COUNT = "inferspan.backward.nan_count"
+BACKWARD_INF_COUNT = "inferspan.backward.inf_count"
+BACKWARD_FIRST_NONFINITE = "inferspan.backward.first_nonfinite"
+EARLY_EXIT_LAYER = "inferspan.early_exit.layer"
+EARLY_EXIT_LAYERS = "inferspan.early_exit.layers"
+EARLY_EXIT_PASSES = "inferspan.early_exit.passes"
+LAYERS_TOTAL = "inferspan.layers.total"
+LAYERS_SKIPPED = "inferspan.layers.skipped"
+LOOP_MODULES = "inferspan.loop.modules"
+LOOP_ITERATIONS = "inferspan.loop.iterations"
+BRANCH_PATH = "inferspan.branch.path"
+BRANCH_CALLED = "inferspan.branch.called"
+BRANCH_NOT_CALLED = "inferspan.branch.not_called"
+BRANCH_PASSES = "inferspan.branch.passes"
+EARLY_EXIT_EVENT = "inferspan.early_exit"
+BRANCH_EVENT = "inferspan.branch"
 EXPERTS_LOAD = "inferspan.experts.load"
 EXPERTS_IMBALANCE = "inferspan.experts.imbalance"
 EXPERTS_ENTROPY = "inferspan.experts.entropy"
@@ -498,6 +522,8 @@ SPANS = (
     SpanKindOf("step", SPAN_DENOISE_STEP, "denoise", "from a pass of the denoiser to the end of the scheduler's step"),
     SpanKindOf("step", f"{SPAN_PREFILL_STEP}, {SPAN_DECODE_STEP}", SPAN_BATCH, "one forward pass of a batch, linked to the requests in it (at most 128); a prefill step if one of them prefills"),
     SpanKindOf("module", "layer {n} [{name}] or the module's path", "step or forward", "sampled steps: 0, 1, then with doubling gaps"),
+    SpanKindOf("phase", SPAN_BACKWARD, "request", "a backward pass through the forward pass, from the first gradient that reaches it; after the request has ended; with `gradients`"),
+    SpanKindOf("module", f"{SPAN_BACKWARD} {{module}}", SPAN_BACKWARD, "a backward call of a module; with `gradients`"),
     SpanKindOf("stage", "{name}", "the caller's current span", "every `with inferspan.stage(name):`, `start()` and `end()`, and every call under `@inferspan.stage(name)`"),
     SpanKindOf("stage", f"{SPAN_DENOISE_STEP} or {SPAN_BLOCK}", "the caller's current span", "every call of a function under `@inferspan.diffusion_step()` or `@inferspan.block_computation()`"),
     SpanKindOf("session", "session {name}", "the caller's current span", "every `with inferspan.session(name):` and every call under `@inferspan.session(name)`; one inside another is a stage"),
@@ -901,6 +927,7 @@ ATTRIBUTES = (
     Attribute(SEQUENCE_OUTPUT_TOKENS, "int[]", _R, "generated tokens of each returned sequence, at most 1,024"),
     Attribute(KV_CACHE_BYTES, "int", _R, "bytes of the cache at the end: keys and values, states of convolutions and recurrences"),
     Attribute(KV_CACHE_REUSED_TOKENS, "int", _R, "positions of a row already in the cache that was passed in"),
+    Attribute(KV_CACHE_HIT, "boolean", _R, "whether the cache that was passed in held positions; absent without one, and for a static one, which would have to be read"),
     Attribute(KV_CACHE_BLOCKS_USED, "int", _S, "blocks of the paged cache in use after this pass; continuous batching"),
     Attribute(TIME_IN_QUEUE, "double", _R, "s, arrival to the first step; continuous batching"),
     Attribute(PREFILL_CHUNKS, "int", _R, "steps that the prompt took; continuous batching"),
@@ -1083,6 +1110,30 @@ ATTRIBUTES = (
     ),
     Attribute(MODULE_RESULT + ".{key}", "any", _M, "what a function given to `handle.on_module()` has returned for the call: numbers, texts and lists; tensors of up to 16 values as numbers, larger ones as `{key}.mean` and so on"),
     *(
+        Attribute(key, "int" if "count" in key else "double", where, f"{what} of the gradients of {of} together, with `gradients`")
+        for names, where, of in ((GRAD_INPUTS, _M, "the inputs"), (GRAD_OUTPUTS, f"{_M}, {SPAN_BACKWARD}", "the outputs"))
+        for key, what in zip(
+            names.values(),
+            ("mean", "standard deviation", "minimum", "maximum", "Euclidean norm", "NaN values", "infinite values", "elements"),
+            strict=True,
+        )
+    ),
+    Attribute(BRANCH_PATH, "int", f"{_S}, {_R} (forward)", "number of the modules' calls in this order, among those of passes of the same shape on the model; 0 for the first, at most 256; with `control_flow`, as are the next ones"),
+    Attribute(BRANCH_CALLED, "string[]", f"{_S}, {_R} (forward)", "modules that ran in this pass and not in the first of the same shape, the outermost, at most 16; only if there are any"),
+    Attribute(BRANCH_NOT_CALLED, "string[]", f"{_S}, {_R} (forward)", "modules that ran in the first and not in this one"),
+    Attribute(BRANCH_PASSES, "int", _R, "passes in which other modules ran than in the first of their shape; only if there are any"),
+    Attribute(EARLY_EXIT_LAYER, "int", f"{_S}, {_R} (forward)", "index of the last layer that ran, only if later ones did not"),
+    Attribute(EARLY_EXIT_LAYERS, "int[]", _R, "these indices, each once"),
+    Attribute(EARLY_EXIT_PASSES, "int", _R, "passes that ended early"),
+    Attribute(LAYERS_SKIPPED, "int[]", f"{_S}, {_R} (forward)", "indices of layers that did not run although later ones did"),
+    Attribute(LOOP_MODULES, "string[]", f"{_S}, {_R} (forward)", "modules that ran more often than the module around them, at most 16"),
+    Attribute(LOOP_ITERATIONS, "int[]", f"{_S}, {_R} (forward)", "how often each of them ran"),
+    Attribute(BACKWARD_NUMBER, "int", SPAN_BACKWARD, "0 for the first backward pass through the forward pass"),
+    Attribute(BACKWARD_MODULES, "int", SPAN_BACKWARD, "backward calls of modules in it"),
+    Attribute(BACKWARD_NAN_COUNT, "int", SPAN_BACKWARD, "NaN values in the gradients of these"),
+    Attribute(BACKWARD_INF_COUNT, "int", SPAN_BACKWARD, "infinite values in them"),
+    Attribute(BACKWARD_FIRST_NONFINITE, "string", SPAN_BACKWARD, "path of the module whose gradients had NaN or Inf first, in the order of the backward pass"),
+    *(
         Attribute(key, "double[]" if "count" not in key else "int[]", _M, f"`{of_first}` of each floating point tensor of the output, at most 8, in order; only if there are several and none lacks it")
         for of_first, key in OUTPUTS_STATS.items()
     ),
@@ -1159,6 +1210,20 @@ EVENTS = (
         "memory ran out: an `OutOfMemoryError` of torch, or an error of its CPU allocator",
         f"`{MODULE_NAME}`, `{STEP_INDEX}`, `{INPUT_SHAPES}`, `{INPUT_DTYPES}`, `{DEVICE}`, `{OOM_REQUESTED}`, `{OOM_ALLOCATED}`,"
         f" `{OOM_RESERVED}`, `{OOM_HIGH_WATER}`, `{OOM_SUMMARY}`, `{OOM_SNAPSHOT}`",
+    ),
+    Event(
+        EARLY_EXIT_EVENT,
+        "",
+        "event on the request's span",
+        "a pass in which the last layers of a stack did not run, at the start of the pass; with `control_flow`; at most 16 with the next one",
+        f"`{STEP_INDEX}`, `{EARLY_EXIT_LAYER}`, `{LAYERS_TOTAL}`, the stack as `{MODULE_NAME}`",
+    ),
+    Event(
+        BRANCH_EVENT,
+        "",
+        "event on the request's span",
+        "a pass in which other modules ran than in the first of the same shape",
+        f"`{STEP_INDEX}`, `{BRANCH_CALLED}`, `{BRANCH_NOT_CALLED}`",
     ),
     Event(
         NONFINITE_EVENT,
@@ -1270,6 +1335,8 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("numerics watch",), "NaN and Inf that `numerics` looks for"),
     ErrorPlaces(("memory of modules",), "memory before and after steps and modules"),
     ErrorPlaces(("out of memory",), "what is told of an out-of-memory error"),
+    ErrorPlaces(("control flow",), "early exits, loops and branches"),
+    ErrorPlaces(("gradients",), "spans and statistics of a backward pass"),
     ErrorPlaces(("analysis",), "the analysis of what was generated, and its findings"),
     ErrorPlaces(("evaluation event",), "the events of findings"),
     ErrorPlaces(("summary",), "figures of `handle.summary()` and `session.summary()`"),

@@ -185,6 +185,9 @@ class Telemetry:
         assert parent.context.trace_id == span.context.trace_id, span.name
         if (span.attributes or {}).get(semconv.PROFILER_KIND, "op") != "op":
             return  # the device runs a kernel when it comes to it
+        if span.name == semconv.SPAN_BACKWARD:
+            assert parent.start_time <= span.start_time, "a backward pass begins before its forward pass"
+            return  # it comes after that
         assert parent.start_time <= span.start_time and span.end_time <= parent.end_time, f"{span.name} sticks out of {parent.name}"
 
 

@@ -12,7 +12,7 @@ from inferspan import semconv
 
 __all__ = [
     "BATCH", "FIGURES", "LOAD", "MODULE", "PHASE", "PROFILED", "REQUEST", "STEP", "TOPS", "USER_STAGE", "level_of", "measured",
-    "operation_of", "step_name",
+    "module_operation", "operation_of", "step_name",
 ]  # fmt: skip
 
 REQUEST, BATCH, PHASE, STEP, MODULE, PROFILED = "request", "batch", "phase", "step", "module", "profiled"
@@ -53,7 +53,7 @@ def level_of(span: Spanlike) -> str:
         return LOAD
     if span.name in (semconv.SPAN_PREFILL_STEP, semconv.SPAN_DECODE_STEP, semconv.SPAN_DENOISE_STEP):
         return STEP
-    phase = span.name in (semconv.SPAN_PREFILL, semconv.SPAN_DECODE) and semconv.PHASE in attributes
+    phase = span.name in (semconv.SPAN_PREFILL, semconv.SPAN_DECODE, semconv.SPAN_BACKWARD) and semconv.PHASE in attributes
     if phase or attributes.get(semconv.STAGE_NAME) == span.name:
         return PHASE
     return REQUEST
@@ -66,7 +66,7 @@ def operation_of(span: Spanlike, level: str) -> tuple[str, str]:
     """Kind and name of the operation that a span is a call of, as ``analysis.operations`` counts it; ``level`` is that of the span."""
     attributes = span.attributes
     if level == MODULE:
-        return "module", _text(attributes.get(semconv.MODULE_NAME)) or span.name
+        return "module", module_operation(_text(attributes.get(semconv.MODULE_NAME)) or span.name, attributes.get(semconv.PHASE))
     if level == PHASE and attributes.get(semconv.STAGE_NAME) == span.name:
         return "stage", span.name
     if level in _KINDS:
@@ -76,6 +76,11 @@ def operation_of(span: Spanlike, level: str) -> tuple[str, str]:
     if level == USER_STAGE:
         return ("stage" if semconv.STAGE_NAME in attributes else "session"), span.name
     return ("method" if semconv.METHOD in attributes else "request"), span.name
+
+
+def module_operation(module: str, phase: object) -> str:
+    """Name of the operation that a call of a module is; backward calls are another one than forward calls."""
+    return f"{semconv.SPAN_BACKWARD} {module}" if phase == semconv.SPAN_BACKWARD else module
 
 
 def step_name(phase: str) -> str:

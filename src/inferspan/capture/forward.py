@@ -73,8 +73,7 @@ class ForwardCall(Call):
         self.opened_pass = opened
         self.finished = self.awaits_root = False
         """Whether it was begun around the call of the model, which is still to come."""
-        self.warmup = owner.first_call
-        self.graphs = compiled_graphs()
+        self.warmup, self.graphs = owner.first_call, compiled_graphs()
         self.modules = self.stages = False
         self.input_tokens: int | None = None
         self.rows: int | None = None
@@ -161,6 +160,8 @@ class ForwardCall(Call):
                 with contain("profiler window"):
                     self.window_claim.end(now)
             self.pop(now)
+            if self.looking is not None and self.looking.passes is not None:
+                self.looking.passes.returned(output)
             with contain("end of a forward pass"):
                 self.close_modules(None, UNDER_REQUEST, now, failure.type if failure else None)
             with contain("statistics of modules"):
@@ -229,8 +230,7 @@ class ForwardCall(Call):
 
     def _describe_end(self, output: Any, failure: Failure | None, now: int) -> RequestEnd:
         attributes: dict[str, AttributeValue] = {}
-        outputs, claim = describe(output), self.window_claim
-        lazy = runs_later(output)
+        outputs, claim, lazy = describe(output), self.window_claim, runs_later(output)
         if self.recording:
             attributes |= shape_attributes(self.inputs, semconv.INPUT_SHAPES, semconv.INPUT_DTYPES)
             attributes |= shape_attributes(outputs, semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES)

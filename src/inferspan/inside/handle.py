@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from inferspan import composition
+from inferspan.capture.gradients.figures import Gradients
 from inferspan.capture.inside.results import ModuleResult, NumericsVerdict
 from inferspan.setting_checks import fail
 from inferspan.settings import Settings
@@ -91,6 +92,18 @@ class InsideHandle:
         found = instrumentation.target.engine.inside.memory.figures()
         figures = memory_figures(found["device"], found["peak"], found["steps"], found["modules"], found["shortages"])
         return replace(figures, calls=tuple(MemoryCall(*call) for call in found["calls"]))
+    def gradients(self) -> Gradients:
+        """Figures of the gradients of modules in the backward passes so far; needs the setting ``gradients``. Waits for the device.
+
+        In the order of the forward pass, after a row for the output of the model. The gradient of an input is what the module alone adds to
+        it, where the tensor has other uses as well. At most 4,000 modules.
+        """
+        instrumentation = self._instrumentation
+        if instrumentation is None:
+            return Gradients()
+        composition.hand_over()
+        found: Gradients = instrumentation.target.engine.inside.passes.gradients.gradients()
+        return found
 
     def on_module(self, pattern: Any, fn: Callable[..., Any], when: str = "after") -> ModuleFunction:
         """Run a function at each call of some modules, in every step of recorded requests, from the next one on.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from inferspan import semconv
-from inferspan.analysis.levels import MODULE, PHASE, REQUEST, STEP, level_of
+from inferspan.analysis.levels import MODULE, PHASE, REQUEST, STEP, level_of, module_operation
 from inferspan.metrics.summary import percentile
 from inferspan.report.otlp_lines import Value, attributes_of, moment, number, objects, text_of, whole_number
 from inferspan.report.running.machine import Machine
@@ -232,6 +232,7 @@ class Figures:
 
     def _module(self, span: _Span, seconds: float | None) -> None:
         name = text_of(span.attributes.get(semconv.MODULE_NAME)) or span.name
+        name = module_operation(name, span.attributes.get(semconv.PHASE))
         measured = number(span.attributes.get(semconv.DEVICE_TIME))
         spent = seconds if measured is None else max(0.0, measured)
         if spent is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from inferspan import semconv
 from inferspan.analysis.levels import MODULE, STEP, measured, operation_of
 from inferspan.analysis.operations import Operations
 from inferspan.report.spans import Span
@@ -69,7 +70,7 @@ class Tally:
             self.covers(span.start_ns, span.end_ns)
         self.operations.add(*operation, seconds, device_seconds=device_seconds, memory_delta=delta)
         self._remember(span, operation, (seconds, device_seconds))
-        if span.parent_id:
+        if span.parent_id and span.name != semconv.SPAN_BACKWARD:  # that comes after its request
             self._inside(hash((span.trace_id, span.parent_id)), seconds, device_seconds)
 
     def covers(self, start_ns: int, end_ns: int) -> None:

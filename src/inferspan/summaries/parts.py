@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from inferspan import semconv
-from inferspan.analysis.levels import PHASE, STEP, level_of, measured, operation_of, step_name
+from inferspan.analysis.levels import PHASE, STEP, level_of, measured, module_operation, operation_of, step_name
 from inferspan.records import KIND_BATCH, ModuleBatch, Phase, PhaseKey, RequestEnd, RequestStart, Stage, Step
 
 from .events import INPUTS, OF_STEP
@@ -81,14 +81,14 @@ class RequestParts:
                 recording.add_step()
         if isinstance(record, Stage):
             self._end_of_stage(record, operation, seconds, device)
-        else:
+        elif made.name != semconv.SPAN_BACKWARD:  # that comes after its request
             above = _operation_of(record.phase) if isinstance(record, Step) else None
             if isinstance(record, Step):
                 self._step(record.number, (operation, seconds, device))
             self._inside(above or self.around_inside.operation, seconds, device)
         if made.name == semconv.STAGE_AUDIO_ENCODE:
             self._audio_stage()
-        if len(self._bars) < MOST_BARS:
+        if len(self._bars) < MOST_BARS and made.name != semconv.SPAN_BACKWARD:
             begin = self._start.start_ns
             self._bars.append(Bar(operation[0], made.name, (made.start_ns - begin) / 1e9, (made.end_ns - begin) / 1e9))
 
@@ -157,7 +157,8 @@ class RequestParts:
         """Calls of modules, and what a profiler has seen in them, have become spans; ``pause`` is called every few of them."""
         rows = list(batch.calls.rows())
         above = self._above(batch)
-        own: dict[int, Operation] = {row[0]: ("module", row[2].name or row[2].span_name) for row in rows}
+        phase = batch.phase.name
+        own: dict[int, Operation] = {row[0]: ("module", module_operation(row[2].name or row[2].span_name, phase)) for row in rows}
         new_step = batch.step is not None and bool(rows) and batch.step != self._with_modules
         for first in range(0, len(rows), CALLS_AT_ONCE):
             some = rows[first : first + CALLS_AT_ONCE]
@@ -167,6 +168,8 @@ class RequestParts:
             ]
             for recording in self._recordings:
                 recording.add_calls(calls)
+                if phase == semconv.SPAN_BACKWARD:
+                    continue
                 recording.add_modules(
                     some, batch.statistics, new_step=new_step and not first, step=batch.step, offset=batch.offset
                 )
@@ -277,7 +280,8 @@ def _operation_of(phase: PhaseKey) -> Operation | None:
     """Of a phase or stage that steps lie in; ``None`` if it has no span."""
     if phase.number is None:
         return None
-    return ("phase" if phase.name in (semconv.SPAN_PREFILL, semconv.SPAN_DECODE) else "stage"), phase.name
+    phases = (semconv.SPAN_PREFILL, semconv.SPAN_DECODE, semconv.SPAN_BACKWARD)
+    return ("phase" if phase.name in phases else "stage"), phase.name
 
 
 def _kernel(attributes: Mapping[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """Whether the program is being traced, compiled or transformed rather than run.
 
 Under ``torch.compile``, export, ``jit.trace``, FX, ``torch.func`` or fake tensors a forward pass is no request, and any operation
-of ours would end up in the user's graph. Every entry point of ours checks this first, and does nothing then.
+of ours would end up in the user's graph. One inside a backward pass is a part of that. Every entry point of ours checks this first, and
+does nothing then.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ def _is_dispatching_fake_keys() -> bool:
 
 
 def is_transforming() -> bool:
-    """Whether the running forward pass is a trace, a transform or a simulation of the model."""
+    """Whether the running forward pass is a trace, a transform or a simulation of the model, or computes again what a checkpoint needs."""
     return (
         is_compiling()
+        or torch._C._current_graph_task_id() >= 0
         or torch._C._get_tracing_state() is not None
         or torch._C._functorch.peek_interpreter_stack() is not None
         or _is_fx_tracing()

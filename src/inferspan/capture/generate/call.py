@@ -28,7 +28,7 @@ from inferspan.records import Failure
 from .arguments import Arguments, PassEnd, drafts_tokens, features_of, main_input
 from .criteria import observe_criteria
 from .modalities import makes_media
-from .outcome import Run, describe_outcome, reused_tokens
+from .outcome import Run, cache_hit, describe_outcome, reused_tokens
 from .passes import RootPasses
 from .tokens import Loop, sequences_of
 
@@ -333,6 +333,8 @@ def start_generate(owner: Owner, model: Any, arguments: Arguments) -> GenerateCa
     operation = owner.settings.operation or _operation(arguments, chat, makes_media=makes_media(model) or task in SPEAKING)
     run = Run(arguments, chat=chat if owner.content else None, reused=reused_tokens(arguments.caches), drafted=arguments.assisted)
     facts: dict[str, Any] = {} if task is None else {semconv.PIPELINE_TASK: task}
+    if (hit := cache_hit(arguments.caches)) is not None:
+        facts[semconv.KV_CACHE_HIT] = hit
     request = recording.start(
         "generate",
         owner,

@@ -25,7 +25,9 @@ from .drafts import Drafts
 from .modalities import Modalities, given_modalities, modalities
 from .tokens import Generated, Loop, count_input, count_output, sequences_of
 
-__all__ = ["Run", "describe_outcome", "input_modalities", "input_tokens", "kv_cache_bytes", "modalities_given", "reused_tokens"]
+__all__ = [
+    "Run", "cache_hit", "describe_outcome", "input_modalities", "input_tokens", "kv_cache_bytes", "modalities_given", "reused_tokens",
+]  # fmt: skip
 
 DEEPEST = 6
 """Objects and lists inside each other, from a cache to its tensors."""
@@ -63,7 +65,6 @@ class Run:
     compiled: bool = False
     guided: bool = False
     unseen: int = 0
-
 
     def prompt(self, model: Any) -> int | None:
         """Positions of a row of the prompt, if the model's forward passes go over them."""
@@ -124,6 +125,14 @@ def reused_tokens(caches: Iterable[Any]) -> int | None:
                 seen = layer.__dict__.get("cumulative_length")
                 if type(layer).__name__.startswith("Dynamic") and type(seen) is int:
                     return seen or None
+    return None
+
+
+def cache_hit(caches: Iterable[Any]) -> bool | None:
+    """Whether a cache that the caller passes in holds positions; ``None`` without one, and if they would have to be read."""
+    with contain("cache length"):
+        given = {type(cache).__name__ for cache in caches if cache is not None}
+        return True if reused_tokens(caches) else False if given == {"DynamicCache"} else None
     return None
 
 

@@ -32,6 +32,7 @@ from inferspan.settings import Settings
 
 from .functions import ModuleFunction, Results, Returned
 from .memory import Memory, MemoryAfter, MemoryBefore, MemoryLog, Used, module_reader
+from .passes import PassWatch
 from .results import BadOutput, ModuleResult, NonfiniteError
 from .watch import Looked, Numerics, WatchLog, count_now, tensors_in
 
@@ -51,6 +52,7 @@ class Inside:
     def __init__(self, root: nn.Module, settings: Settings) -> None:
         self._root = weakref.ref(root)
         self.numerics = Numerics()
+        self.passes = PassWatch(settings)
         self.on_nonfinite = settings.on_nonfinite
         self.watched: Any = settings.numerics
         self.memory = Memory()
@@ -67,7 +69,7 @@ class Inside:
     @property
     def active(self) -> bool:
         """Whether anything is to be looked at."""
-        return self.looks or self.read_memory != "none"
+        return self.looks or self.read_memory != "none" or self.passes.active
 
     @property
     def looks(self) -> bool:
@@ -77,6 +79,7 @@ class Inside:
     def configure(self, settings: Settings) -> None:
         """Look at other modules from the next request on; the patterns have been checked."""
         self.on_nonfinite, self.watched, self.read_memory = settings.on_nonfinite, settings.numerics, settings.memory
+        self.passes.configure(settings)
 
     def entries(self, root: nn.Module) -> list[tuple[nn.Module, ModuleInfo, nn.Module]]:
         """The modules to look at, as ``select`` returns them.
@@ -98,13 +101,19 @@ class Inside:
                 self.plan.setdefault(path, Plan()).functions[function.when].append(function)
         for module, info, parent in check_watched(root, self.read_memory, "memory"):
             if info.name not in known:
+                known.add(info.name)
                 found.append((module, info, parent))
             self.plan.setdefault(info.name, Plan()).memory = True
+        for entry in self.passes.entries(root):
+            if entry[1].name not in known:
+                known.add(entry[1].name)
+                found.append(entry)
         return found
 
     def take_over(self, other: Inside) -> None:
         """Go on with what another one has found, and with its functions: the model was taken out of the other's."""
         self.numerics, self.functions, self.results, self.memory = other.numerics, other.functions, other.results, other.memory
+        self.passes.take_over(other.passes)
 
     def device(self) -> torch.device | None:
         """Where the model has its first parameter."""
@@ -118,6 +127,7 @@ class Inside:
     def forked(self) -> None:
         """Called in a forked child."""
         self.numerics.forked()
+        self.passes.forked()
         self.memory.forked()
 
 
@@ -197,6 +207,7 @@ class InsideLog:
         self.latest: dict[str, list[Looked | Returned]] = {}
         self._results = Results()
         self._abandoned = False
+        self.passes = inside.passes.begin(call, self.step) if inside.passes.active else None
         self.memory: MemoryLog | None = None
         if inside.read_memory != "none":
             with contain("memory of modules"):
@@ -240,6 +251,8 @@ class InsideLog:
 
     def read(self) -> None:
         """Read what has been launched; may wait for the device."""
+        if self.passes is not None:
+            self.passes.read()
         if self._abandoned:
             return
         with contain("numerics watch"):
@@ -269,6 +282,8 @@ class InsideLog:
         if firsts and self._warns:
             _warn(firsts, len(watch.read_rows))
         end = replace(end, nonfinite=counts, bad_outputs=firsts[:MOST_EVENTS])
+        if self.passes is not None:
+            end = self.passes.settle(end, compiled=hidden)
         return end if self.memory is None or self._abandoned else self._with_memory(end, self.memory)
 
     def _with_memory(self, end: RequestEnd, memory: MemoryLog) -> RequestEnd:
@@ -362,10 +377,10 @@ def attach(entries: Sequence[tuple[weakref.ref[nn.Module], ModuleInfo, Any, Any]
         module = reference()
         if module is None:
             continue
-        plan = engine.inside.plan[info.name]
+        plan, passes = engine.inside.plan.get(info.name) or Plan(), engine.inside.passes
         looks = plan.watched or any(plan.functions.values())
         read = module_reader(module, device) if plan.memory else None
-        if read is None and not looks:
+        if read is None and not looks and not passes.wants(info.name):
             continue
         if id(module) in fused or not may_hook(module):
             refused = True
@@ -378,4 +393,5 @@ def attach(entries: Sequence[tuple[weakref.ref[nn.Module], ModuleInfo, Any, Any]
             handles.append(module.register_forward_hook(MemoryAfter(info.name, read, engine)))
         if looks:
             handles.append(module.register_forward_hook(AfterHook(info, plan, engine), with_kwargs=True))
+        handles += passes.attach(module, info.name, engine)
     return handles, refused

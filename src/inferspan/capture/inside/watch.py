@@ -22,7 +22,7 @@ from inferspan.records import AttributeValue
 
 from .results import BadOutput, ModuleNumerics, NumericsVerdict
 
-__all__ = ["Looked", "Numerics", "WatchLog", "count_now", "tensors_in"]
+__all__ = ["Looked", "Numerics", "WatchLog", "count_now", "reason_of", "tensors_in"]
 
 CAPACITY = 1 << 18
 """Calls of one request that are looked at."""
@@ -30,7 +30,7 @@ MOST_MODULES = 4_000
 _WORDS = {"FakeTensor": "fake", "DTensor": "distributed"}
 
 
-def _reason(tensor: Tensor) -> str:
+def reason_of(tensor: Tensor) -> str:
     """Why a tensor is not looked at, in a word."""
     if type(tensor) not in (Tensor, torch.nn.Parameter):
         return _WORDS.get(type(tensor).__name__, "of a subclass") if not tensor.is_nested else "nested"
@@ -57,7 +57,7 @@ def tensors_in(output: Any, left_out: Counter[str]) -> list[Tensor]:
     for tensor in all_tensors(output, lambda _: True, []):
         part = getattr(tensor, "_local_tensor", tensor) if type(tensor).__name__ == "DTensor" else tensor
         if not is_plain(part):
-            left_out[_reason(tensor)] += 1
+            left_out[reason_of(tensor)] += 1
         elif part.numel() > LARGEST:
             left_out["too large"] += 1
         else:

@@ -140,7 +140,8 @@ class ModuleObservers:
                 check_watched(root, settings.numerics)
                 check_watched(root, settings.memory, "memory")
             inside = self.inside
-            same = wanted == self._wanted and (settings.numerics, settings.memory) == (inside.watched, inside.read_memory)
+            same = root is None or inside.passes.check(root, settings)
+            same = same and wanted == self._wanted and (settings.numerics, settings.memory) == (inside.watched, inside.read_memory)
             self._changed = self._changed or not same
             self._wanted = wanted
             inside.configure(settings)
@@ -285,6 +286,7 @@ class ModuleObservers:
         """Detach everything, for good."""
         self._closed = True
         self.close_in_child()
+        self.inside.passes.close()
         compiling.leave(self)
 
     def forked(self) -> None:

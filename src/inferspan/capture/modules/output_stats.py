@@ -21,7 +21,7 @@ from inferspan.records import AttributeValue, ModuleInfo
 from .device_rows import DeviceRows, Place, is_plain
 from .shapes import all_tensors
 
-__all__ = ["LARGEST", "OutputStats", "pieces_of"]
+__all__ = ["LARGEST", "OutputStats", "Piece", "moments", "pieces_of", "reduce_piece"]
 
 PIECE = 1 << 22
 """Values worked on at once: three float copies of so many are the temporary memory."""
@@ -30,8 +30,8 @@ LARGEST = 1 << 28
 INF = math.inf
 
 
-class _Piece(NamedTuple):
-    """The number of values in a piece of a tensor, and the results of ``_reduce`` on it."""
+class Piece(NamedTuple):
+    """The number of values in a piece of a tensor, and the results of ``reduce_piece`` on it."""
 
     values: float
     max: float
@@ -53,8 +53,8 @@ def pieces_of(tensor: Tensor) -> Iterator[Tensor]:
         yield from pieces_of(half)
 
 
-def _reduce(tensor: Tensor) -> Tensor:
-    """The fields of ``_Piece`` after the first, over the finite values; ``square`` is the sum of squares about their mean."""
+def reduce_piece(tensor: Tensor) -> Tensor:
+    """The fields of ``Piece`` after the first, over the finite values; ``square`` is the sum of squares about their mean."""
     x = tensor if tensor.dtype is torch.float64 else tensor.float()
     low = torch.nan_to_num(x, nan=-INF, posinf=-INF, neginf=-INF)
     largest, buffer = low.amax(), torch.nan_to_num(x, nan=INF, posinf=INF, neginf=INF)
@@ -110,7 +110,7 @@ class OutputStats:
             return None
         with torch.no_grad():
             pieces = list(pieces_of(tensor))
-            rows = torch.stack([_reduce(piece) for piece in pieces])
+            rows = torch.stack([reduce_piece(piece) for piece in pieces])
         return self._rows.append(tuple(piece.numel() for piece in pieces), rows)
 
     def read(self) -> list[dict[str, AttributeValue]]:
@@ -121,7 +121,7 @@ class OutputStats:
             _joined([
                 _attributes([])
                 if place is None
-                else _attributes([_Piece(*pair) for pair in _counted(place.kind, groups[place.group][place.order])])
+                else _attributes([Piece(*pair) for pair in _counted(place.kind, groups[place.group][place.order])])
                 for place in of_output
             ])
             for of_output in places
@@ -146,7 +146,7 @@ def _joined(found: list[dict[str, AttributeValue]]) -> dict[str, AttributeValue]
     return {**found[0], **arrays}
 
 
-def _moments(pieces: Sequence[_Piece]) -> tuple[float, float]:
+def moments(pieces: Sequence[Piece]) -> tuple[float, float]:
     """Mean and population standard deviation over the finite values of all pieces, NaN if there are none."""
     total = square = finite = 0.0
     for piece in pieces:
@@ -162,8 +162,8 @@ def _moments(pieces: Sequence[_Piece]) -> tuple[float, float]:
     return total / finite, math.sqrt(max(square, 0.0) / finite) if math.isfinite(square) else math.nan
 
 
-def _attributes(pieces: Sequence[_Piece]) -> dict[str, AttributeValue]:
-    mean, std = _moments(pieces)
+def _attributes(pieces: Sequence[Piece]) -> dict[str, AttributeValue]:
+    mean, std = moments(pieces)
     largest, smallest = max((piece.max for piece in pieces), default=math.nan), min((piece.min for piece in pieces), default=math.nan)
     doubles = {
         semconv.OUTPUT_STAT_MEAN: mean,

@@ -164,7 +164,7 @@ def _below(top: Span) -> Iterator[_Seed]:
         if level in TOPS:
             continue
         yield from _own(span)
-        if level == MODULE:
+        if level == MODULE and span.attributes.get(semconv.PHASE) != semconv.SPAN_BACKWARD:
             yield _Seed(span.start_ns, "module_start", span, shapes=True, attributes=True)
             yield _Seed(span.end_ns, "module_end", span, shapes=True, timed=True)
         elif level == STEP:

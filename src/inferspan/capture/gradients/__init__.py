@@ -1,0 +1,1 @@
+"""Backward passes of recorded requests, and statistics of the gradients in them."""

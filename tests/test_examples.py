@@ -64,6 +64,10 @@ EXPECTED = {
         r"inferspan\.output\.images = 2",
         r"gen_ai\.request\.seed = 7",
     ),
+    "16_gradients": (
+        r"output of the model: 3 backward calls, gradient of the output \d\.\de-\d\d\n0: 3 backward calls",
+        r"\nforward deep\n  backward\n    backward layer 8\n    backward layer 6\n    backward layer 4\n",
+    ),
     "12_no_code_change": (r"answers: 2\n", r"new tokens: 8\n"),
     "13_events_and_decorators": (
         r"\nsession questions\n  answers\n  \* question {'number': '0'}\n  \* question {'number': '1'}\n"

@@ -34,7 +34,7 @@ function curveLines(sources) {
 function curve(title, lines, range) {
   const unit = lines[0].unit, name = lines[0].name, show = (value) => inUnit(value, unit, name);
   const most = Math.max(highest(lines.flatMap((line) => line.points.map(([, value]) => value))), unit === "1" && name.startsWith("hw.") ? 1 : 0) || 1;
-  const x = (time) => Math.max(-1e5, Math.min(1e5, range.place(time) * 10)), y = (value) => 58 - value / most * 52;
+  const within = (place) => Math.max(-1e5, Math.min(1e5, place)), x = (time) => within(range.place(time) * 10), y = (value) => within(58 - value / most * 52);
   const paths = lines.map((line, number) => drawing("path", { style: "stroke:" + cssColour(number), d: line.points.map(([time, value], place) => (place ? "L" : "M") + x(time).toFixed(1) + " " + y(value).toFixed(1)).join("") + (line.points.length === 1 ? "h4" : "") }));
   const tipText = () => lines.map((line) => line.label + ": " + counted(line.points.length, "reading") + ", " + show(lowest(line.points.map(([, v]) => v))) + " to " + show(highest(line.points.map(([, v]) => v)))).join("\n");
   return make("div", { class: "row curve", tip: tipText }, make("div", { class: "label" }, title, make("div", { class: "small dim" }, "0 to " + show(most)),

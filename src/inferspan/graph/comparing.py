@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from inferspan.pictures.text import size_text
+
 from .errors import TraceError
 from .nodes import Node
 from .partition import Subgraph
@@ -110,18 +112,6 @@ def _row(choice: Choice) -> tuple[str, ...]:
         str(choice.moves),
         size_text(choice.moved_bytes),
     )
-
-
-def size_text(size: int | None) -> str:
-    """Bytes for a reader: ``12.3 MiB``; ``?`` if not known."""
-    if size is None:
-        return "?"
-    value, unit = float(size), "B"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            break
-        value /= 1024
-    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
 def figures(targets: tuple[str, ...], nodes: Mapping[str, Node], subgraphs: Sequence[Subgraph], tokens: int | None) -> Choice:

@@ -1,39 +1,17 @@
-"""The boxes and links of a picture: nodes joined by module, subgraphs as frames, equal frames folded into one."""
+"""The boxes and links of a picture: nodes joined by module, subgraphs as frames."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+
+from inferspan.pictures.boxes import Box, Frame, Link, Value
+from inferspan.pictures.picture import Picture, folded
 
 from ..nodes import Node
 from ..partition import Subgraph
-from .boxes import Box, Frame, Link, Plan, Value
-from .dot import dot
-from .folding import folds
-from .svg import svg
 
-
-@dataclass(frozen=True)
-class Picture(Plan):
-    """A picture of a graph: boxes, frames and links."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """The picture as plain values."""
-        return {"schema": 1, **asdict(self)}
-
-    def to_json(self, indent: int | None = None) -> str:
-        """``as_dict`` as JSON."""
-        return json.dumps(self.as_dict(), indent=indent)
-
-    def to_dot(self) -> str:
-        """The picture in the language of Graphviz."""
-        return dot(self)
-
-    def to_svg(self) -> str:
-        """The picture as SVG, laid out by inferspan; Graphviz is not needed."""
-        return svg(self)
+__all__ = ["Picture", "draw"]
 
 
 @dataclass
@@ -148,7 +126,7 @@ def draw(
         for subgraph in subgraphs
         if members[subgraph.index]
     ]
-    return _fold(title, drawing, frames, _links(nodes, drawing), output)
+    return folded(title, drawing.boxes, frames, _links(nodes, drawing), output)
 
 
 def _links(nodes: Mapping[str, Node], drawing: _Drawing) -> list[Link]:
@@ -161,39 +139,3 @@ def _links(nodes: Mapping[str, Node], drawing: _Drawing) -> list[Link]:
                 made = nodes[name]
                 found.setdefault((source, target), {})[name] = Value(name, made.dtype, made.dims, made.bytes)
     return [Link(source, target, tuple(values.values())) for (source, target), values in found.items()]
-
-
-def _fold(title: str, drawing: _Drawing, frames: list[Frame], links: list[Link], output: str) -> Picture:
-    """Draw runs of equal frames once, and move what comes from or goes to their copies to the ones that are drawn."""
-    runs = folds(frames, drawing.boxes, links)
-    stand: dict[str, str] = {}
-    place = {frame.index: number for number, frame in enumerate(frames)}
-    drawn: list[Frame] = []
-    skipped: set[int] = set()
-    for run in runs:
-        for copy in range(run.count):
-            for step in range(run.period):
-                original, other = frames[run.first + step], frames[run.first + copy * run.period + step]
-                stand.update(zip(other.boxes, original.boxes, strict=True))
-                if copy:
-                    skipped.add(run.first + copy * run.period + step)
-    counts = {run.first + step: run for run in runs for step in range(run.period)}
-    for number, frame in enumerate(frames):
-        if number not in skipped:
-            repeated = counts.get(number)
-            drawn.append(replace(frame, count=repeated.count, step=repeated.period) if repeated else frame)
-    kept = {name for frame in drawn for name in frame.boxes}
-    boxes = tuple(box for box in drawing.boxes.values() if box.frame is None or box.id in kept)
-    order = {box.id: number for number, box in enumerate(boxes)}
-    if output:
-        order[output] = len(order)
-    merged: dict[tuple[str, str, bool], Link] = {}
-    for link in links:
-        source, target = stand.get(link.source, link.source), stand.get(link.target, link.target)
-        start, end = (drawing.boxes[name].frame for name in (link.source, link.target))
-        skips = start is not None and end is not None and place[end] - place[start] > 1
-        loop = order[source] >= order[target]
-        old = merged.get((source, target, loop))
-        skips = skips or (old is not None and old.skips)
-        merged[source, target, loop] = replace(old or link, source=source, target=target, skips=skips, loop=loop)
-    return Picture(title, boxes, tuple(drawn), tuple(merged.values()), tuple(runs))

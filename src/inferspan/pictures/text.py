@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import re
 
-from ..comparing import size_text
 from .boxes import Box, Frame, Link, Value
 
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+def size_text(size: int | None) -> str:
+    """Bytes for a reader: ``12.3 MiB``; ``?`` if not known."""
+    if size is None:
+        return "?"
+    value, unit = float(size), "B"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            break
+        value /= 1024
+    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
 def clean(text: str) -> str:

@@ -6,10 +6,12 @@ A forward pass has hundreds of calls, so they lie in one list and not in objects
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["ModuleCall", "ModuleCalls", "ModuleColumns", "ModuleInfo", "ModuleStage", "Moments", "RowFigures"]
+__all__ = [
+    "FlowCall", "FlowEdge", "ModuleCall", "ModuleCalls", "ModuleColumns", "ModuleInfo", "ModuleStage", "Moments", "PassFlow", "RowFigures",
+]  # fmt: skip
 
 
 class ModuleStage(NamedTuple):
@@ -31,6 +33,56 @@ class ModuleInfo(NamedTuple):
     span_name: str
     stage: ModuleStage | None = None
     """The stage that the module is, if it is one."""
+
+
+class FlowCall(NamedTuple):
+    """A module call among those between which tensors flow; ``number`` and ``parent`` as in ``ModuleCall``."""
+
+    number: int
+    parent: int
+    name: str
+    type: str
+
+
+class FlowEdge(NamedTuple):
+    """A tensor on its way from the module call that returned it.
+
+    Attributes:
+        kind: ``input``: the target takes it as an argument; ``output``: the target returns it.
+        source: number of the call that returned it; -1 for an input of the model, and for what an earlier pass has made.
+        target: number of the call that takes or returns it; -1 for the model itself.
+        origin: ``module``, ``input``, or ``earlier`` for a module in an earlier pass of the request.
+        name: path of the module that returned it, or name of the input.
+        tensor: number of the returned tensor in the pass; of an input or an earlier one as well.
+        into: number of the tensor that the target returns, of an ``output``; else -1.
+        shape: of what arrives; ``None`` if it has none, such as a nested tensor.
+        dtype: of what arrives, such as ``float32``.
+        bytes: of its elements; ``None`` if not known.
+        via: names of the operations between, in order; empty if it is the same tensor.
+    """
+
+    kind: str
+    source: int
+    target: int
+    origin: str
+    name: str
+    tensor: int
+    into: int
+    shape: tuple[int, ...] | None
+    dtype: str
+    bytes: int | None
+    via: tuple[str, ...]
+
+
+class PassFlow(NamedTuple):
+    """How tensors flowed between the recorded module calls of one forward pass."""
+
+    step: int | None
+    calls: tuple[FlowCall, ...]
+    edges: tuple[FlowEdge, ...]
+    left_out: Mapping[str, int]
+    """Numbers of what was left out, by reason."""
+    notes: tuple[str, ...] = ()
 
 
 class ModuleCall(NamedTuple):

@@ -12,13 +12,26 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from .module_records import ModuleCall, ModuleCalls, ModuleColumns, ModuleInfo, ModuleStage, Moments, RowFigures
+from .module_records import (
+    FlowCall,
+    FlowEdge,
+    ModuleCall,
+    ModuleCalls,
+    ModuleColumns,
+    ModuleInfo,
+    ModuleStage,
+    Moments,
+    PassFlow,
+    RowFigures,
+)
 
 __all__ = [
     "KIND_BATCH",
     "AttributeValue",
     "BatchFigures",
     "Failure",
+    "FlowCall",
+    "FlowEdge",
     "LoadEnd",
     "LoadRecorder",
     "LoadScope",
@@ -31,6 +44,7 @@ __all__ = [
     "ModuleInfo",
     "ModuleStage",
     "Moments",
+    "PassFlow",
     "Phase",
     "PhaseKey",
     "Profiled",
@@ -110,6 +124,8 @@ class ModuleBatch(NamedTuple):
     """Calls of stages among the calls."""
     tokens: Mapping[int, int] = _NO_TOKENS
     """Tokens of the sequence that the output of a stage stands for, by the ``number`` of its call, where that is known."""
+    flow: PassFlow | None = None
+    """How tensors flowed between the calls, if that was recorded."""
 
 
 class Step(NamedTuple):

@@ -332,6 +332,17 @@ OUTPUT_STAT_ELEMENT_COUNT = "inferspan.output.stat.element_count"
 OUTPUT_STAT_SPARSITY = "inferspan.output.stat.sparsity"
 MODULE_RESULT = "inferspan.module.result"
 """Prefix of what functions of the program have returned."""
+FLOW_KIND = "inferspan.data_flow.kind"
+FLOW_SOURCE = "inferspan.data_flow.source"
+FLOW_ORIGIN = "inferspan.data_flow.origin"
+FLOW_TENSOR = "inferspan.data_flow.tensor"
+FLOW_INTO = "inferspan.data_flow.into"
+FLOW_SHAPE = "inferspan.data_flow.shape"
+FLOW_DTYPE = "inferspan.data_flow.dtype"
+FLOW_BYTES = "inferspan.data_flow.bytes"
+FLOW_VIA = "inferspan.data_flow.via"
+FLOW_EDGES = "inferspan.data_flow.edges"
+FLOW_LEFT_OUT = "inferspan.data_flow.left_out"
 NONFINITE_EVENT = "inferspan.nonfinite_output"
 OUTPUTS_STATS = {
     key: key.replace("inferspan.output.", "inferspan.outputs.")
@@ -987,7 +998,7 @@ ATTRIBUTES = (
     Attribute(EVALUATION_LABEL, "string", "evaluation event", "kind of the finding"),
     Attribute(EVALUATION_EXPLANATION, "string", "evaluation event", "numbers that explain it, no text and no ids"),
     Attribute(TOKEN_IDS, "int[]", _R, f"generated ids of the first row, bounded, {_CONTENT}"),
-    Attribute(UNOBSERVED, "string", _R, "what could not be seen and why: `modules: compiled`, `modules: compiled in parts`, `modules of decode steps: compiled`, `modules: with your hooks` (modules with forward hooks of the program, after a compilation in the process), `modules: fused` (encoder layers of torch, likewise: hooks would change their results), `context: hooks` (a plain forward pass whose span is not current inside), `forward: generator; context: generator` (also `coroutine`, `iterator`, ...: its code runs after the request), `logits: not given` (a loop by hand), `experts: choice not known` (with `routing`, a router whose output says nothing), ..."),
+    Attribute(UNOBSERVED, "string", _R, "what could not be seen and why: `modules: compiled`, `modules: compiled in parts`, `modules of decode steps: compiled`, `modules: with your hooks` (modules with forward hooks of the program, after a compilation in the process), `modules: fused` (encoder layers of torch, likewise: hooks would change their results), `context: hooks` (a plain forward pass whose span is not current inside), `forward: generator; context: generator` (also `coroutine`, `iterator`, ...: its code runs after the request), `logits: not given` (a loop by hand), `data flow: operations` (they were not followed, with `data_flow`), `data flow: some modules`, `experts: choice not known` (with `routing`, a router whose output says nothing), ..."),
     Attribute(WARMUP, "boolean", _R, "true on the first call, or if a compilation happened inside"),
     Attribute(NONFINITE, "boolean", _R, "true if NaN or Inf was seen in logits, module outputs or a request inside, else absent"),
     Attribute(FAILED, "boolean", _R, "true if the call ended with an exception, else absent; to search for, whichever the exception"),
@@ -1108,6 +1119,17 @@ ATTRIBUTES = (
             (OUTPUT_STAT_ELEMENT_COUNT, "elements"),
         )
     ),
+    Attribute(FLOW_EDGES, "int", _R, "tensors that were seen on their way between modules in the recorded passes, with `data_flow`; each is a link of a module's span"),
+    Attribute(FLOW_LEFT_OUT, "int", f"{_R}, {_M}", "such tensors that have no link: over 4,096 a pass, over 64 tensors of a call or 64 sources of a tensor; of a module over 32 links"),
+    Attribute(FLOW_KIND, "string", f"link of a {_M}", "`input`: the module takes the tensor from the linked span; `output`: it returns what the linked span has made inside of it; `result`: the model, whose pass is the linked span, returns what the module has made"),
+    Attribute(FLOW_SOURCE, "string", f"link of a {_M}", "path of the module that has made the tensor, or name of the input of the model"),
+    Attribute(FLOW_ORIGIN, "string", f"link of a {_M}", "`module`; or, where the linked span is that of the pass, `input` for an input of the model and `earlier` for a module in an earlier pass"),
+    Attribute(FLOW_TENSOR, "int", f"link of a {_M}", "number of the tensor among those of the request; links with the same number are of the same one"),
+    Attribute(FLOW_INTO, "int", f"link of a {_M}", "of an `output`: number of the tensor that the module returns"),
+    Attribute(FLOW_SHAPE, "string", f"link of a {_M}", "shape of what arrives, such as `1x12x4096`"),
+    Attribute(FLOW_DTYPE, "string", f"link of a {_M}", "dtype of what arrives"),
+    Attribute(FLOW_BYTES, "int", f"link of a {_M}", "bytes of its elements"),
+    Attribute(FLOW_VIA, "string[]", f"link of a {_M}", "names of the operations between, at most 8, such as `add`; absent if it is the same tensor"),
     Attribute(MODULE_RESULT + ".{key}", "any", _M, "what a function given to `handle.on_module()` has returned for the call: numbers, texts and lists; tensors of up to 16 values as numbers, larger ones as `{key}.mean` and so on"),
     *(
         Attribute(key, "int" if "count" in key else "double", where, f"{what} of the gradients of {of} together, with `gradients`")
@@ -1332,6 +1354,7 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("content", "chat template"), "captured messages"),
     ErrorPlaces(("token texts",), "texts of tokens on step spans"),
     ErrorPlaces(("function of on_module", "results of functions"), "the result of a function given to `handle.on_module()`"),
+    ErrorPlaces(("data flow",), "the data flow between modules of a pass, or a part of it"),
     ErrorPlaces(("numerics watch",), "NaN and Inf that `numerics` looks for"),
     ErrorPlaces(("memory of modules",), "memory before and after steps and modules"),
     ErrorPlaces(("out of memory",), "what is told of an out-of-memory error"),

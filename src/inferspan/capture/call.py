@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from inferspan import semconv
 from inferspan.capture.compile.state import leave_frame
+from inferspan.capture.data_flow.request import close_flow, settle_flow, take_flow
 from inferspan.capture.inside.out_of_memory import Shortage, note_failure
 from inferspan.capture.modules import recorder
 from inferspan.capture.modules.recorder import CallLog
@@ -37,6 +38,7 @@ from .failures import failure_of
 from .outcome import Outcome
 
 if TYPE_CHECKING:
+    from inferspan.capture.data_flow.log import FlowLog
     from inferspan.capture.device.clock import Measured
     from inferspan.capture.inside.hooks import InsideLog
     from inferspan.capture.modules.hooks import ModuleObservers
@@ -150,6 +152,8 @@ class Call(CallLog):
         """What is found in outputs in every step; ``None`` if nothing is looked at."""
         self.shortage: Shortage | None = None
         """What is known of the out-of-memory error that has ended this request or, until then, one inside it."""
+        self.flow: FlowLog | None = None
+        """What flows between modules in recorded passes; ``None`` if that is not recorded."""
         self.nonfinite_seen = False
         """Whether an output of a module, or a request inside this one, had NaN or Inf."""
 
@@ -218,11 +222,12 @@ class Call(CallLog):
         self.measured = self.clock.end_pass() if self.clock is not None else None
         recorded = self.recorded
         calls = self.cut()
+        flow = take_flow(self, step) if self.flow is not None else None
         profiled = self._profiled(calls, recorded, step, phase)
         if recorded or profiled:
             # One mapping for all passes until the next reading: nothing waits for the device here.
             statistics = self._statistics if self.output_stats is not None else {}
-            batch = ModuleBatch(step, phase, self.offset, calls, statistics, profiled=profiled, stages=stages)
+            batch = ModuleBatch(step, phase, self.offset, calls, statistics, profiled=profiled, stages=stages, flow=flow)
             self._add_batch(batch._replace(device=self.measured.modules) if self.measured is not None else batch)
         self.stages_ran = stages > 0
 
@@ -356,6 +361,8 @@ class Call(CallLog):
                     end = self.looking.settle(end)
             if self.shortage is not None:
                 end = self.shortage.settle(end)
+            if self.flow is not None:
+                end = settle_flow(self, end)
             self.release()
         finally:
             self.scope.end(end)
@@ -373,6 +380,8 @@ class Call(CallLog):
         if self.looking is not None:
             self.looking.release()
             self.looking = None
+        if self.flow is not None:
+            close_flow(self)
         if self.clock is not None:
             with contain("device clock"):
                 self.clock.close()

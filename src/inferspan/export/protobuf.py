@@ -131,14 +131,18 @@ def dropped_attributes(count: int) -> bytes:
     return b"\x50" + varint(count)
 
 
-def link(trace_id: bytes, span_id: bytes, flags: int) -> bytes:
+def link(trace_id: bytes, span_id: bytes, flags: int, found: Mapping[str, Any] | None = None) -> bytes:
     """Pack a link to another span, for the body of a span.
 
     Args:
         trace_id: 16 bytes.
         span_id: 8 bytes.
         flags: ``Link.flags``; 0x100 says that the span is known to be local.
+        found: attributes of the link; see ``attribute``.
     """
+    if found:
+        packed = b"".join(_framed(b"\x22", _key_value(key, value)) for key, value in found.items())
+        return _framed(b"\x6a", b"\x0a\x10" + trace_id + b"\x12\x08" + span_id + packed + b"\x35" + flags.to_bytes(4, "little"))
     return _LINK(b"\x6a\x21\x0a\x10", trace_id, b"\x12\x08", span_id, 0x35, flags)
 
 

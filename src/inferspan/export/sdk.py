@@ -72,7 +72,7 @@ class SpanParts:
         attributes: Mapping[str, AttributeValue],
         failure: str | None,
         dropped: int = 0,
-        links: Sequence[SpanContext] = (),
+        links: Sequence[tuple[SpanContext, Mapping[str, AttributeValue]]] = (),
     ) -> None:
         """Make a finished span and pass it to the processors.
 
@@ -85,7 +85,7 @@ class SpanParts:
             attributes: of the span alone, since a processor may change them.
             failure: type of the exception that ended it.
             dropped: how many attributes it has lost to the limit of their number.
-            links: contexts of the spans that it is linked to.
+            links: contexts of the spans that it is linked to, with attributes of each link.
         """
         from opentelemetry.sdk.trace import ReadableSpan
 
@@ -101,7 +101,7 @@ class SpanParts:
                 parent=parent,
                 resource=tracer.resource,
                 attributes=attributes,
-                links=[Link(linked) for linked in links],
+                links=[Link(linked, described or None) for linked, described in links],
                 kind=SpanKind.INTERNAL,
                 status=Status(StatusCode.ERROR, failure) if failure is not None else _UNSET,
                 start_time=start,
@@ -164,7 +164,7 @@ class SpanStarter:
         end: int,
         attributes: Mapping[str, AttributeValue],
         failure: str | None,
-        links: Sequence[SpanContext] = (),
+        links: Sequence[tuple[SpanContext, Mapping[str, AttributeValue]]] = (),
     ) -> None:
         """Start a span and end it.
 
@@ -176,7 +176,7 @@ class SpanStarter:
             end: likewise.
             attributes: of the span; the SDK applies its limits.
             failure: type of the exception that ended it.
-            links: contexts of the spans that it is linked to.
+            links: contexts of the spans that it is linked to, with attributes of each link.
         """
         above = self._request if parent.span_id == self._request.get_span_context().span_id else NonRecordingSpan(parent)
         around = set_span_in_context(above, self._context)
@@ -185,7 +185,7 @@ class SpanStarter:
         # Some processors read the current context instead of the one that they are given.
         token = attach(around)
         try:
-            linked = [Link(link) for link in links]
+            linked = [Link(link, described or None) for link, described in links]
             span = self._tracer.start_span(name, context=around, attributes=attributes, links=linked, start_time=start)
         finally:
             detach(token)

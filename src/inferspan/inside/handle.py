@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from inferspan import composition
 from inferspan.capture.gradients.figures import Gradients
 from inferspan.capture.inside.results import ModuleResult, NumericsVerdict
+from inferspan.data_flow.flow import DataFlow
 from inferspan.setting_checks import fail
 from inferspan.settings import Settings
 from inferspan.summaries.activations import Activations
@@ -22,6 +23,24 @@ if TYPE_CHECKING:
     from inferspan.capture.inside.functions import ModuleFunction
 
 __all__ = ["InsideHandle"]
+
+
+def flow_of(engine: Any, settings: Settings, title: str, step: int | None) -> DataFlow:
+    """The data flow of a step of the latest request, or the reason why there is none."""
+    passes = engine.flows.passes()
+    chosen = [one for one in passes if step is None or one.step == step]
+    if chosen:
+        return DataFlow(chosen[0], title)
+    if settings.data_flow == "none":
+        reason = "the setting data_flow is none"
+    elif passes:
+        known = ", ".join(str(one.step) for one in passes)
+        reason = f"step {step} was not recorded with its modules; recorded were {known}"
+    elif not engine.expected:
+        reason = f"no module can be observed: {engine.unobserved or 'the setting modules selects none'}"
+    else:
+        reason = "no request has been recorded with its modules so far"
+    return DataFlow(None, title, [reason])
 
 
 class InsideHandle:
@@ -104,6 +123,22 @@ class InsideHandle:
         composition.hand_over()
         found: Gradients = instrumentation.target.engine.inside.passes.gradients.gradients()
         return found
+
+    def data_flow(self, step: int | None = None) -> DataFlow:
+        """Which module's output fed which module's input in the latest request; needs the setting ``data_flow``.
+
+        Args:
+            step: number of a step that was recorded with its modules, one of the first 16; default: the first one.
+
+        Returns:
+            Edges with shapes, dtypes and bytes; ``print()`` shows them, ``to_json()``, ``to_dot()`` and ``to_svg()`` draw them. Without
+            any if nothing was recorded: its ``notes`` say why.
+        """
+        instrumentation = self._instrumentation
+        if instrumentation is None:
+            return DataFlow(None, notes=["nothing is instrumented"])
+        target = instrumentation.target
+        return flow_of(target.engine, instrumentation.settings, target.info.name or target.info.architecture, step)
 
     def on_module(self, pattern: Any, fn: Callable[..., Any], when: str = "after") -> ModuleFunction:
         """Run a function at each call of some modules, in every step of recorded requests, from the next one on.

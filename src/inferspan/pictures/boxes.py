@@ -67,6 +67,10 @@ class Frame:
         """Index of the last subgraph that it stands for."""
         return self.index + (self.count - 1) * self.step
 
+    def title(self) -> str | None:
+        """What it says, if that is not which subgraphs it stands for."""
+        return None
+
 
 @dataclass(frozen=True)
 class Plan:

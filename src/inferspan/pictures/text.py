@@ -41,7 +41,10 @@ def box_lines(box: Box) -> list[str]:
 
 
 def frame_title(frame: Frame) -> str:
-    """Which subgraphs a frame stands for."""
+    """Which subgraphs a frame stands for, or the title that it has itself."""
+    own = frame.title()
+    if own is not None:
+        return own
     if frame.count > 1:
         steps = f" in steps of {frame.step}" if frame.step > 1 else ""
         return f"subgraphs {frame.index} to {frame.last}{steps}: {frame.target_class} \u00d7 {frame.count}"

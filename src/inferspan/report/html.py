@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from inferspan.report.data_flow import flow_of
 from inferspan.report.output.writing import is_stream, write_text
 from inferspan.report.payload import payload
 from inferspan.report.session import Session
@@ -43,6 +44,9 @@ def render(session: Session, *, title: str | None = None, trace_url: str | None 
     data["title"] = _encodable(title or _title(session, data))
     data["version"] = version()
     data["traceUrl"] = _checked(trace_url)
+    flow = flow_of(session)
+    if flow is not None:
+        data["flow"] = _image(flow.to_svg())
     if graph is not None:
         data["graph"] = _image(graph)
     parts = {

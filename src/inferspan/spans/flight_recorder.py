@@ -21,8 +21,8 @@ __all__ = ["FlightRecorder", "HeldDetail", "RunningQuantile", "weight_of"]
 
 HELD_BYTES = 48 * 2**20
 """Bytes that one outermost request may hold, estimated from its records: 200,000 module calls, or 20,000 steps of one row."""
-CALL_BYTES, STATISTICS_BYTES, SECONDS_BYTES = 240, 700, 130
-"""Estimated size of a module call, of the statistics of its output, and of its device time."""
+CALL_BYTES, STATISTICS_BYTES, SECONDS_BYTES, EDGE_BYTES = 240, 700, 130, 500
+"""Estimated size of a module call, of the statistics of its output, of its device time, and of an edge of the data flow."""
 LATEST_DURATIONS = 2048
 """Number of durations in the window of a quantile: enough for two values above the highest share that can be set."""
 MIN_DURATIONS = 30
@@ -36,7 +36,8 @@ def _size_of(record: Record) -> int:
         return record.size
     if isinstance(record, Phase | Stage):
         return CALL_BYTES
-    return CALL_BYTES * (1 + weight_of(record)) + STATISTICS_BYTES * len(record.statistics) + SECONDS_BYTES * len(record.device)
+    edges = 0 if record.flow is None else EDGE_BYTES * len(record.flow.edges)
+    return edges + CALL_BYTES * (1 + weight_of(record)) + STATISTICS_BYTES * len(record.statistics) + SECONDS_BYTES * len(record.device)
 
 
 def weight_of(record: Record) -> int:

@@ -200,7 +200,8 @@ class SpanWriter:
     def _through_api(scope: RequestSpan, made: FinishedSpan) -> None:
         """For tracers of another implementation: flat under the request, because ids cannot be chosen through the API."""
         inside = trace.set_span_in_context(scope.span)
-        links = [trace.Link(linked) for linked in made.links]
+        # The modules of a pass, which links with attributes are to, cannot be found there.
+        links = [trace.Link(linked.context) for linked in made.links if not linked.attributes]
         span = scope.tracer.start_span(made.name, context=inside, start_time=made.start_ns, attributes=made.attributes, links=links)
         if made.failure is not None:
             span.set_status(Status(StatusCode.ERROR, made.failure))

@@ -14,14 +14,16 @@ from torch import nn
 
 from inferspan.capture.compile.state import may_hook
 from inferspan.capture.compile.watch import compiling
+from inferspan.capture.data_flow import hooks as data_flow
 from inferspan.capture.inside.hooks import attach
 from inferspan.records import ModuleInfo
 
 from .hook_pair import EnterHook, ExitHook
 from .observer import ObservedCall, can_observe
+from .recorder import current
 from .stages import device_of, with_device
 
-__all__ = ["InsideGroup", "Observed", "in_hooks_of_a_failure", "iterates_hooks"]
+__all__ = ["FlowGroup", "InsideGroup", "Observed", "in_hooks_of_a_failure", "iterates_hooks"]
 
 
 def _end_of_normal_path() -> int:
@@ -180,3 +182,19 @@ class InsideGroup(Observed):
         self.detach()
         compiling.watch(self._engine)
         self._handles, self.refused = attach(self.selection, self._engine, self._engine.fused_modules())
+
+
+class FlowGroup(Observed):
+    """Modules whose inputs and outputs are followed: see ``data_flow.hooks``. Attached with the observers of modules, after them."""
+
+    def attach(self) -> None:
+        """Attach to all of the modules, and to the model itself."""
+        self.detach()
+        self._handles, self.refused = data_flow.attach(self._engine.root, self.selection, self._engine, self._engine.fused_modules())
+
+    def detach(self) -> None:
+        """Detach whatever is attached."""
+        call: Any = current.call
+        if self._handles and call is not None and call.engine is self._engine and call.flow is not None:
+            call.flow.compiling()
+        super().detach()

@@ -16,6 +16,7 @@ from torch import nn
 
 from inferspan.capture.compile.state import holds_compiled, is_compiled, is_optimized
 from inferspan.capture.compile.watch import compiling
+from inferspan.capture.data_flow.hooks import Flows
 from inferspan.capture.inside.functions import ModuleFunction
 from inferspan.capture.inside.hooks import Inside, check_watched
 from inferspan.guard import contain
@@ -23,7 +24,7 @@ from inferspan.records import ModuleInfo
 from inferspan.setting_checks import warn_once
 from inferspan.settings import Settings
 
-from .groups import InsideGroup, Observed, in_hooks_of_a_failure, iterates_hooks
+from .groups import FlowGroup, InsideGroup, Observed, in_hooks_of_a_failure, iterates_hooks
 from .patterns import matches
 from .routers import UNREADABLE, Router, Routing, find_router, has_experts
 from .selection import select, select_stages, walk
@@ -61,7 +62,9 @@ class ModuleObservers:
         self._stages = stages
         self._lock = threading.Lock()
         self._closed = False
-        self._of_modules, self._of_stages, self._of_inside = self._groups = (Observed(self), Observed(self), InsideGroup(self))
+        self._groups = (Observed(self), Observed(self), InsideGroup(self), FlowGroup(self))
+        self._of_modules, self._of_stages, self._of_inside, self._of_flow = self._groups
+        self.flows = Flows(root, settings.data_flow)
         self.inside = Inside(root, settings)
         self._above: list[tuple[weakref.ref[nn.Module], bool, list[int]]] = []
         self.compiled_inside = False
@@ -75,6 +78,11 @@ class ModuleObservers:
         self.refresh()
 
     @property
+    def root(self) -> nn.Module | None:
+        """The model; ``None`` once it has been collected."""
+        return self._root()
+
+    @property
     def unobserved(self) -> str | None:
         """Why some modules cannot be observed; ``None`` if all can."""
         inside = "modules: compiled in parts" if self.compiled_inside and self.expected else None
@@ -82,7 +90,8 @@ class ModuleObservers:
         fused = "modules: fused" if self._of_modules.fused else None
         experts = UNREADABLE if self.routing is not None and self.routing.unread else None
         watched = f"{'numerics' if self.inside.looks else 'memory'}: some modules" if self._of_inside.refused else None
-        return "; ".join(filter(None, (self._unobserved or inside, hooked, fused, experts, watched, self.stages_unobserved))) or None
+        flow = "data flow: some modules" if self._of_flow.refused else None
+        return "; ".join(filter(None, (self._unobserved or inside, hooked, fused, experts, watched, flow, self.stages_unobserved))) or None
 
     def fused_modules(self) -> set[int]:
         """Identities of modules that torch runs as one operation while none of them has a hook: others would give other last bits."""
@@ -142,8 +151,9 @@ class ModuleObservers:
             inside = self.inside
             same = root is None or inside.passes.check(root, settings)
             same = same and wanted == self._wanted and (settings.numerics, settings.memory) == (inside.watched, inside.read_memory)
+            same = same and settings.data_flow == self.flows.wanted
             self._changed = self._changed or not same
-            self._wanted = wanted
+            self._wanted, self.flows.wanted = wanted, settings.data_flow
             inside.configure(settings)
 
     def refresh(self) -> None:
@@ -163,6 +173,8 @@ class ModuleObservers:
         entries = select(root, modules, style, {id(module) for module, _, _ in stages}, routers=routers)
         self._of_modules.select(entries)
         self._of_inside.select(self.inside.entries(root))
+        self.flows.active = self.flows.wanted != "none"
+        self._of_flow.select([*entries, *stages] if self.flows.active else [])
         self.routing = self._routing_of(root, entries) if routers else None
         self._above = [
             (weakref.ref(module), is_compiled(module), [*map(id, module._modules.values())])
@@ -218,12 +230,21 @@ class ModuleObservers:
         with self._lock:
             if not self._closed:
                 self._of_modules.acquire()
+                if self.flows.active:
+                    self._of_flow.acquire()
 
     def acquire_stages(self) -> None:
         """Attach to the stages, unless another recorded call has done so."""
         with self._lock:
-            if not self._closed:
-                self._of_stages.acquire()
+            if self._closed:
+                return
+            # What follows tensors comes after the observers, whose number of a call it takes.
+            again = self._of_flow.attached and not self._of_stages.users
+            if again:
+                self._of_flow.detach()
+            self._of_stages.acquire()
+            if again:
+                self._of_flow.attach()
 
     def add_function(self, function: ModuleFunction) -> None:
         """Run a function at modules from the next request on; warns where none matches."""
@@ -275,6 +296,8 @@ class ModuleObservers:
     def release(self) -> None:
         """Detach from the modules, if no other recorded call needs the observers."""
         with self._lock:
+            if self._of_flow.users:
+                self._of_flow.release()
             self._of_modules.release()
 
     def release_stages(self) -> None:
@@ -293,6 +316,7 @@ class ModuleObservers:
         """Called in a forked child, where no thread is left to release the lock."""
         self._lock = threading.Lock()
         self.inside.forked()
+        self.flows.forked()
 
     def close_in_child(self) -> None:
         """Detach the observers of requests on other threads of the parent: those threads do not run in a forked child."""

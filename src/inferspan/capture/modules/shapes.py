@@ -20,7 +20,7 @@ from torch import Tensor
 
 from inferspan.capture.compile.state import leave_frame
 
-__all__ = ["Described", "all_tensors", "describe", "describe_like", "first_tensor"]
+__all__ = ["Described", "all_tensors", "describe", "describe_like", "first_tensor", "parts_of"]
 
 Described = tuple[tuple[Any, Any], ...]
 _known: dict[Described, Described] = {}
@@ -50,33 +50,34 @@ def _tensor(value: Tensor) -> tuple[Any, Any] | None:
 
 
 @leave_frame
-def _held(value: Any, kind: Any) -> Any:
+def _held(value: Any, kind: Any, most: int) -> Any:
     """What an object holds, past its own methods: the values of a mapping, the fields of a dataclass, those of a namespace."""
     names: Any = getattr(kind, "__dict__", ())
     mapping = Mapping in getattr(kind, "__mro__", ())
     if not mapping and kind is not SimpleNamespace and "__dataclass_fields__" not in names:
         return ()
     if "__slots__" in names and "__dataclass_fields__" in names:
-        return [getattr(value, name, None) for name in islice(names["__dataclass_fields__"], MAX_ENTRIES)]
+        return [getattr(value, name, None) for name in islice(names["__dataclass_fields__"], most)]
     inner = getattr(value, "__dict__", None)
     if type(inner) is not dict:
         return ()
     if mapping:
         inner = inner.get("data" if isinstance(value, UserDict) else "maps" if isinstance(value, ChainMap) else None, inner)
-    return islice(dict.values(inner) if isinstance(inner, dict) else list.__iter__(inner) if isinstance(inner, list) else (), MAX_ENTRIES)
+    return islice(dict.values(inner) if isinstance(inner, dict) else list.__iter__(inner) if isinstance(inner, list) else (), most)
 
 
 @leave_frame
-def _parts(value: Any, kind: Any) -> Any:
-    """The entries of a container that is looked into; empty for anything else."""
+def parts_of(value: Any, most: int = MAX_ENTRIES) -> Any:
+    """The entries of a container that is looked into, at most so many; empty for anything else."""
+    kind = type(value)
     # The base classes' own iterators: a subclass may have put side effects into its overrides.
     if isinstance(value, dict):
-        return islice(dict.values(value), MAX_ENTRIES)
+        return islice(dict.values(value), most)
     if isinstance(value, tuple):
-        return islice(tuple.__iter__(value), MAX_ENTRIES)
+        return islice(tuple.__iter__(value), most)
     if isinstance(value, list):
-        return islice(list.__iter__(value), MAX_ENTRIES)
-    return islice(value.values(), MAX_ENTRIES) if kind is MappingProxyType else _held(value, kind)
+        return islice(list.__iter__(value), most)
+    return islice(value.values(), most) if kind is MappingProxyType else _held(value, kind, most)
 
 
 @leave_frame
@@ -89,7 +90,7 @@ def _walk(value: Any, depth: int, found: list[tuple[Any, Any]]) -> None:
         return
     if depth >= MAX_DEPTH:
         return
-    for part in _parts(value, kind):
+    for part in parts_of(value):
         if part is None or type(part) in _SCALARS:
             continue
         if len(found) >= MAX_TENSORS:
@@ -131,7 +132,7 @@ def first_tensor(value: Any, wanted: Callable[[Any], bool], depth: int = 0) -> T
         return value if wanted(value) else None
     if depth >= MAX_DEPTH:
         return None
-    for part in _parts(value, type(value)):
+    for part in parts_of(value):
         if part is None or type(part) in _SCALARS:
             continue
         found = first_tensor(part, wanted, depth + 1)
@@ -147,7 +148,7 @@ def all_tensors(value: Any, wanted: Callable[[Any], bool], found: list[Tensor], 
         if wanted(value) and len(found) < MAX_TENSORS:
             found.append(value)
     elif depth < MAX_DEPTH:
-        for part in _parts(value, type(value)):
+        for part in parts_of(value):
             if part is not None and type(part) not in _SCALARS:
                 all_tensors(part, wanted, found, depth + 1)
     return found

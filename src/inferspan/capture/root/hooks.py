@@ -75,8 +75,8 @@ class RootHooks:
 
     def _others(self, model: nn.Module) -> bool:
         """Whether the root has hooks of the user's."""
-        ours = (self._enter is not None) + (self._exit is not None)
-        return len(model._forward_hooks) + len(model._forward_pre_hooks) > ours
+        hooks = (*model._forward_hooks.values(), *model._forward_pre_hooks.values())
+        return any(not type(hook).__module__.startswith("inferspan.") for hook in hooks)
 
     @property
     def _hooked(self) -> bool:

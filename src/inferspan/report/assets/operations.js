@@ -112,6 +112,11 @@ function operationsView() {
   return [make("h2", { id: "operations" }, "Operations"), drawn(phaseMeters), drawn(() => operationTable(data.operations)), drawn(() => moduleCosts(data.operations)), drawn(eventCounts)];
 }
 
+function flowView() {
+  if (!data.flow) return null;
+  return [make("h2", { id: "flow" }, "Data flow"), make("p", { class: "note" }, "Which module's output fed which module's input, in the first recorded pass of the latest request that has it. Skip connections are orange, equal layers are shown once."), make("div", { class: "panel scroll" }, make("img", { src: data.flow, alt: "modules and the tensors between them" }))];
+}
+
 function graphView() {
   if (!data.graph) return null;
   return [make("h2", { id: "graph" }, "Graph"), make("div", { class: "panel scroll" }, make("img", { src: data.graph, alt: "the graph of the model: subgraphs, modules and the values between them" }))];

@@ -15,9 +15,11 @@ from typing import Any
 
 from opentelemetry.trace import SpanContext
 
+from inferspan import semconv
 from inferspan.export import protobuf
-from inferspan.records import Attributes, ModuleBatch, ModuleColumns, ModuleInfo
+from inferspan.records import Attributes, ModuleBatch, ModuleColumns, ModuleInfo, PassFlow
 from inferspan.spans import attributes
+from inferspan.spans.links import flow_links
 
 from .template import DEVICE_TIME, PassHead, SpanTemplate
 
@@ -31,6 +33,8 @@ TEMPLATE_CALLS = 16_384
 """Module calls for which templates are cached; each takes some 500 bytes."""
 SPANS_PER_PIECE = 96
 """Spans packed one by one before other threads can run: some 0.2 ms."""
+SPANS_WITH_LINKS = 12
+"""The same of spans with links."""
 SPANS_PER_TEMPLATE = 1024
 """Spans filled into a template before other threads can run."""
 MIN_TEMPLATE_CALLS = 16
@@ -79,7 +83,7 @@ class ModulePacker:
         state = protobuf.text(b"\x1a", context.trace_state.to_header()) if context.trace_state else b""
         step = protobuf.attributes(attributes.of_pass(batch.step))
         head = PassHead(context.trace_id.to_bytes(16, "big"), state, step, batch.offset)
-        templates = self._templates(calls, batch.phase.name) if count >= MIN_TEMPLATE_CALLS else None
+        templates = self._templates(calls, batch.phase.name) if count >= MIN_TEMPLATE_CALLS and batch.flow is None else None
         if templates is None:
             yield from self._one_by_one(head, batch, calls, ids)
         for template in templates or ():
@@ -111,18 +115,22 @@ class ModulePacker:
     def _one_by_one(self, head: PassHead, batch: ModuleBatch, calls: ModuleColumns, ids: list[bytes]) -> Iterator[tuple[bytes, int]]:
         above = _places(calls)
         packed: list[bytes] = []
+        piece = SPANS_PER_PIECE if batch.flow is None else SPANS_WITH_LINKS
+        flow = None if batch.flow is None else _FlowLinks(head.trace_id, batch.flow, dict(zip(calls.numbers, ids, strict=False)), ids[-1])
         for place, (number, start, end) in enumerate(zip(calls.numbers, calls.starts, calls.ends, strict=True)):
             seconds = batch.device.get(number)
             dynamic = head.step + self._tail(calls, place, batch.phase.name)
             if seconds is not None:
                 dynamic += _DEVICE_TIME_HEAD + _double(seconds)
             dynamic += self._extra(batch, calls, place)
+            if flow is not None:
+                dynamic += flow.of(number)
             own, parent = ids[place], ids[above[place]]
             packed.append(
                 protobuf.span(head.trace_id, own, parent, LOCAL_PARENT, "", head.state, start + head.offset, end + head.offset, dynamic)
             )
-            if len(packed) == SPANS_PER_PIECE:
-                yield b"".join(packed), SPANS_PER_PIECE
+            if len(packed) == piece:
+                yield b"".join(packed), piece
                 packed = []
         if packed:
             yield b"".join(packed), len(packed)
@@ -212,6 +220,23 @@ class ModulePacker:
             known.clear()
         kept = known[described] = protobuf.attributes(found)
         return kept
+
+
+class _FlowLinks:
+    """The data flow of one pass as packed links; see ``flow_links``."""
+
+    def __init__(self, trace_id: bytes, flow: PassFlow, own: dict[int, bytes], above: bytes) -> None:
+        self._trace_id, self._own, self._above = trace_id, own, above
+        self._links, self._left_out = flow_links(flow)
+
+    def of(self, number: int) -> bytes:
+        """The links of a call, and the attribute that says how many it has too many."""
+        packed = [
+            protobuf.link(self._trace_id, self._own.get(linked, self._above), LOCAL_PARENT, described)
+            for linked, described in self._links.get(number, ())
+        ]
+        left_out = self._left_out.get(number)
+        return b"".join(packed) + (b"" if left_out is None else protobuf.attribute(semconv.FLOW_LEFT_OUT, left_out))
 
 
 def _places(calls: ModuleColumns) -> list[int]:

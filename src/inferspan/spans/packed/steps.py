@@ -74,7 +74,8 @@ class SpanPacker:
         if dropped:
             packed += protobuf.dropped_attributes(dropped)
         for linked in links:
-            packed += protobuf.link(linked.trace_id.to_bytes(16, "big"), linked.span_id.to_bytes(8, "big"), LOCAL)
+            to = linked.context
+            packed += protobuf.link(to.trace_id.to_bytes(16, "big"), to.span_id.to_bytes(8, "big"), LOCAL, linked.attributes)
         return protobuf.span(
             self._trace_id,
             own.to_bytes(8, "big"),

@@ -146,13 +146,15 @@ def _replay(arguments: argparse.Namespace, files: list[Path], clients: dict[str,
 
 def _tell(outcome: Outcome, clients: dict[str, Client]) -> int:
     """Print what has become of the items, and give the exit code."""
+    from inferspan.text.numbers import counted
+
     totals = outcome.totals
     endpoint = clients["traces"].endpoint
     print(f"{endpoint.address} ({endpoint.protocol}) accepted {_counted(totals.accepted)}")
     if totals.rejected:
         print(f"refused: {_counted(totals.rejected)}")
     for file, number in outcome.files.items():
-        print(f"damaged: {number} line{'s' if number != 1 else ''} or parts of lines of {file}")
+        print(f"damaged: {counted(number, 'line')} or parts of lines of {file}")
     if outcome.stopped:
         rest = "; the rest was not sent" if totals.accepted else ""
         print(f"inferspan: stopped{rest}: {endpoint.address}: {outcome.stopped}", file=sys.stderr)

@@ -130,7 +130,7 @@ def _write(
 
 def _tell(session: Session, written: list[Path]) -> None:
     from inferspan.report.html import is_stream
-    from inferspan.report.quantities import counted
+    from inferspan.text.numbers import counted
 
     failed = sum(request.span.failed for request in session.requests)
     # A page on standard output must not be followed by a text about it.

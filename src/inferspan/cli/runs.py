@@ -69,10 +69,10 @@ def _share(text: str) -> float:
 
 def _aggregate(arguments: argparse.Namespace) -> None:
     from inferspan.report.files import session_files
-    from inferspan.report.quantities import counted
     from inferspan.report.session import SessionFileError
     from inferspan.runs.aggregate import aggregate, merged
     from inferspan.runs.text import aggregate_lines
+    from inferspan.text.numbers import counted
 
     merge: Path | None = arguments.output
     told = sys.stderr if one_on_stdout([("-o", merge), ("--json", arguments.json)]) else sys.stdout

@@ -13,6 +13,7 @@ from typing import Any
 
 from inferspan.doctor.findings import Finding, Look, note, ok, problem, warning
 from inferspan.doctor.settings import in_force
+from inferspan.text.numbers import counted
 
 __all__ = ["cuda", "nvml"]
 
@@ -43,7 +44,7 @@ def nvml(look: Look) -> Iterator[Finding]:
         return
     try:
         count = pynvml.nvmlDeviceGetCount()
-        yield ok("NVML", f"driver {_text(pynvml.nvmlSystemGetDriverVersion())}, {count} GPU{'s' if count != 1 else ''}")
+        yield ok("NVML", f"driver {_text(pynvml.nvmlSystemGetDriverVersion())}, {counted(count, 'GPU')}")
         for index in range(count):
             yield from _gpu(pynvml, index)
     except Exception as error:
@@ -144,7 +145,7 @@ def cuda(look: Look) -> Iterator[Finding]:
     try:
         torch.ones(8, device="cuda").sum().item()
         count = torch.cuda.device_count()
-        yield ok("CUDA", f"{built}, {count} GPU{'s' if count != 1 else ''}, {torch.cuda.get_device_name()}")
+        yield ok("CUDA", f"{built}, {counted(count, 'GPU')}, {torch.cuda.get_device_name()}")
     except Exception as error:
         yield problem("CUDA", f"a tensor cannot be made: {_words(error)}", "see nvidia-smi: the GPU may be full, in exclusive use, or lost")
         return

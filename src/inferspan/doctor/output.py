@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from inferspan.doctor.examine import Result
 from inferspan.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding
+from inferspan.text.numbers import counted
 
 __all__ = ["as_json", "show"]
 
@@ -83,8 +84,8 @@ def _conclude(result: Result, put: _Print, width: int) -> None:
         put("Nothing to fix.", "green", width)
         return
     problems, warnings = len(result.problems), len(result.warnings)
-    parts = [f"{problems} problem{'s' if problems != 1 else ''}"] if problems else []
-    parts += [f"{warnings} warning{'s' if warnings != 1 else ''}"] if warnings else []
+    parts = [counted(problems, "problem")] if problems else []
+    parts += [counted(warnings, "warning")] if warnings else []
     put(f"{' and '.join(parts)}:", "bold", width)
     for number, finding in enumerate(found, 1):
         head = f" {number}. "

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from inferspan.text.numbers import counted
+
 from .comparing import ADVICE, IgnoreCost, ignore_costs
 from .errors import REASONS, Place, TraceError
 from .exporting import inputs_of, plain
@@ -70,7 +72,7 @@ class Attempt:
 
     def text(self, verbose: bool = False) -> str:
         """The result in lines; ``verbose`` adds one for each subgraph."""
-        named = [f"{name} ({count} module{'s' if count != 1 else ''})" for name, count in self.targets.items()]
+        named = [f"{name} ({counted(count, 'module')})" for name, count in self.targets.items()]
         chosen = "" if self.targets_from == "given" else f", from the model's {self.targets_from}"
         lines = [
             f"model: {self.model}",
@@ -103,7 +105,7 @@ class Attempt:
         away = self.graph.selection.ignored_paths
         ignored = f", ignored: {_few(away)}" if away else ""
         number = len(self.graph.subgraphs)
-        return f"traced {self.model_class} into {number} subgraph{'s' if number != 1 else ''} ({called}{ignored})"
+        return f"traced {self.model_class} into {counted(number, 'subgraph')} ({called}{ignored})"
 
     def _failure(self) -> list[str]:
         lines = [self.summary(), f"  the tracer says: {' '.join(self.message.split())}"]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TextIO
 
-from inferspan.report.quantities import counted
+from inferspan.text.numbers import counted
 
 from .figures import Ended, Figures
 from .follow import EARLIER_END

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from inferspan.records import RequestEnd, RequestStart
+from inferspan.text.numbers import counted
 
 __all__ = ["Summary", "Totals", "percentile"]
 
@@ -30,10 +31,6 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 @dataclass(frozen=True)
@@ -67,22 +64,22 @@ class Totals:
         """One line for a person."""
         failed = f" ({self.errors} failed)" if self.errors else ""
         generating = self.requests - self.pipelines
-        calls = [_counted(generating, "generate() call")] if generating or not self.pipelines else []
-        calls += [_counted(self.pipelines, "pipeline call")] if self.pipelines else []
+        calls = [counted(generating, "generate() call")] if generating or not self.pipelines else []
+        calls += [counted(self.pipelines, "pipeline call")] if self.pipelines else []
         parts = [" · ".join(calls) + failed]
         if self.forwards:
-            parts.append(_counted(self.forwards, "plain forward"))
+            parts.append(counted(self.forwards, "plain forward"))
         if generating:
-            parts.append(f"{_counted(self.input_tokens, 'token')} in, {self.output_tokens} out")
+            parts.append(f"{counted(self.input_tokens, 'token')} in, {self.output_tokens} out")
         if self.tokens_per_second is not None:
             parts.append(f"{self.tokens_per_second:.1f} tokens/s")
         for label, value in (("TTFT p50", self.ttft_p50), ("TTFT p95", self.ttft_p95), ("time per token p50", self.tpot_p50)):
             if value is not None:
                 parts.append(f"{label} {value * 1000:.1f} ms")
         decided = self.detail_kept + self.detail_left_out
-        parts += [f"{_FOUND.get(kind, kind)} in {_counted(number, 'request')}" for kind, number in self.findings.items()]
+        parts += [f"{_FOUND.get(kind, kind)} in {counted(number, 'request')}" for kind, number in self.findings.items()]
         if decided:
-            parts.append(f"detail of {self.detail_kept} of {_counted(decided, 'request')} kept")
+            parts.append(f"detail of {self.detail_kept} of {counted(decided, 'request')} kept")
         return " · ".join(parts)
 
 

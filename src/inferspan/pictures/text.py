@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from inferspan.text.numbers import counted
+
 from .boxes import Box, Frame, Link, Value
 
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -36,7 +38,7 @@ def box_lines(box: Box) -> list[str]:
     if box.kind == "ignored":
         facts.append("ignored")
     if box.operations and box.kind == "module":
-        facts.append(f"{box.operations} operation{'s' if box.operations != 1 else ''}")
+        facts.append(counted(box.operations, "operation"))
     return [line for line in (box.path or "(the model itself)", box.module_class, ", ".join(facts)) if line]
 
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from inferspan.report.quantities import counted
 from inferspan.report.stream import LONGEST_LINE, LineCounts, SessionFileError, lines_of, open_stream
+from inferspan.text.numbers import counted
 
 __all__ = [
     "LineCounts", "SessionFileError", "Value", "attributes_of", "count_of", "decode_line", "hint_for", "moment", "no_otlp_lines", "number",

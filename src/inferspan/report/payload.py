@@ -18,10 +18,10 @@ from inferspan.report.figures.document import figures
 from inferspan.report.metric_series import Series
 from inferspan.report.overview import request_row, totals
 from inferspan.report.plain import plain, rounded, unknown_as_none
-from inferspan.report.quantities import counted
 from inferspan.report.session import Request, Session, Span
 from inferspan.report.terminal import MEANINGS
 from inferspan.report.tokens import Token, token_fields, tokens_of
+from inferspan.text.numbers import counted
 
 __all__ = ["DETAIL_BUDGET", "payload"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ABSENT", "bytes_text", "count_text", "counted", "real_text", "seconds_text"]
+__all__ = ["ABSENT", "bytes_text", "count_text", "real_text", "seconds_text"]
 
 ABSENT = "-"
 _SECONDS = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (1e-6, "us", 1e6))
@@ -46,8 +46,3 @@ def bytes_text(value: float | None) -> str:
 def count_text(value: int | None) -> str:
     """A whole number with thousands separated."""
     return ABSENT if value is None else f"{value:,}"
-
-
-def counted(value: int, noun: str, plural: str | None = None) -> str:
-    """A number with its noun: ``1 request``, ``2 requests``."""
-    return f"{value:,} {noun if value == 1 else plural or noun + 's'}"

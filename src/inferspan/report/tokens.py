@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, fields
 
 from inferspan import semconv
 from inferspan.report.otlp_lines import Value
-from inferspan.report.quantities import counted
 from inferspan.report.session import Request, Span
+from inferspan.text.numbers import counted
 
 __all__ = ["Token", "TokenTable", "tokens_of"]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from inferspan.metrics.summary import percentile
-from inferspan.report.quantities import counted
+from inferspan.text.numbers import counted
 
 from .ranks import Rank
 

@@ -19,8 +19,8 @@ from inferspan.metrics.summary import percentile
 from inferspan.report.figures.document import SCHEMA as REPORT_SCHEMA
 from inferspan.report.figures.document import document
 from inferspan.report.files import session_files
-from inferspan.report.quantities import counted
 from inferspan.report.session import SessionFileError, read_session
+from inferspan.text.numbers import counted
 
 __all__ = ["FIGURES", "SCHEMA", "Group", "Run", "Trend", "trend"]
 

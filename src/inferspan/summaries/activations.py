@@ -14,6 +14,7 @@ from typing import Any, overload
 
 from inferspan import semconv
 from inferspan.attribute_values import shape_attributes
+from inferspan.text.numbers import counted
 
 __all__ = ["Activations", "ModuleFigures", "ModuleRow", "OutputCall", "OutputFigures"]
 
@@ -103,7 +104,7 @@ class ModuleRow:
     def __str__(self) -> str:
         """In one line."""
         given = ", ".join(f"{shape} {dtype}" for shape, dtype in zip(self.output_shapes, self.output_dtypes, strict=False)) or "no tensor"
-        calls = f"{self.calls:,} call" + ("" if self.calls == 1 else "s")
+        calls = counted(self.calls, "call")
         return f"{self.name} ({self.type}): {given}" + ("" if self.outputs is None else f", {self.outputs}") + f", {calls}"
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inferspan.analysis.operations import OperationRow
+from inferspan.text.numbers import counted
 
 __all__ = ["RecordingSummary", "recording_summary"]
 
@@ -56,12 +57,12 @@ class RecordingSummary:
         found = [f"total events: {self.total_events:,}", f"total duration: {self.total_duration:.3f} s", "events by type:"]
         found += [f"  {name}: {number:,}" for name, number in self.event_types.items()]
         if self.module_times:
-            some = f", of {self.steps['with_modules']:,} of {_counted(self.steps['recorded'], 'step')}" if self.steps else ""
+            some = f", of {self.steps['with_modules']:,} of {counted(self.steps['recorded'], 'step')}" if self.steps else ""
             found.append(f"time by module and stage, with what is inside{some}:")
             shown = list(self.module_times.items())[:most]
             for name, seconds in shown:
                 detail = self.module_details[name]
-                calls = _counted(detail["calls"], "call")
+                calls = counted(detail["calls"], "call")
                 found.append(f"  {name}: {seconds:.3f} s (own {detail['self']:.3f} s, {calls}, {detail['clock']} clock)")
             if len(self.module_times) > most:
                 found.append(f"  and {len(self.module_times) - most:,} more")
@@ -88,10 +89,6 @@ def recording_summary(
         total_duration=seconds,
         steps=dict(steps),
     )
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _detail(row: OperationRow) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from inferspan.records import RequestStart
+from inferspan.text.numbers import counted
 
 from .notebook import request_html
 
@@ -105,7 +106,7 @@ class RecordedRequest:
     def __str__(self) -> str:
         """In one line."""
         counts = ((self.input_tokens, "in"), (self.output_tokens, "out"))
-        tokens = [f"{number:,} token{'' if number == 1 else 's'} {word}" for number, word in counts if number is not None]
+        tokens = [f"{counted(number, 'token')} {word}" for number, word in counts if number is not None]
         times = [
             f"{word} {value * 1000:.1f} ms"
             for word, value in (("TTFT", self.time_to_first_token), ("time per token", self.time_per_output_token))

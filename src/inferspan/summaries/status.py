@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from inferspan.settings import Settings
+from inferspan.text.numbers import counted
 
 from .notebook import status_html
 from .summary import printable
@@ -69,7 +70,7 @@ class Status:
     @property
     def short(self) -> str:
         """How many modules are observed, and what is on them."""
-        return f"{len(self.modules):,} of {_count(self.total_modules, 'module')} observed, {_count(self.hooks, 'hook')} on them now"
+        return f"{len(self.modules):,} of {counted(self.total_modules, 'module')} observed, {counted(self.hooks, 'hook')} on them now"
 
     def _repr_html_(self) -> str:
         return status_html(str(self), self._rows(100))
@@ -115,15 +116,11 @@ def status_of(
         reasons.append("steps='none': no module is observed")
     elif left:
         verb = "is" if left == 1 else "are"
-        reasons.append(f"modules={settings.modules!r}: {_count(left, 'module')} {verb} not selected")
+        reasons.append(f"modules={settings.modules!r}: {counted(left, 'module')} {verb} not selected")
     figures = [name for name in _FIGURES if getattr(settings, name)]
     if settings.capture_content != "NO_CONTENT":
         figures.append("capture_content")
     return Status(True, model, len(names), (*modules,), (*stages,), hooks, root_hooks, (*figures,), (*reasons,))
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def _listed(names: Sequence[str], most: int) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from inferspan.analysis.operations import OperationRow
 from inferspan.summaries.lines import RecordingSummary
+from inferspan.text.numbers import counted
 
 __all__ = ["label_of", "own_notes", "plain_table", "rich_summary", "rich_table"]
 
@@ -163,7 +164,7 @@ def rich_summary(summary: RecordingSummary, most: int = 20) -> list[Any]:
         tables, texts = importlib.import_module("rich.table"), importlib.import_module("rich.text")
     except ImportError:
         return []
-    title = f"{summary.total_events:,} event{'' if summary.total_events == 1 else 's'}, {summary.total_duration:.3f} s"
+    title = f"{counted(summary.total_events, 'event')}, {summary.total_duration:.3f} s"
     times = [(name, f"{seconds:.3f}") for name, seconds in list(summary.module_times.items())[:most]]
     rows = (
         (title, ("type", "count"), [(name, f"{number:,}") for name, number in summary.event_types.items()]),

@@ -21,8 +21,9 @@ from inferspan.capture.modules.output_stats import OutputStats
 from inferspan.capture.modules.recorder import current
 from inferspan.guard import count
 from inferspan.records import AttributeValue
+from inferspan.text.numbers import counted
 
-from .results import ModuleResult, counted
+from .results import ModuleResult
 
 __all__ = ["Function", "ModuleFunction", "Results", "Returned"]
 

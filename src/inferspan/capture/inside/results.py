@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["BadOutput", "ModuleNumerics", "ModuleResult", "NonfiniteError", "NumericsVerdict", "counted"]
+from inferspan.text.numbers import counted
 
-
-def counted(value: int, noun: str) -> str:
-    """A number and its noun, which gets an "s" unless it is one."""
-    return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
+__all__ = ["BadOutput", "ModuleNumerics", "ModuleResult", "NonfiniteError", "NumericsVerdict"]
 
 
 class NonfiniteError(ArithmeticError):

@@ -1,0 +1,1 @@
+"""Words for people, which every folder may use."""

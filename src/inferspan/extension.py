@@ -22,10 +22,10 @@ _log = logging.getLogger("inferspan")
 _told: set[str] = set()
 """Lines that have been logged."""
 
-ABI = 6
+ABI = 7
 """Version of the interface between C and Python: incremented here and in ``csrc/module.c`` with every change of it."""
 NAME = "inferspan.capture.modules._recorder"
-CONTENTS = ("Boundaries", "BoundaryEvents", "CallLog", "ModuleCaller", "NativeEvents", "bind")
+CONTENTS = ("Boundaries", "BoundaryEvents", "CallLog", "ModuleCaller", "NativeEvents", "bind", "count_values", "moments_of")
 """Names that an extension must have; that of an older working copy may lack some."""
 AGAIN = "install inferspan again"
 

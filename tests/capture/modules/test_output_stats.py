@@ -13,6 +13,7 @@ from torch import Tensor
 from inferspan import semconv
 from inferspan.capture.modules import output_stats as module
 from inferspan.capture.modules.output_stats import OutputStats
+from inferspan.capture.values import host
 from inferspan.records import AttributeValue
 
 INF, NAN = math.inf, math.nan
@@ -94,7 +95,22 @@ def test_a_large_output_is_joined_from_pieces(monkeypatch: pytest.MonkeyPatch, v
     """A tensor worked on in pieces gives what one piece gives, whatever its memory layout."""
     tensor = view(special(kind, torch.randn((6, 20, 10), generator=torch.Generator().manual_seed(2)) + torch.arange(10) * 3))
     monkeypatch.setattr(module, "PIECE", 64)
+    monkeypatch.setattr(module, "LARGEST_STAGED", 0)
+    monkeypatch.setattr(host, "MOST_MOMENTS", 0)
     agree(measure(tensor), reference(tensor))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_outputs_that_are_reduced_together(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, kind: str) -> None:
+    """Small outputs are copied, and reduced many at a time, where they are not in host memory."""
+    monkeypatch.setattr(host, "MOST_MOMENTS", 0)
+    tensors = [special(kind, torch.randn((2, 9), generator=torch.Generator().manual_seed(seed))).to(dtype) for seed in range(70)]
+    store = OutputStats()
+    for tensor in tensors:
+        store.append(tensor)
+    for attributes, tensor in zip(store.read(), tensors, strict=True):
+        agree(attributes, reference(tensor))
 
 
 def test_an_empty_output_has_only_counts() -> None:

@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from inferspan import semconv
-from inferspan.capture.modules.device_rows import DeviceRows, Place, is_plain
-from inferspan.capture.modules.output_stats import LARGEST, pieces_of
+from inferspan.capture.compile.transforms import is_capturing
+from inferspan.capture.modules.device_rows import is_plain
 from inferspan.capture.modules.shapes import all_tensors
+from inferspan.capture.values import host
+from inferspan.capture.values.counts import Counted, DeviceCounts
+from inferspan.capture.values.pieces import LARGEST
 from inferspan.records import AttributeValue
 
 from .results import BadOutput, ModuleNumerics, NumericsVerdict
@@ -27,6 +30,7 @@ __all__ = ["Looked", "Numerics", "WatchLog", "count_now", "reason_of", "tensors_
 CAPACITY = 1 << 18
 """Calls of one request that are looked at."""
 MOST_MODULES = 4_000
+_NOTHING = (0, 0, 0)
 _WORDS = {"FakeTensor": "fake", "DTensor": "distributed"}
 
 
@@ -65,23 +69,16 @@ def tensors_in(output: Any, left_out: Counter[str]) -> list[Tensor]:
     return found
 
 
-def _count(x: Tensor) -> Tensor:
-    """Of a piece of a tensor: values that are not finite, that are NaN, and that are near the limit or infinite, as ``[3]`` float32."""
-    # A difference with itself is 0 for a finite value and NaN for others; each count is exact below 2 ** 24.
-    nonfinite = torch.linalg.vector_norm(x - x, 0, dtype=torch.float64 if x.dtype is torch.float64 else torch.float32)
-    nan = torch.ne(x, x).sum(dtype=nonfinite.dtype)
-    high = torch.ge(x.abs(), torch.finfo(x.dtype).max / 2).sum(dtype=nonfinite.dtype)
-    return torch.stack([nonfinite, nan, high])
-
-
 def count_now(tensors: Sequence[Tensor]) -> tuple[int, int]:
     """Numbers of NaN and Inf in tensors; waits for the device."""
     nan = inf = 0
-    with torch.no_grad():
-        for tensor in tensors:
-            for piece in pieces_of(tensor) if tensor.numel() else ():
-                nonfinite, its_nan, _ = _count(piece).tolist()
-                nan, inf = nan + int(its_nan), inf + int(nonfinite - its_nan)
+    for tensor in tensors:
+        if tensor.is_cpu:
+            found = host.counts(tensor)
+        else:
+            rows = DeviceCounts()
+            found = (0, 0, 0) if not tensor.numel() else (place := rows.add(tensor), rows.read()(place))[1]
+        nan, inf = nan + found[0], inf + found[1]
     return nan, inf
 
 
@@ -90,11 +87,18 @@ class Looked:
 
     __slots__ = ("call", "counted", "elements", "high", "inf", "module", "nan", "places", "step", "time")
 
-    def __init__(self, module: str, step: int | None, call: int, time: int, places: list[Place[int]], elements: int) -> None:
-        self.module, self.step, self.call, self.time, self.places, self.elements = module, step, call, time, places, elements
-        self.nan = self.inf = self.high = 0
+    def __init__(self, module: str, step: int | None, call: int, time: int) -> None:
+        self.module, self.step, self.call, self.time = module, step, call, time
+        self.places: list[Counted] = []
+        self.elements = self.nan = self.inf = self.high = 0
         self.counted = False
         """Whether the counts are in the statistics of a recorded call, which the metric counts."""
+
+    def add(self, nan: int, inf: int, high: int) -> None:
+        """Take in the counts of one tensor."""
+        self.nan += nan
+        self.inf += inf
+        self.high += high
 
     def attributes(self) -> dict[str, AttributeValue]:
         """For the span of the call, if it has one: nothing where all is well."""
@@ -107,7 +111,7 @@ class WatchLog:
     """The calls of one request that were looked at, in the order in which they ended."""
 
     def __init__(self) -> None:
-        self._rows: DeviceRows[int] = DeviceRows()
+        self._rows = DeviceCounts()
         self._unread: list[Looked] = []
         self._looked = 0
         self.left_out: Counter[str] = Counter()
@@ -119,39 +123,53 @@ class WatchLog:
         self.elements = self.high = 0
 
     def add(self, module: str, step: int | None, time: int, output: Any) -> Looked | None:
-        """Launch the counts of an output; ``None`` if it has no tensor to look at, or the log is full."""
+        """Count in an output, at once in the memory of the host, else on the device until ``read``.
+
+        Returns:
+            The call, unless it is known by now that it has nothing to show, has no tensor to look at, or the log is full.
+        """
         tensors = tensors_in(output, self.left_out)
         if not tensors:
             return None
         if self._looked >= CAPACITY:
             self.left_out["over the limit of a request"] += 1
             return None
-        places, elements = [], 0
-        with torch.no_grad():
-            for tensor in tensors:
-                elements += tensor.numel()
-                if tensor.numel():
-                    parts = torch.stack([_count(piece) for piece in pieces_of(tensor)])
-                    places.append(self._rows.append(parts.shape[0], parts))
-        looked = Looked(module, step, self._looked, time, places, elements)
+        looked: Looked | None = None
+        elements = 0
+        for tensor in tensors:
+            number = tensor.numel()
+            elements += number
+            if tensor.is_cpu:
+                found = host.counts(tensor)
+                if found != _NOTHING:
+                    looked = looked or self._looked_at(module, step, time)
+                    looked.add(*found)
+            elif tensor.is_cuda and is_capturing():
+                self.left_out["in a captured graph"] += 1
+            elif number:
+                looked = looked or self._looked_at(module, step, time)
+                looked.places.append(self._rows.add(tensor))
         self._looked += 1
-        self._unread.append(looked)
+        self.modules[module] = self.modules.get(module, 0) + 1
+        self.elements += elements
         self.steps.add(step)
+        if looked is not None:
+            looked.elements = elements
+        return looked
+
+    def _looked_at(self, module: str, step: int | None, time: int) -> Looked:
+        looked = Looked(module, step, self._looked, time)
+        self._unread.append(looked)
         return looked
 
     def read(self) -> bool:
         """Read what has been launched, which may wait for the device; whether some output had NaN or Inf."""
         unread, self._unread = self._unread, []
-        groups = {group: rows.sum(1).tolist() for group, rows in self._rows.read().items()}
+        numbers = self._rows.read()
         for looked in unread:
             for place in looked.places:
-                nonfinite, nan, high = groups[place.group][place.order]
-                looked.nan += int(nan)
-                looked.inf += int(nonfinite - nan)
-                looked.high += int(high - (nonfinite - nan))
+                looked.add(*numbers(place))
             looked.places = []
-            self.modules[looked.module] = self.modules.get(looked.module, 0) + 1
-            self.elements += looked.elements
             self.high += looked.high
             if looked.nan or looked.inf:
                 self.read_rows.append(looked)

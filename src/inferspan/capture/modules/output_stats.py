@@ -16,6 +16,9 @@ import torch
 from torch import Tensor
 
 from inferspan import semconv
+from inferspan.capture.values import host
+from inferspan.capture.values.pieces import LARGEST, PIECE, pieces_of
+from inferspan.capture.values.staging import LARGEST_STAGED, Staged, StagedRows
 from inferspan.records import AttributeValue, ModuleInfo
 
 from .device_rows import DeviceRows, Place, is_plain
@@ -23,10 +26,6 @@ from .shapes import all_tensors
 
 __all__ = ["LARGEST", "OutputStats", "Piece", "moments", "pieces_of", "reduce_piece"]
 
-PIECE = 1 << 22
-"""Values worked on at once: three float copies of so many are the temporary memory."""
-LARGEST = 1 << 28
-"""Values beyond which a tensor is left alone: it would take seconds on a CPU."""
 INF = math.inf
 
 
@@ -43,29 +42,31 @@ class Piece(NamedTuple):
     zeros: float
 
 
-def pieces_of(tensor: Tensor) -> Iterator[Tensor]:
-    """Views of at most ``PIECE`` values; cut along the longest dimension, so no layout needs a copy."""
-    if tensor.numel() <= PIECE:
-        yield tensor
-        return
-    longest = max(range(tensor.dim()), key=tensor.shape.__getitem__)
-    for half in torch.tensor_split(tensor, 2, longest):
-        yield from pieces_of(half)
+def _reduce(rows: Tensor) -> Tensor:
+    """Of each row of ``[n, values]`` the fields of ``Piece`` after the first, over the finite values, as ``[n, 7]``.
+
+    ``square`` is the sum of squares about their mean.
+    """
+    x = rows if rows.dtype is torch.float64 else rows.float()
+    low = torch.nan_to_num(x, nan=-INF, posinf=-INF, neginf=-INF)
+    largest, buffer = low.amax(1), torch.nan_to_num(x, nan=INF, posinf=INF, neginf=INF)
+    smallest = buffer.amin(1)
+    # Comparisons go to a float buffer that is no longer needed: far faster to sum on a CPU than booleans, and no new memory.
+    nonfinite = torch.eq(low, -INF, out=buffer).sum(1)
+    nan_count = torch.ne(x, x, out=buffer).sum(1)
+    zeros = torch.eq(x, 0, out=buffer).sum(1)
+    mean = torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0).sum(1) / (x.shape[1] - nonfinite)
+    square = torch.sub(x, mean.unsqueeze(1), out=buffer).nan_to_num_(0.0, 0.0, 0.0).square_().sum(1)
+    return torch.stack([largest, smallest, mean, square, nonfinite, nan_count, zeros], 1)
 
 
 def reduce_piece(tensor: Tensor) -> Tensor:
-    """The fields of ``Piece`` after the first, over the finite values; ``square`` is the sum of squares about their mean."""
-    x = tensor if tensor.dtype is torch.float64 else tensor.float()
-    low = torch.nan_to_num(x, nan=-INF, posinf=-INF, neginf=-INF)
-    largest, buffer = low.amax(), torch.nan_to_num(x, nan=INF, posinf=INF, neginf=INF)
-    smallest = buffer.amin()
-    # Comparisons go to a float buffer that is no longer needed: far faster to sum on a CPU than booleans, and no new memory.
-    nonfinite = torch.eq(low, -INF, out=buffer).sum()
-    nan_count = torch.ne(x, x, out=buffer).sum()
-    zeros = torch.eq(x, 0, out=buffer).sum()
-    mean = torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0).sum() / (x.numel() - nonfinite)
-    square = torch.sub(x, mean, out=buffer).nan_to_num_(0.0, 0.0, 0.0).square_().sum()
-    return torch.stack([largest, smallest, mean, square, nonfinite, nan_count, zeros])
+    """The same of all values of a piece of a tensor, as ``[7]``."""
+    return _reduce(tensor.reshape(1, -1))[0]
+
+
+_Found = Piece | tuple[int, Staged] | Place[tuple[int, ...]] | None
+"""The statistics of a tensor, or its number of values and where they will be."""
 
 
 class OutputStats:
@@ -77,8 +78,9 @@ class OutputStats:
 
     def __init__(self, *, capacity: int = 1 << 20) -> None:
         self._capacity = capacity
+        self._staged = StagedRows(_reduce)
         self._rows: DeviceRows[tuple[int, ...]] = DeviceRows()
-        self._places: list[list[Place[tuple[int, ...]] | None]] = []
+        self._places: list[list[_Found]] = []
 
     @property
     def full(self) -> bool:
@@ -104,28 +106,34 @@ class OutputStats:
         self._places.append(places)
         return len(self._places) - 1
 
-    def _launch(self, tensor: Tensor) -> Place[tuple[int, ...]] | None:
-        """Where the statistics of a tensor will be; ``None`` of an empty one."""
-        if not tensor.numel():
+    def _launch(self, tensor: Tensor) -> _Found:
+        """The statistics of a tensor, or where they will be; ``None`` of an empty one."""
+        number = tensor.numel()
+        if not number:
             return None
+        if tensor.is_cpu and (known := host.moments(tensor)) is not None:
+            return Piece(number, *known)
+        if number <= LARGEST_STAGED:
+            return number, self._staged.append(tensor)
         with torch.no_grad():
-            pieces = list(pieces_of(tensor))
-            rows = torch.stack([reduce_piece(piece) for piece in pieces])
+            pieces = list(pieces_of(tensor, PIECE))
+            rows = torch.cat([_reduce(piece.reshape(1, -1)) for piece in pieces])
         return self._rows.append(tuple(piece.numel() for piece in pieces), rows)
 
     def read(self) -> list[dict[str, AttributeValue]]:
         """The attributes of every output in the order of their ``append``; empties the store. May wait for the device."""
         places, self._places = self._places, []
+        staged = self._staged.read()
         groups = {group: rows.tolist() for group, rows in self._rows.read().items()}
-        return [
-            _joined([
-                _attributes([])
-                if place is None
-                else _attributes([Piece(*pair) for pair in _counted(place.kind, groups[place.group][place.order])])
-                for place in of_output
-            ])
-            for of_output in places
-        ]  # fmt: skip
+
+        def pieces(found: _Found) -> list[Piece]:
+            if isinstance(found, Piece):
+                return [found]
+            if isinstance(found, Place):
+                return [Piece(*pair) for pair in _counted(found.kind, groups[found.group][found.order])]
+            return [] if found is None else [Piece(found[0], *staged(found[1]))]
+
+        return [_joined([_attributes(pieces(found)) for found in of_output]) for of_output in places]
 
 
 def _counted(counts: Sequence[int], rows: Sequence[Sequence[float]]) -> Iterator[tuple[float, ...]]:

@@ -2,7 +2,7 @@
 #include "recorder.h"
 
 /* Incremented here and in extension.py with every change of the interface between C and Python. */
-#define ABI 6
+#define ABI 7
 
 State state;
 
@@ -59,6 +59,8 @@ bind(PyObject *module, PyObject *args, PyObject *kwargs)
 
 static PyMethodDef module_methods[] = {
     {"bind", (PyCFunction)(void (*)(void))bind, METH_VARARGS | METH_KEYWORDS, "Pass the Python objects that recording needs; to be called before the first ModuleCaller is created."},
+    {"count_values", count_values, METH_VARARGS, "(address, count, kind) -> (nan, inf, near the limit) of floating point values in memory."},
+    {"moments_of", moments_of, METH_VARARGS, "(address, count, kind) -> (max, min, mean, square, nonfinite, nan, zeros), over the finite values."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -12,6 +12,7 @@
  *     boundary_events.c  BoundaryEvents: the boundaries of one pass, and the times between them
  *     boundaries.c       Boundaries: which entries and exits of the running pass get an event
  *     module_caller.c    ModuleCaller: calls a module and records the call
+ *     reductions.c       counts and moments of values in the memory of the host
  *     module.c           bind() and the module itself
  *
  * Functions return NULL or -1 with an exception set unless their comment states otherwise.
@@ -271,6 +272,11 @@ typedef struct {
 /* As Boundaries.enter and .leave in Python; `moment` 0 is now. */
 int enter_boundary(Boundaries *boundaries, int64_t number, PyObject *input, int64_t moment, int inner);
 int leave_boundary(Boundaries *boundaries, int64_t number, PyObject *output, int64_t moment, int inner);
+
+/* ----------------------------------------------------------------------------------------------------------- reductions.c */
+
+PyObject *count_values(PyObject *module, PyObject *args);
+PyObject *moments_of(PyObject *module, PyObject *args);
 
 #if defined(__GNUC__) && !defined(_WIN32)
 #pragma GCC visibility pop

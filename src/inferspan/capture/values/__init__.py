@@ -1,0 +1,1 @@
+"""Counts and moments of the values of tensors, where the values are."""

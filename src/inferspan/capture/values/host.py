@@ -1,0 +1,55 @@
+"""Counts and moments of values in the memory of the host: known at once, because the host waits for nothing there.
+
+In: plain floating point tensors. Out: numbers. The C extension goes over the values once, some 0.3 ns each for counts; without it torch
+operations do the same.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from inferspan.capture.modules.recorder import count_values, moments_of
+
+from .bits import counts_of_rows
+from .pieces import pieces_of
+
+__all__ = ["counts", "moments"]
+
+KINDS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
+"""As in ``csrc/reductions.c``."""
+MOST_MOMENTS = 1 << 20
+"""Values beyond which the threads of torch take moments sooner than one thread of C."""
+
+
+def counts(tensor: Tensor) -> tuple[int, int, int]:
+    """Numbers of NaN, of Inf, and of finite values of at least half the largest value of the dtype."""
+    if count_values is not None and tensor.is_contiguous():
+        found: tuple[int, int, int] = count_values(tensor.data_ptr(), tensor.numel(), KINDS[tensor.dtype])
+        return found
+    with torch.no_grad():
+        if count_values is None and tensor.numel():
+            largest = float(torch.linalg.vector_norm(tensor, math.inf))
+            if largest < torch.finfo(tensor.dtype).max / 2:  # not so for NaN
+                return 0, 0, 0
+        nan = inf = high = 0
+        for piece in pieces_of(tensor):
+            dense = piece.contiguous()
+            more = counts(dense) if count_values is not None else _by_torch(dense)
+            nan, inf, high = nan + more[0], inf + more[1], high + more[2]
+    return nan, inf, high
+
+
+def _by_torch(dense: Tensor) -> tuple[int, int, int]:
+    high, nonfinite, nan = counts_of_rows(dense.reshape(1, -1))[0].tolist()
+    return nan, nonfinite - nan, high - nonfinite
+
+
+def moments(tensor: Tensor) -> tuple[float, ...] | None:
+    """``max, min, mean, square, nonfinite, nan, zeros`` over the finite values; ``None`` where torch operations are to be used."""
+    if moments_of is None or tensor.numel() > MOST_MOMENTS or not tensor.is_contiguous() or tensor.is_neg():
+        return None
+    found: tuple[float, ...] = moments_of(tensor.data_ptr(), tensor.numel(), KINDS[tensor.dtype])
+    return found

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from . import setting_checks as check
 from .setting_checks import SettingsError
 from .setting_sources.file import FILE_VARIABLE, read_file, read_named_file, unknown
+from .setting_sources.observe import kinds, meant_by
 from .setting_sources.presets import PRESETS, with_mode
 
 __all__ = ["PRESETS", "Settings", "SettingsError"]
@@ -37,6 +38,10 @@ SLOW_SETTINGS = ("slow_after", "slow_first_token", "slow_quantile")
 
 def _setting(default: Any, checked: Callable[[str, Any], Any], brief: str, *, env: str | None = None, live: bool = False) -> Any:
     return field(default=default, metadata={"check": checked, "brief": brief, "env": env, "live": live})
+
+
+def _observed(name: str, value: object) -> tuple[str, ...]:
+    return kinds(name, value, {item.name for item in fields(Settings)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +77,7 @@ class Settings:
     gradients: str | Sequence[Any] = _setting("none", check.modules, "modules that get a span for each backward call, with statistics of the gradients of their inputs and outputs, in requests that run with gradients: as for `modules`", live=True)
     control_flow: str | Sequence[Any] = _setting("none", check.modules, "modules of which it is recorded in every pass whether they ran, and how often: early exits, skipped layers, loops, branches that data decide: as for `modules`", live=True)
     data_flow: str = _setting("none", check.choice("none", "modules", "operations"), "which module's output feeds which module's input, in passes that are recorded with their modules: none, modules (the same tensor or a view of it), or operations (also through the operations between modules, by a function mode of torch): see `handle.data_flow()`", live=True)
+    observe: str | Sequence[str] = _setting((), _observed, "kinds of figures, some of `activation` (output_stats), `memory` (of layers), `debug` (numerics of all modules): their settings are turned on where they are at their defaults", live=True)
     routing: bool = _setting(False, check.boolean, "routers of experts get spans on recorded steps, with the tokens of each expert, the imbalance, the entropy of the router and dropped tokens", live=True)
     entropy_metric: bool = _setting(False, check.boolean, "histograms of the entropy and of the largest probability of each recorded step")
     module_metric: bool = _setting(False, check.boolean, "histogram of the duration of each recorded module call: a series for each module and phase, of which the SDK keeps 2,000")
@@ -132,6 +138,9 @@ class Settings:
             value = getattr(self, item.name)
             if value is not None or item.default is not None:
                 object.__setattr__(self, item.name, item.metadata["check"](item.name, value))
+        for name, value in meant_by(self.observe).items():
+            if getattr(self, name) == _default(name):
+                object.__setattr__(self, name, value)
         if self.max_spans_per_trace > self.span_hard_cap:
             raise check.fail(
                 "max_spans_per_trace",
@@ -215,7 +224,10 @@ class Settings:
             if name not in table:
                 raise unknown(name, table, "argument")
         sources = {name: source for name, source in self._sources.items() if name not in overrides}
-        return self._settled({**{name: getattr(self, name) for name in table}, **overrides}, sources)
+        present = {name: getattr(self, name) for name in table}
+        if "observe" in overrides:
+            present.update((name, _default(name)) for name, value in meant_by(self.observe).items() if present[name] == value)
+        return self._settled({**present, **overrides}, sources)
 
     def switched(self, changes: Mapping[str, Any]) -> Settings:
         """The same at run time, when only some settings can change.
@@ -241,6 +253,10 @@ class Settings:
         made = cls(**values)
         object.__setattr__(made, "_sources", sources)
         return made
+
+
+def _default(name: str) -> Any:
+    return next(item.default for item in fields(Settings) if item.name == name)
 
 
 def environment_name(name: str) -> str:

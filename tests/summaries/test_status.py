@@ -101,3 +101,16 @@ def test_log(record: Any, caplog: pytest.LogCaptureFixture) -> None:
     lines = [one.getMessage() for one in caplog.records if "instrument:" in one.getMessage()]
     told = "_Model: 3 of 3 modules observed, 0 hooks on them now, 1 on the model itself"
     assert lines == [f"instrument: {told}", f"uninstrument: {told}"]
+
+
+def test_functions_of_the_program_are_counted(record: Any) -> None:
+    """Those of every handle of the model, until they are removed; the words have them as well."""
+    model = _Model()
+    handle = record(model, numerics="all")
+    assert handle.status().functions == 0
+    hooks = [handle.on_module("act", lambda *_: None), handle.on_module("last", lambda *_: None, when="before")]
+    assert handle.status().functions == 2
+    assert "functions of on_module: 2" in handle.status().text()
+    assert "numerics" in handle.status().figures
+    hooks[0].remove()
+    assert handle.status().as_dict()["functions"] == 1

@@ -13,10 +13,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from inferspan.setting_sources.file import FILE_VARIABLE
+from inferspan.setting_sources.observe import known_kinds
 from inferspan.settings import Settings, SettingsError, environment_name
 
 from .failure import Failure
@@ -32,6 +34,7 @@ examples:
   inferspan run --trace-output session.jsonl app.py              or to a file: inferspan report session.jsonl --text
   inferspan run --config inferspan.yaml -m my_package --verbose  as python -m my_package --verbose
   inferspan run -m torch.distributed.run --nproc-per-node 2 train.py
+  inferspan run --observe activation,debug app.py                statistics of activations, NaN and Inf
   inferspan run --include 'my_app.models.*' --exclude 'BertModel' app.py
 
 Models of transformers, diffusers and sentence-transformers are observed from their first call on; others if --include names
@@ -64,6 +67,8 @@ def add_run(commands: Any) -> None:
     run.add_argument(
         "--exclude", metavar="PATTERN", action="append", help="classes or names of models not to observe; may be given several times"
     )
+    kinds = ", ".join(known_kinds([item.name for item in fields(Settings)]))
+    run.add_argument("--observe", metavar="KINDS", help=f"figures to switch on, with commas: {kinds}; as {environment_name('observe')}")
     run.add_argument("-m", dest="module", metavar="MODULE", nargs=argparse.REMAINDER, help="run a module or package, as python -m does")
     run.add_argument("program", metavar="FILE", nargs="?", help="the program: a file, a folder or a zip file, as python takes them")
     run.add_argument("arguments", metavar="argument", nargs=argparse.REMAINDER, help="arguments of the program")
@@ -96,6 +101,8 @@ def _variables(arguments: argparse.Namespace) -> dict[str, str]:
         path = given[environment_name("session_file")] = str(arguments.trace_output.absolute())
         overrides["session_file"] = path
         _probe(path)
+    if arguments.observe is not None:
+        given[environment_name("observe")] = overrides["observe"] = arguments.observe
     for name in ("include", "exclude"):
         patterns = getattr(arguments, name)
         if patterns:

@@ -25,7 +25,9 @@ def status_now(target: Target, settings: Settings) -> Status:
         if target.is_open:
             info = target.info
             found = attached_to(target.model, target.engine)
-            return status_of(settings, model=info.name or info.architecture, unobserved=target.unobserved, **found)
+            functions = len(target.engine.inside.functions)
+            name = info.name or info.architecture
+            return status_of(settings, model=name, functions=functions, unobserved=target.unobserved, **found)
     return Status()
 
 

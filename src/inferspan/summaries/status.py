@@ -33,6 +33,7 @@ class Status:
         stages: paths of those that are stages, such as a vision encoder.
         hooks: observers on modules now: 0 between recorded passes.
         root_hooks: observers on the model itself, which see its calls: 1, or the 2 hooks of a pair.
+        functions: functions of ``handle.on_module()`` that are to run.
         figures: settings that are on and have figures collected, such as ``logits``.
         unobserved: why something is not observed, one reason each.
     """
@@ -44,6 +45,7 @@ class Status:
     stages: tuple[str, ...] = ()
     hooks: int = 0
     root_hooks: int = 0
+    functions: int = 0
     figures: tuple[str, ...] = ()
     unobserved: tuple[str, ...] = ()
 
@@ -80,6 +82,7 @@ class Status:
             ("modules", _listed(self.modules, most)),
             ("stages", _listed(self.stages, most)),
             ("hooks on the model itself", str(self.root_hooks) if self.attached else ""),
+            ("functions of on_module", f"{self.functions:,}" if self.functions else ""),
             ("figures", ", ".join(self.figures)),
             ("not observed", "; ".join(self.unobserved)),
         ]
@@ -95,6 +98,7 @@ def status_of(
     stages: Sequence[str],
     hooks: int,
     root_hooks: int,
+    functions: int,
     unobserved: str | None,
 ) -> Status:
     """The status of an instrumented model.
@@ -107,6 +111,7 @@ def status_of(
         stages: paths of those that are stages.
         hooks: observers on modules.
         root_hooks: observers on the model itself.
+        functions: functions of the program that run at modules.
         unobserved: reasons, as ``inferspan.unobserved`` has them.
     """
     reasons = unobserved.split("; ") if unobserved else []
@@ -118,9 +123,11 @@ def status_of(
         verb = "is" if left == 1 else "are"
         reasons.append(f"modules={settings.modules!r}: {counted(left, 'module')} {verb} not selected")
     figures = [name for name in _FIGURES if getattr(settings, name)]
+    if settings.numerics != "none":
+        figures.append("numerics")
     if settings.capture_content != "NO_CONTENT":
         figures.append("capture_content")
-    return Status(True, model, len(names), (*modules,), (*stages,), hooks, root_hooks, (*figures,), (*reasons,))
+    return Status(True, model, len(names), (*modules,), (*stages,), hooks, root_hooks, functions, (*figures,), (*reasons,))
 
 
 def _listed(names: Sequence[str], most: int) -> str:

@@ -232,6 +232,7 @@ def find(key: str) -> Entry:
         ) from None
 
 
+_ACTIVATIONS = "figures of one model's layers: the heat map of the report shows them, a query of its own the histograms"
 _SAME = f"the same durations as {semconv.M_SERVER_DURATION}, which every setting gives"
 NOT_SHOWN: dict[str, str] = {
     semconv.M_INFERENCE_DURATION: _SAME,
@@ -239,6 +240,9 @@ NOT_SHOWN: dict[str, str] = {
     semconv.M_FIRST_REQUEST: "one value a process: a question about a start, for a query of its own",
     semconv.M_PROGRAM_STAGE_DURATION: "parts of one program, which a dashboard for all of them cannot know",
     semconv.M_PROGRAM_STAGE_MEMORY: "as the durations of these stages",
+    semconv.M_ACTIVATION_STD: _ACTIVATIONS,
+    semconv.M_ACTIVATION_ABS_MAX: _ACTIVATIONS,
+    semconv.M_ACTIVATION_SPARSITY: _ACTIVATIONS,
     semconv.M_SAMPLING_TIME: "on a thread of its own: a question about the intervals of sampling, for a query of its own",
 }
 """Metrics of ours that no dashboard shows, and why."""

@@ -374,6 +374,10 @@ BRANCH_NOT_CALLED = "inferspan.branch.not_called"
 BRANCH_PASSES = "inferspan.branch.passes"
 EARLY_EXIT_EVENT = "inferspan.early_exit"
 BRANCH_EVENT = "inferspan.branch"
+INPUT_STATS = {key: key.replace("inferspan.output", "inferspan.input", 1) for key in (*OUTPUTS_STATS, *OUTPUTS_STATS.values())}
+"""Names of the same for inputs."""
+INPUT_STAT_NAN_COUNT = INPUT_STATS[OUTPUT_STAT_NAN_COUNT]
+INPUT_STAT_INF_COUNT = INPUT_STATS[OUTPUT_STAT_INF_COUNT]
 EXPERTS_LOAD = "inferspan.experts.load"
 EXPERTS_IMBALANCE = "inferspan.experts.imbalance"
 EXPERTS_ENTROPY = "inferspan.experts.entropy"
@@ -556,6 +560,7 @@ B_STEP = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02,
 B_BATCH = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 B_ENTROPY = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 B_IMBALANCE = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0)
+B_MAGNITUDE = (0.0001, 0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0, 60000.0)
 B_PROBABILITY = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
 
 HISTOGRAM = "Histogram"
@@ -621,6 +626,11 @@ M_EXPERTS_IMBALANCE = "inferspan.experts.imbalance"
 M_NONFINITE = "inferspan.numerics.nonfinite"
 M_HEALTH_FINDINGS = "inferspan.health.findings"
 M_MODULE_DURATION = "inferspan.module.duration"
+M_ACTIVATION_STD = "inferspan.activation.std"
+M_ACTIVATION_ABS_MAX = "inferspan.activation.abs_max"
+M_ACTIVATION_SPARSITY = "inferspan.activation.sparsity"
+OTHER_MODULES = "other"
+"""Class of modules beyond the number of series."""
 M_SPANS_DROPPED = "inferspan.telemetry.spans.dropped"
 M_OVERHEAD = "inferspan.telemetry.overhead"
 M_ERRORS = "inferspan.telemetry.errors"
@@ -755,6 +765,14 @@ _REQUEST_METRICS = (
         (MODEL_NAME, MODULE_LAYER_INDEX), B_IMBALANCE, "routing",
     ),
     Metric(M_MODULE_DURATION, HISTOGRAM, "s", "one module call, host clock", (*_MODULE, PHASE), B_STEP, "module_metric"),
+    *(
+        Metric(name, HISTOGRAM, "1", f"{what} of what a module has returned in a recorded call, finite values of its first floating point tensor; past 500 layers and classes the class is `{OTHER_MODULES}`", (MODEL_NAME, MODULE_TYPE, MODULE_LAYER_INDEX), buckets, "activation_metric")
+        for name, what, buckets in (
+            (M_ACTIVATION_STD, "standard deviation", B_MAGNITUDE),
+            (M_ACTIVATION_ABS_MAX, "largest magnitude", B_MAGNITUDE),
+            (M_ACTIVATION_SPARSITY, "share of zeros", B_PROBABILITY),
+        )
+    ),
     Metric(M_SPANS_DROPPED, COUNTER, "{span}", "spans of ours that were left out", (DROP_REASON,)),
     Metric(M_OVERHEAD, COUNTER, "s", "our own time on the model's threads"),
     Metric(M_ERRORS, OBSERVABLE_COUNTER, "{error}", "contained errors of ours", (ERROR_PLACE,)),
@@ -1160,6 +1178,10 @@ ATTRIBUTES = (
         for of_first, key in OUTPUTS_STATS.items()
     ),
     *(
+        Attribute(key, ("int" if "count" in key else "double") + ("[]" if "inputs" in key else ""), _M, f"`{of_output}`, of what the module was called with, masks apart; with `input_stats`")
+        for of_output, key in INPUT_STATS.items()
+    ),
+    *(
         Attribute(key, "double", f"{_S}, {_R} (forward)", f"{what}; raw logits of the position that chooses a token or class, mean over the rows that run; of several tokens in a step the last")
         for key, what in (
             (LOGITS_ENTROPY, "entropy of the softmax, nats"),
@@ -1360,6 +1382,7 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("out of memory",), "what is told of an out-of-memory error"),
     ErrorPlaces(("control flow",), "early exits, loops and branches"),
     ErrorPlaces(("gradients",), "spans and statistics of a backward pass"),
+    ErrorPlaces(("statistics of inputs",), "figures of `input_stats` and `numerics_inputs`"),
     ErrorPlaces(("analysis",), "the analysis of what was generated, and its findings"),
     ErrorPlaces(("evaluation event",), "the events of findings"),
     ErrorPlaces(("summary",), "figures of `handle.summary()` and `session.summary()`"),

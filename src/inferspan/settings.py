@@ -70,7 +70,9 @@ class Settings:
     thresholds: Mapping[str, float] | Sequence[tuple[str, float]] = _setting((), check.thresholds, "when a figure of the analysis is a finding, a mapping, or `confidence=0.5,repetition_recent=0.8,repetition_4gram=0.5,loop_tokens=32,logit_spread=0.1`, which are the defaults; those that are not named keep theirs", live=True)
     device_time: bool = _setting(True, check.boolean, "device time of requests, phases, steps and recorded module calls on CUDA, by events that nothing waits for", live=True)
     output_stats: bool = _setting(False, check.boolean, "mean, deviation, extremes, sparsity and NaN counts of every tensor in the output of each recorded module: see `modules` and `every_step`", live=True)
+    input_stats: bool = _setting(False, check.boolean, "the same of what each recorded module is called with, masks apart", live=True)
     numerics: str | Sequence[Any] = _setting("none", check.modules, "modules whose outputs are looked at for NaN, Inf and values near the limit of their dtype, in every step of recorded requests: as for `modules`", live=True)
+    numerics_inputs: bool = _setting(False, check.boolean, "with numerics: look at inputs of these modules too, masks apart", live=True)
     on_nonfinite: str = _setting("record", check.choice("record", "warn", "raise"), "with numerics: record NaN and Inf, log a warning for each request that has some, or, for debugging, raise `inferspan.NonfiniteError` from the call of the model: this waits for the device after each module", live=True)
     memory: str | Sequence[Any] = _setting("none", check.memory, 'modules before and after which memory is read (allocated, reserved and peak of the CUDA allocator), in every step of recorded requests: as for `modules`; or "steps". Anything but "none" also reads it before and after each step, on a CPU model the resident memory of the process', live=True)
     memory_snapshot: str | None = _setting(None, check.path_of_process, "when CUDA memory runs out and the program has called `torch.cuda.memory._record_memory_history()`: write torch's snapshot to this file, with the placeholders of `session_file`", live=True)
@@ -81,6 +83,7 @@ class Settings:
     routing: bool = _setting(False, check.boolean, "routers of experts get spans on recorded steps, with the tokens of each expert, the imbalance, the entropy of the router and dropped tokens", live=True)
     entropy_metric: bool = _setting(False, check.boolean, "histograms of the entropy and of the largest probability of each recorded step")
     module_metric: bool = _setting(False, check.boolean, "histogram of the duration of each recorded module call: a series for each module and phase, of which the SDK keeps 2,000")
+    activation_metric: bool = _setting(False, check.boolean, "with output_stats: histograms of deviation, largest magnitude and sparsity of outputs, a series for each layer and class of modules, at most 500")
     # which requests are worth their detail
     keep: str | Sequence[str] = _setting("always", check.keep, "requests whose detail becomes spans: always (all of them), or some of slow, errors, nonfinite, findings, marked; those marked with inferspan.keep are always among them")
     slow_after: float | None = _setting(None, check.number(0.0, 86_400.0), "with keep=slow: seconds after which a request is slow")

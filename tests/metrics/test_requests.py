@@ -48,6 +48,7 @@ END: dict[str, Any] = {
 }
 FAILURE = Failure("ValueError", "", "")
 MLP, NORM = ModuleInfo("layers.3.mlp", "MLP", 3, "layer 3 mlp"), ModuleInfo("norm", "RMSNorm", None, "norm")
+FIGURES = {f"inferspan.output.stat.{name}": 0.5 for name in ("std", "abs_max", "sparsity")}
 BATCH = ModuleBatch(
     1,
     PhaseKey("decode", 1),
@@ -60,7 +61,7 @@ BATCH = ModuleBatch(
         ]
     ),
     {
-        0: {"inferspan.output.stat.nan_count": 5, "inferspan.output.stat.inf_count": 0},
+        0: {"inferspan.output.stat.nan_count": 5, "inferspan.output.stat.inf_count": 0, **FIGURES},
         1: {"inferspan.output.stat.nan_count": 0, "inferspan.output.stat.inf_count": 2},
     },
 )
@@ -191,7 +192,7 @@ def test_steps_that_requests_share(sink: _Sink) -> None:
 
 def test_kinds_units_and_buckets(sink: _Sink) -> None:
     """Every instrument has the kind, unit and bucket boundaries of the table."""
-    settings = Settings(entropy_metric=True, module_metric=True)
+    settings = Settings(entropy_metric=True, module_metric=True, activation_metric=True)
     kinds: dict[str, Any] = {"nonfinite": {("logits", "nan"): 2}, "cached_split": {"text": 3}, "findings": ["loop"]}
     kinds |= {"step_rows": 1.5, "drafted_tokens": 8, "accepted_tokens": 5, "time_in_queue": 0.02, "preemptions": 1}
     metrics = _request(sink, settings, streaming=True, chunk_intervals=[0.01], spans_dropped=1, **kinds)

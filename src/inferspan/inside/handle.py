@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from inferspan import composition
 from inferspan.capture.gradients.figures import Gradients
-from inferspan.capture.inside.results import ModuleResult, NumericsVerdict
+from inferspan.capture.inside.results import ModuleResult, NumericsVerdict, WeightsVerdict
 from inferspan.data_flow.flow import DataFlow
 from inferspan.setting_checks import fail
 from inferspan.settings import Settings
@@ -92,11 +92,14 @@ class InsideHandle:
         return Activations(row for row in self._recorder.recording.modules() if fnmatch.fnmatchcase(row.name, module))
 
     def numerics(self) -> NumericsVerdict:
-        """Whether outputs of modules had NaN or Inf in the requests so far, and where first; needs the setting ``numerics``."""
+        """Whether outputs of modules had NaN or Inf in the requests so far, and where first; needs the setting ``numerics``.
+
+        With ``numerics_inputs`` it has the same of their inputs.
+        """
         instrumentation = self._instrumentation
         if instrumentation is None:
             return NumericsVerdict()
-        found: NumericsVerdict = instrumentation.target.engine.inside.numerics.verdict()
+        found: NumericsVerdict = instrumentation.target.engine.inside.verdict()
         return found
 
     def memory(self) -> MemoryFigures:
@@ -139,6 +142,20 @@ class InsideHandle:
             return DataFlow(None, notes=["nothing is instrumented"])
         target = instrumentation.target
         return flow_of(target.engine, instrumentation.settings, target.info.name or target.info.architecture, step)
+
+    def check_weights(self, module: str = "*") -> WeightsVerdict:
+        """Look for NaN, Inf and values near the limit of their dtype in parameters and buffers now; waits for the device.
+
+        Needs no setting. Of a distributed tensor the local part is looked at.
+
+        Args:
+            module: path of a module, parameter or buffer, or a glob.
+        """
+        if self._instrumentation is None:
+            return WeightsVerdict()
+        from inferspan.capture.inside.weights import check_weights
+
+        return check_weights(self._instrumentation.target.model, module)
 
     def on_module(self, pattern: Any, fn: Callable[..., Any], when: str = "after") -> ModuleFunction:
         """Run a function at each call of some modules, in every step of recorded requests, from the next one on.

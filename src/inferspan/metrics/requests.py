@@ -20,6 +20,7 @@ from inferspan.guard import contain, guarded
 from inferspan.records import KIND_BATCH, AttributeValue, ModuleBatch, Record, RequestEnd, RequestStart
 from inferspan.settings import Settings
 
+from .activations import ActivationLabels, values_of
 from .first_request import FirstRequest, first_request
 from .summary import Summary
 
@@ -49,6 +50,7 @@ class RequestMetrics:
         self._instruments: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._adapters: set[AttributeValue] = set()
+        self._activations = ActivationLabels()
         self.summary = Summary()
 
     def renew_locks(self) -> None:
@@ -344,6 +346,9 @@ class RequestMetrics:
             if self._settings.module_metric:
                 self._record(semconv.M_MODULE_DURATION, (ended - begun) / 1e9, {**labels, semconv.PHASE: batch.phase.name}, span)
             statistics = batch.statistics.get(slot, {}) if slot is not None else {}
+            if self._settings.activation_metric:
+                for metric, value in values_of(statistics):
+                    self._record(metric, value, self._activations.of(name, info), span)
             imbalance = statistics.get(semconv.EXPERTS_IMBALANCE)
             if isinstance(imbalance, float):
                 layer = {key: labels[key] for key in (semconv.MODEL_NAME, semconv.MODULE_LAYER_INDEX) if key in labels}

@@ -1,7 +1,7 @@
-"""Calls of one module -> shapes, and mean, deviation and range of its outputs: of the last call, and of all recorded calls together.
+"""Calls of one module -> shapes, and mean, deviation and range of its outputs and inputs: of the last call, and of all recorded calls.
 
-In: calls as they were recorded, with the statistics of their output where the setting ``output_stats`` has them made. Out: a row of plain
-values. Nothing of a tensor is held.
+In: calls as they were recorded, with the statistics that the settings ``output_stats`` and ``input_stats`` have made. Out: a row of
+plain values. Nothing of a tensor is held.
 """
 
 from __future__ import annotations
@@ -82,6 +82,8 @@ class ModuleRow:
         last: values of the last call that has statistics.
         history: the latest calls that have statistics, at most 32, the newest last.
         forgotten: number of earlier ones.
+        inputs, last_inputs: as ``outputs`` and ``last``, of the first floating point tensor that the module was called with; ``None``
+            without ``input_stats``.
     """
 
     name: str
@@ -95,6 +97,8 @@ class ModuleRow:
     last: OutputFigures | None = None
     history: tuple[OutputCall, ...] = field(default=(), repr=False)
     forgotten: int = field(default=0, repr=False)
+    inputs: OutputFigures | None = None
+    last_inputs: OutputFigures | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name, without the history and those that are ``None``."""
@@ -105,7 +109,8 @@ class ModuleRow:
         """In one line."""
         given = ", ".join(f"{shape} {dtype}" for shape, dtype in zip(self.output_shapes, self.output_dtypes, strict=False)) or "no tensor"
         calls = counted(self.calls, "call")
-        return f"{self.name} ({self.type}): {given}" + ("" if self.outputs is None else f", {self.outputs}") + f", {calls}"
+        taken = "" if self.inputs is None else f"; inputs: {self.inputs}"
+        return f"{self.name} ({self.type}): {given}" + ("" if self.outputs is None else f", {self.outputs}") + f", {calls}{taken}"
 
 
 class Activations(Sequence[ModuleRow]):
@@ -133,6 +138,50 @@ class Activations(Sequence[ModuleRow]):
         return "\n".join(map(str, self.rows)) or "no module has been recorded"
 
 
+class _Sums:
+    """Adds up the figures of one tensor over calls."""
+
+    __slots__ = ("elements", "finite", "inf", "largest", "last", "mean", "nan", "smallest", "squares", "zeros")
+
+    def __init__(self) -> None:
+        self.elements = self.finite = self.nan = self.inf = 0
+        self.mean = self.squares = self.zeros = 0.0
+        self.smallest, self.largest = math.inf, -math.inf
+        self.last: Mapping[str, Any] | None = None
+
+    def add(self, statistics: Mapping[str, Any]) -> None:
+        """Take in a call, by the names of outputs."""
+        self.last = statistics
+        elements, nan, inf = (int(statistics.get(key, 0)) for key in _COUNTS)
+        self.elements, self.nan, self.inf = self.elements + elements, self.nan + nan, self.inf + inf
+        self.zeros += statistics.get(semconv.OUTPUT_STAT_SPARSITY, 0.0) * elements
+        number = elements - nan - inf
+        values = [statistics.get(key) for key in _VALUES]
+        if number <= 0 or None in values:
+            return
+        mean, std, smallest, largest = map(float, values)  # type: ignore[arg-type]
+        # Joined pairwise: Chan, Golub and LeVeque, 1979.
+        gap, before = mean - self.mean, self.finite
+        self.finite += number
+        self.mean += gap * number / self.finite
+        self.squares += std * std * number + gap * gap * before * number / self.finite
+        self.smallest, self.largest = min(self.smallest, smallest), max(self.largest, largest)
+
+    def together(self) -> OutputFigures | None:
+        """The figures of all calls; ``None`` without one."""
+        if self.last is None:
+            return None
+        sparsity = self.zeros / self.elements if self.elements else None
+        if not self.finite:
+            return OutputFigures(self.elements, None, None, None, self.nan, self.inf, sparsity)
+        std = math.sqrt(self.squares / self.finite)
+        return OutputFigures(self.elements, self.mean, std, (self.smallest, self.largest), self.nan, self.inf, sparsity)
+
+    def latest(self) -> OutputFigures | None:
+        """The figures of the last call."""
+        return None if self.last is None else _figures(self.last)
+
+
 class ModuleFigures:
     """Adds up the calls of one module; not safe to use on several threads at once.
 
@@ -142,20 +191,16 @@ class ModuleFigures:
         order: number of its first call, by which modules are in the model's order.
     """
 
-    __slots__ = ("_calls", "_elements", "_finite", "_history", "_inf", "_inputs", "_largest", "_last", "_looked", "_mean", "_name",
-                 "_nan", "_outputs", "_smallest", "_squares", "_type", "_zeros", "order")  # fmt: skip
+    __slots__ = ("_calls", "_given", "_history", "_inputs", "_looked", "_name", "_outputs", "_taken", "_type", "order")
 
     def __init__(self, name: str, type: str, order: int) -> None:
         self._name, self._type, self.order = name, type, order
-        self._calls = self._elements = self._finite = self._nan = self._inf = 0
+        self._calls = 0
         self._inputs: Any = ()
         self._outputs: Any = ()
-        self._mean = self._squares = 0.0
-        self._smallest, self._largest = math.inf, -math.inf
-        self._last: Mapping[str, Any] | None = None
+        self._given, self._taken = _Sums(), _Sums()
         self._history: deque[tuple[int, int | None, Mapping[str, Any]]] = deque(maxlen=KEPT_CALLS)
         self._looked = 0
-        self._zeros = 0.0
 
     def add(self, inputs: Any, outputs: Any, statistics: Mapping[str, Any] | None, at: tuple[int, int | None] = (0, None)) -> None:
         """Take in a call.
@@ -163,52 +208,33 @@ class ModuleFigures:
         Args:
             inputs: (shape, dtype) pairs of what went in.
             outputs: the same of what came out.
-            statistics: of the output, if it has any.
+            statistics: of the output and the inputs, if they have any.
             at: when it began, in nanoseconds since the epoch, and the number of the step.
         """
         self._calls += 1
         self._inputs, self._outputs = inputs, outputs
-        if not statistics or semconv.OUTPUT_STAT_ELEMENT_COUNT not in statistics:
+        if not statistics:
             return
-        self._last = statistics
-        self._looked += 1
-        self._history.append((*at, statistics))
-        elements, nan, inf = (int(statistics.get(key, 0)) for key in _COUNTS)
-        self._elements, self._nan, self._inf = self._elements + elements, self._nan + nan, self._inf + inf
-        self._zeros += statistics.get(semconv.OUTPUT_STAT_SPARSITY, 0.0) * elements
-        number = elements - nan - inf
-        values = [statistics.get(key) for key in _VALUES]
-        if number <= 0 or None in values:
-            return
-        mean, std, smallest, largest = map(float, values)  # type: ignore[arg-type]
-        # Joined pairwise: Chan, Golub and LeVeque, 1979.
-        gap, before = mean - self._mean, self._finite
-        self._finite += number
-        self._mean += gap * number / self._finite
-        self._squares += std * std * number + gap * gap * before * number / self._finite
-        self._smallest, self._largest = min(self._smallest, smallest), max(self._largest, largest)
+        if semconv.OUTPUT_STAT_ELEMENT_COUNT in statistics:
+            self._looked += 1
+            self._history.append((*at, statistics))
+            self._given.add(statistics)
+        if _TAKEN[semconv.OUTPUT_STAT_ELEMENT_COUNT] in statistics:
+            self._taken.add({key: statistics[name] for key, name in _TAKEN.items() if name in statistics})
 
     def row(self) -> ModuleRow:
         """The figures so far."""
         given, taken = _shapes(self._inputs), _shapes(self._outputs)
         return ModuleRow(
-            self._name, self._type, self._calls, given[0], taken[0], given[1], taken[1], self._together(),
-            None if self._last is None else _figures(self._last),
+            self._name, self._type, self._calls, given[0], taken[0], given[1], taken[1], self._given.together(), self._given.latest(),
             tuple(OutputCall(at, step, _figures(found)) for at, step, found in self._history),
-            self._looked - len(self._history),
+            self._looked - len(self._history), self._taken.together(), self._taken.latest(),
         )  # fmt: skip
-
-    def _together(self) -> OutputFigures | None:
-        if self._last is None:
-            return None
-        sparsity = self._zeros / self._elements if self._elements else None
-        if not self._finite:
-            return OutputFigures(self._elements, None, None, None, self._nan, self._inf, sparsity)
-        std = math.sqrt(self._squares / self._finite)
-        return OutputFigures(self._elements, self._mean, std, (self._smallest, self._largest), self._nan, self._inf, sparsity)
 
 
 _COUNTS = (semconv.OUTPUT_STAT_ELEMENT_COUNT, semconv.OUTPUT_STAT_NAN_COUNT, semconv.OUTPUT_STAT_INF_COUNT)
+_TAKEN = {key: semconv.INPUT_STATS[key] for key in semconv.OUTPUTS_STATS}
+"""Names of figures of inputs, by those of outputs."""
 _VALUES = (semconv.OUTPUT_STAT_MEAN, semconv.OUTPUT_STAT_STD, semconv.OUTPUT_STAT_MIN, semconv.OUTPUT_STAT_MAX)
 
 

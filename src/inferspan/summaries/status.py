@@ -17,7 +17,10 @@ from .summary import printable
 
 __all__ = ["Status", "status_of"]
 
-_FIGURES = ("logits", "token_arrays", "analysis", "device_time", "output_stats", "routing", "entropy_metric", "module_metric")
+_FIGURES = (
+    "logits", "token_arrays", "analysis", "device_time", "output_stats", "input_stats", "routing", "entropy_metric", "module_metric",
+    "activation_metric",
+)  # fmt: skip
 """Settings that have figures collected."""
 
 

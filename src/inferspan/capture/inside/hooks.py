@@ -1,4 +1,4 @@
-"""Hooks that look inside a model during recorded requests, and what they write to.
+"""What is looked at inside a model during recorded requests, and what the hooks of ``attaching`` write to.
 
 Attached from the start of a recorded request to its end, in every step, and taken off while something is compiled. They return ``None``, so
 nothing that they see is changed.
@@ -16,30 +16,26 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.compiler import is_dynamo_compiling
 
 from inferspan import semconv
-from inferspan.capture.compile.state import leave_alone, may_hook
 from inferspan.capture.device.memory import device_of
-from inferspan.capture.modules.hook_pair import CopiedAway
 from inferspan.capture.modules.output_stats import OutputStats
 from inferspan.capture.modules.patterns import matches
-from inferspan.capture.modules.recorder import current
 from inferspan.capture.modules.selection import select, walk
-from inferspan.guard import contain, report
+from inferspan.guard import contain
 from inferspan.records import AttributeValue, ModuleInfo, RequestEnd
 from inferspan.settings import Settings
 
 from .functions import ModuleFunction, Results, Returned
-from .memory import Memory, MemoryAfter, MemoryBefore, MemoryLog, Used, module_reader
+from .inputs import InputFigures, InputLog, given
+from .memory import Memory, MemoryLog, Used
 from .passes import PassWatch
-from .results import BadOutput, ModuleResult, NonfiniteError
+from .results import BadOutput, ModuleResult, NonfiniteError, NumericsVerdict
 from .watch import Looked, Numerics, WatchLog, count_now, tensors_in
 
-__all__ = ["AfterHook", "Inside", "InsideLog"]
+__all__ = ["Inside", "InsideLog", "Plan", "check_watched"]
 
 _log = logging.getLogger("inferspan")
-_tracing: Any = torch._C._get_tracing_state
 KEPT_RESULTS = 10_000
 """Results of functions that a model keeps, the latest ones."""
 MOST_EVENTS = 16
@@ -51,12 +47,9 @@ class Inside:
 
     def __init__(self, root: nn.Module, settings: Settings) -> None:
         self._root = weakref.ref(root)
-        self.numerics = Numerics()
+        self.numerics, self.numerics_of_inputs, self.memory = Numerics(), Numerics(), Memory()
         self.passes = PassWatch(settings)
-        self.on_nonfinite = settings.on_nonfinite
-        self.watched: Any = settings.numerics
-        self.memory = Memory()
-        self.read_memory: Any = settings.memory
+        self.configure(settings)
         self.functions: list[ModuleFunction] = []
         self.results: deque[ModuleResult] = deque(maxlen=KEPT_RESULTS)
         self.plan: dict[str, Plan] = {}
@@ -74,12 +67,30 @@ class Inside:
     @property
     def looks(self) -> bool:
         """Whether more is to be done at modules than reading memory."""
-        return bool(self.watched != "none" or self.functions)
+        return bool(self.watched != "none" or self.functions or self.inputs != "none")
 
     def configure(self, settings: Settings) -> None:
         """Look at other modules from the next request on; the patterns have been checked."""
-        self.on_nonfinite, self.watched, self.read_memory = settings.on_nonfinite, settings.numerics, settings.memory
+        self.on_nonfinite: str = settings.on_nonfinite
+        self.watched: Any = settings.numerics
+        self.read_memory: Any = settings.memory
+        self.watches_inputs: bool = settings.numerics_inputs
+        self.inputs: Any = _with_inputs(settings)
+        """Modules whose recorded calls have statistics of inputs."""
         self.passes.configure(settings)
+
+    def differs(self, settings: Settings) -> bool:
+        """Whether other modules are to be looked at, or otherwise, than now."""
+        now = (self.watched, self.read_memory, self.watches_inputs, self.inputs)
+        now = (*now, self.passes.gradients.watched, self.passes.flow.watched)
+        then = (settings.numerics, settings.memory, settings.numerics_inputs, _with_inputs(settings))
+        return now != (*then, settings.gradients, settings.control_flow)
+
+    def check(self, root: nn.Module, settings: Settings) -> None:
+        """Raise ``SettingsError`` where a pattern matches no module."""
+        check_watched(root, settings.numerics)
+        check_watched(root, settings.memory, "memory")
+        self.passes.check(root, settings)
 
     def entries(self, root: nn.Module) -> list[tuple[nn.Module, ModuleInfo, nn.Module]]:
         """The modules to look at, as ``select`` returns them.
@@ -88,9 +99,14 @@ class Inside:
             SettingsError: a name pattern matches no module.
         """
         found = check_watched(root, self.watched)
-        self.plan = {info.name: Plan(watched=True) for _, info, _ in found}
+        self.plan = {info.name: Plan(watched=True, watches_inputs=self.watches_inputs) for _, info, _ in found}
         self.modules = len(found) or self.modules or sum(not module._modules for module in root.modules())
         known = {info.name for _, info, _ in found}
+        for entry in check_watched(root, self.inputs, "modules"):
+            if entry[1].name not in known:
+                known.add(entry[1].name)
+                found.append(entry)
+            self.plan.setdefault(entry[1].name, Plan()).inputs = True
         for function in self.functions:
             matched = [entry for entry in walk(root) if matches(entry[0], entry[1], function.pattern)]
             function.modules = tuple(path for path, _, _ in matched)
@@ -114,6 +130,12 @@ class Inside:
         """Go on with what another one has found, and with its functions: the model was taken out of the other's."""
         self.numerics, self.functions, self.results, self.memory = other.numerics, other.functions, other.results, other.memory
         self.passes.take_over(other.passes)
+        self.numerics_of_inputs = other.numerics_of_inputs
+
+    def verdict(self) -> NumericsVerdict:
+        """What is known of outputs, and of inputs where they are looked at."""
+        inputs = self.numerics_of_inputs.verdict()
+        return replace(self.numerics.verdict(), inputs=inputs if inputs.calls or self.watches_inputs else None)
 
     def device(self) -> torch.device | None:
         """Where the model has its first parameter."""
@@ -128,7 +150,13 @@ class Inside:
         """Called in a forked child."""
         self.numerics.forked()
         self.passes.forked()
+        self.numerics_of_inputs.forked()
         self.memory.forked()
+
+
+def _with_inputs(settings: Settings) -> Any:
+    """Modules of which figures of inputs are wanted."""
+    return settings.modules if settings.input_stats and settings.steps != "none" else "none"
 
 
 def check_watched(root: nn.Module, watched: Any, setting: str = "numerics") -> list[tuple[nn.Module, ModuleInfo, nn.Module]]:
@@ -137,14 +165,31 @@ def check_watched(root: nn.Module, watched: Any, setting: str = "numerics") -> l
 
 
 class Plan:
-    """What is done at a module: whether its output is looked at and its memory read, and functions by when they run."""
+    """What is done at a module.
 
-    __slots__ = ("functions", "memory", "watched")
+    Attributes:
+        watched, watches_inputs: whether bad values are counted in its output, and in its inputs.
+        inputs: whether recorded calls have statistics of their inputs.
+        memory: whether memory is read.
+        functions: of the program, by when they run.
+    """
 
-    def __init__(self, *, watched: bool = False) -> None:
-        self.watched = watched
-        self.memory = False
+    __slots__ = ("functions", "inputs", "memory", "watched", "watches_inputs")
+
+    def __init__(self, *, watched: bool = False, watches_inputs: bool = False) -> None:
+        self.watched, self.watches_inputs = watched, watches_inputs
+        self.inputs = self.memory = False
         self.functions: dict[str, list[ModuleFunction]] = {"before": [], "after": []}
+
+    @property
+    def before(self) -> bool:
+        """Whether something is looked at or run before the module runs."""
+        return bool(self.watches_inputs or self.inputs or self.functions["before"])
+
+    @property
+    def after(self) -> bool:
+        """The same once it has returned."""
+        return bool(self.watched or self.functions["after"])
 
 
 class _Collector(OutputStats):
@@ -154,13 +199,13 @@ class _Collector(OutputStats):
         super().__init__()
         self._log = log
         self._outputs = outputs
-        self._order: list[tuple[int | None, list[Looked | Returned | Used]]] = []
+        self._order: list[tuple[int | None, list[_Found]]] = []
 
     def append(self, output: object, module: ModuleInfo | None = None) -> int | None:
         """As of the base; what was found in the same call joins it."""
         index = None if self._outputs is None else self._outputs.append(output, module)
         log = self._log
-        found: list[Looked | Returned | Used] = [] if module is None else [*log.latest.pop(module.name, ())]
+        found: list[_Found] = [] if module is None else [*log.latest.pop(module.name, ())]
         if module is not None and log.memory is not None and (used := log.memory.latest.pop(module.name, None)) is not None:
             found.append(used)
         for one in found:
@@ -184,6 +229,10 @@ class _Collector(OutputStats):
         ]
 
 
+_Found = Looked | Returned | InputFigures | Used
+"""What is found in one call, with attributes for its span."""
+
+
 class InsideLog:
     """What was found inside during one request.
 
@@ -203,8 +252,8 @@ class InsideLog:
         self._call = call
         self._warns = on_nonfinite == "warn"
         self.waits = on_nonfinite == "raise"
-        self.watch = WatchLog()
-        self.latest: dict[str, list[Looked | Returned]] = {}
+        self.watch, self.watch_inputs, self._inputs = WatchLog(), WatchLog(of_inputs=True), InputLog()
+        self.latest: dict[str, list[_Found]] = {}
         self._results = Results()
         self._abandoned = False
         self.passes = inside.passes.begin(call, self.step) if inside.passes.active else None
@@ -227,6 +276,18 @@ class InsideLog:
         looked = self.watch.add(info.name, self.step(), perf_counter_ns(), output)
         if looked is not None:
             self.latest.setdefault(info.name, []).append(looked)
+
+    def take(self, info: ModuleInfo, plan: Plan, args: Any, kwargs: Any) -> None:
+        """A module is called."""
+        looked = figures = None
+        if plan.watches_inputs:
+            looked = self.watch_inputs.add(info.name, self.step(), perf_counter_ns(), given(args, kwargs))
+        # Calls that get no span have nowhere to show theirs.
+        if plan.inputs and (self._call.calls_left > 0 or self._call.open_calls):
+            figures = self._inputs.add(args, kwargs)
+        for found in (figures, looked):
+            if found is not None:
+                self.latest.setdefault(info.name, []).append(found)
 
     def run(self, functions: Sequence[ModuleFunction], module: nn.Module, arguments: tuple[Any, Any], output: Any, name: str) -> None:
         """Run functions of the program for a call of a module."""
@@ -258,6 +319,10 @@ class InsideLog:
         with contain("numerics watch"):
             if self.watch.read():
                 self._call.nonfinite_seen = True
+        with contain("statistics of inputs"):
+            self._inputs.read()
+            if self.watch_inputs.read():
+                self._call.nonfinite_seen = True
         with contain("results of functions"):
             self._inside.results.extend(Results.result(one, self._call.offset) for one in self._results.read())
 
@@ -274,6 +339,7 @@ class InsideLog:
             passes = 1 if steps is None else steps.index
             watch.left_out["in compiled code"] += max(0, passes - len(watch.steps)) * self._inside.modules
         firsts = self._inside.numerics.add(watch, call.offset)
+        self._inside.numerics_of_inputs.add(self.watch_inputs, call.offset)
         counts = dict(end.nonfinite)
         for looked in watch.read_rows:
             for kind, count in (("nan", looked.nan), ("inf", looked.inf)):
@@ -306,92 +372,3 @@ class InsideLog:
 
 def _warn(firsts: Sequence[BadOutput], calls: int) -> None:
     _log.warning("NaN or Inf in the outputs of %s modules, %s calls of one request; first %s", len(firsts), calls, firsts[0])
-
-
-class _Hook(CopiedAway):
-    """Base of hooks of a module that is looked at."""
-
-    __slots__ = ("_engine", "_info", "_plan")
-
-    def __init__(self, info: ModuleInfo, plan: Plan, engine: object) -> None:
-        self._info = info
-        self._plan = plan
-        self._engine = engine
-
-    def _log(self) -> InsideLog | None:
-        """Of the recorded request that runs on this thread."""
-        call: Any = current.call
-        return call.looking if call is not None and call.engine is self._engine else None
-
-
-class BeforeHook(_Hook):
-    """Pre-hook of a module before which functions run."""
-
-    __slots__ = ()
-
-    @leave_alone
-    def __call__(self, module: nn.Module, args: Any = (), kwargs: Any = None, *_: Any) -> None:
-        """Run them."""
-        if is_dynamo_compiling() or _tracing() or (log := self._log()) is None:
-            return
-        try:
-            log.latest.pop(self._info.name, None)
-            log.run(self._plan.functions["before"], module, (args, kwargs or {}), None, self._info.name)
-        except Exception as own:
-            report("results of functions", own)
-
-
-class AfterHook(_Hook):
-    """Forward hook of a module that is looked at."""
-
-    __slots__ = ()
-
-    @leave_alone
-    def __call__(self, module: nn.Module, args: Any = (), *rest: Any) -> None:
-        """Look at the output; raises ``NonfiniteError`` where that is wanted."""
-        if is_dynamo_compiling() or _tracing() or (log := self._log()) is None:
-            return
-        error: NonfiniteError | None = None
-        plan, kwargs = self._plan, rest[0] if len(rest) > 1 else {}
-        try:
-            if not plan.functions["before"]:
-                log.latest.pop(self._info.name, None)
-            if plan.watched:
-                log.look(self._info, rest[-1])
-                if log.waits:
-                    error = log.failure(self._info, rest[-1], (args, kwargs))
-            if plan.functions["after"]:
-                log.run(plan.functions["after"], module, (args, kwargs), rest[-1], self._info.name)
-        except Exception as own:
-            report("numerics watch", own)
-        if error is not None:
-            raise error
-
-
-def attach(entries: Sequence[tuple[weakref.ref[nn.Module], ModuleInfo, Any, Any]], engine: Any, fused: set[int]) -> tuple[list[Any], bool]:
-    """Hook modules; handles of the hooks, and whether some could not be hooked."""
-    handles: list[Any] = []
-    refused = engine.inside.reads_modules = False
-    device = engine.inside.device() if engine.inside.read_memory != "none" else None
-    for reference, info, *_ in entries:
-        module = reference()
-        if module is None:
-            continue
-        plan, passes = engine.inside.plan.get(info.name) or Plan(), engine.inside.passes
-        looks = plan.watched or any(plan.functions.values())
-        read = module_reader(module, device) if plan.memory else None
-        if read is None and not looks and not passes.wants(info.name):
-            continue
-        if id(module) in fused or not may_hook(module):
-            refused = True
-            continue
-        if plan.functions["before"]:
-            handles.append(module.register_forward_pre_hook(BeforeHook(info, plan, engine), with_kwargs=True))
-        if read is not None:
-            engine.inside.reads_modules = True
-            handles.append(module.register_forward_pre_hook(MemoryBefore(info.name, read, engine)))
-            handles.append(module.register_forward_hook(MemoryAfter(info.name, read, engine)))
-        if looks:
-            handles.append(module.register_forward_hook(AfterHook(info, plan, engine), with_kwargs=True))
-        handles += passes.attach(module, info.name, engine)
-    return handles, refused

@@ -8,7 +8,7 @@ from typing import Any
 
 from inferspan.text.numbers import counted
 
-__all__ = ["BadOutput", "ModuleNumerics", "ModuleResult", "NonfiniteError", "NumericsVerdict"]
+__all__ = ["BadOutput", "BadWeight", "ModuleNumerics", "ModuleResult", "NonfiniteError", "NumericsVerdict", "WeightsVerdict"]
 
 
 class NonfiniteError(ArithmeticError):
@@ -92,6 +92,7 @@ class NumericsVerdict:
         elements: values that were looked at.
         near_limit: of them, finite ones of at least half the largest value of their dtype.
         not_looked_at: calls, or tensors of one, that were not looked at, by reason.
+        inputs: the same of the inputs of modules; ``None`` without ``numerics_inputs``.
     """
 
     total_modules: int = 0
@@ -105,6 +106,7 @@ class NumericsVerdict:
     elements: int = 0
     near_limit: int = 0
     not_looked_at: Mapping[str, int] = field(default_factory=dict)
+    inputs: NumericsVerdict | None = None
 
     @property
     def near_limit_share(self) -> float | None:
@@ -112,19 +114,70 @@ class NumericsVerdict:
         return self.near_limit / self.elements if self.elements else None
 
     def __str__(self) -> str:
+        of_inputs = [] if self.inputs is None else self.inputs._lines("  inputs", "were given")
+        return "\n".join([*self._lines("numerics", "returned"), *of_inputs])
+
+    def _lines(self, title: str, verb: str) -> list[str]:
         looked = f"{counted(self.calls, 'call')} of {counted(self.total_modules, 'module')}"
         odd = ", ".join(f"{count:,} {reason}" for reason, count in self.not_looked_at.items())
         left = f"; not looked at: {odd or 'none'}"
         near = f"; {self.near_limit:,} of {self.elements:,} values near the limit of their dtype" if self.near_limit else ""
         if self.first is None:
-            return f"numerics: no NaN or Inf in {looked}{near}{left}"
+            return [f"{title}: no NaN or Inf in {looked}{near}{left}"]
         lines = [
-            f"numerics: {len(self.problematic_modules):,} of {self.total_modules:,} modules returned NaN or Inf; first {self.first}",
+            f"{title}: {len(self.problematic_modules):,} of {self.total_modules:,} modules {verb} NaN or Inf; first {self.first}",
             f"  {counted(self.nan_count, 'call')} with NaN, {self.inf_count:,} with Inf, of {looked}{near}{left}",
         ]
         for one in self.problematic_modules[:12]:
             lines.append(f"  {one.module}: {counted(one.calls, 'call')}, {one.nan:,} NaN, {one.inf:,} Inf")
         more = len(self.problematic_modules) - 12
+        return lines + ([f"  and {more:,} more"] if more > 0 else [])
+
+
+@dataclass(frozen=True, slots=True)
+class BadWeight:
+    """A parameter or buffer with NaN or Inf: its path, shape, dtype, numbers of such values and of all."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    nan: int
+    inf: int
+    elements: int
+
+    def __str__(self) -> str:
+        size = "x".join(map(str, self.shape)) or "scalar"
+        return f"{self.name} ({size} {self.dtype}): {self.nan:,} NaN, {self.inf:,} Inf of {counted(self.elements, 'value')}"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsVerdict:
+    """Whether parameters and buffers have NaN or Inf; printed, it says so in words.
+
+    Attributes:
+        tensors: that were looked at.
+        elements: their values.
+        problematic: those with NaN or Inf, in the model's order.
+        near_limit: finite values of at least half the largest value of their dtype.
+        not_looked_at: tensors that were not looked at, by reason.
+    """
+
+    tensors: int = 0
+    elements: int = 0
+    problematic: tuple[BadWeight, ...] = ()
+    near_limit: int = 0
+    not_looked_at: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        looked = f"{counted(self.elements, 'value')} of {counted(self.tensors, 'tensor')}"
+        near = f"; {self.near_limit:,} near the limit of their dtype" if self.near_limit else ""
+        odd = ", ".join(f"{count:,} {reason}" for reason, count in self.not_looked_at.items())
+        rest = f"{near}; not looked at: {odd or 'none'}"
+        if not self.problematic:
+            return f"weights: no NaN or Inf in {looked}{rest}"
+        lines = [f"weights: NaN or Inf in {len(self.problematic):,} of {counted(self.tensors, 'tensor')}, {looked}{rest}"]
+        lines += [f"  {one}" for one in self.problematic[:12]]
+        more = len(self.problematic) - 12
         return "\n".join(lines + ([f"  and {more:,} more"] if more > 0 else []))
 
 

@@ -85,9 +85,10 @@ def count_now(tensors: Sequence[Tensor]) -> tuple[int, int]:
 class Looked:
     """One call that was looked at; the counts are 0 until they are read."""
 
-    __slots__ = ("call", "counted", "elements", "high", "inf", "module", "nan", "places", "step", "time")
+    __slots__ = ("call", "counted", "elements", "high", "inf", "module", "nan", "of_inputs", "places", "step", "time")
 
-    def __init__(self, module: str, step: int | None, call: int, time: int) -> None:
+    def __init__(self, module: str, step: int | None, call: int, time: int, *, of_inputs: bool) -> None:
+        self.of_inputs = of_inputs
         self.module, self.step, self.call, self.time = module, step, call, time
         self.places: list[Counted] = []
         self.elements = self.nan = self.inf = self.high = 0
@@ -104,13 +105,20 @@ class Looked:
         """For the span of the call, if it has one: nothing where all is well."""
         if not (self.nan or self.inf):
             return {}
+        if self.of_inputs:
+            return {semconv.INPUT_STAT_NAN_COUNT: self.nan, semconv.INPUT_STAT_INF_COUNT: self.inf}
         return {semconv.OUTPUT_STAT_NAN_COUNT: self.nan, semconv.OUTPUT_STAT_INF_COUNT: self.inf}
 
 
 class WatchLog:
-    """The calls of one request that were looked at, in the order in which they ended."""
+    """The calls of one request that were looked at, in the order in which they ended.
 
-    def __init__(self) -> None:
+    Args:
+        of_inputs: whether their inputs were, in the order in which they began.
+    """
+
+    def __init__(self, *, of_inputs: bool = False) -> None:
+        self._of_inputs = of_inputs
         self._rows = DeviceCounts()
         self._unread: list[Looked] = []
         self._looked = 0
@@ -158,7 +166,7 @@ class WatchLog:
         return looked
 
     def _looked_at(self, module: str, step: int | None, time: int) -> Looked:
-        looked = Looked(module, step, self._looked, time)
+        looked = Looked(module, step, self._looked, time, of_inputs=self._of_inputs)
         self._unread.append(looked)
         return looked
 

@@ -15,7 +15,7 @@ from torch import nn
 from inferspan.capture.compile.state import may_hook
 from inferspan.capture.compile.watch import compiling
 from inferspan.capture.data_flow import hooks as data_flow
-from inferspan.capture.inside.hooks import attach
+from inferspan.capture.inside.attaching import attach
 from inferspan.records import ModuleInfo
 
 from .hook_pair import EnterHook, ExitHook
@@ -175,7 +175,7 @@ class Observed:
 
 
 class InsideGroup(Observed):
-    """Modules that are looked at in every step: see ``inside.hooks``."""
+    """Modules that are looked at in every step: see ``inside.attaching``."""
 
     def attach(self) -> None:
         """Attach to all of the modules."""

@@ -18,7 +18,7 @@ from inferspan.capture.compile.state import holds_compiled, is_compiled, is_opti
 from inferspan.capture.compile.watch import compiling
 from inferspan.capture.data_flow.hooks import Flows
 from inferspan.capture.inside.functions import ModuleFunction
-from inferspan.capture.inside.hooks import Inside, check_watched
+from inferspan.capture.inside.hooks import Inside
 from inferspan.guard import contain
 from inferspan.records import ModuleInfo
 from inferspan.setting_checks import warn_once
@@ -146,15 +146,11 @@ class ModuleObservers:
         with self._lock:
             if root is not None:
                 select(root, wanted.modules, wanted.style, routers=wanted.routers)
-                check_watched(root, settings.numerics)
-                check_watched(root, settings.memory, "memory")
-            inside = self.inside
-            same = root is None or inside.passes.check(root, settings)
-            same = same and wanted == self._wanted and (settings.numerics, settings.memory) == (inside.watched, inside.read_memory)
-            same = same and settings.data_flow == self.flows.wanted
-            self._changed = self._changed or not same
+                self.inside.check(root, settings)
+            differs = self.inside.differs(settings) or settings.data_flow != self.flows.wanted
+            self._changed = self._changed or wanted != self._wanted or differs
             self._wanted, self.flows.wanted = wanted, settings.data_flow
-            inside.configure(settings)
+            self.inside.configure(settings)
 
     def refresh(self) -> None:
         """Select anew.

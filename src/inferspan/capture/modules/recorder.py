@@ -18,7 +18,7 @@ from . import call_log
 from .call_log import current
 from .shapes import MAX_ENTRIES, describe
 
-__all__ = ["FRAMES", "IN_C", "CallLog", "ModuleCaller", "bind", "count_values", "current", "moments_of"]
+__all__ = ["FRAMES", "IN_C", "CallLog", "ModuleCaller", "bind", "current"]
 
 
 def _failed(error: Exception) -> None:
@@ -70,7 +70,3 @@ if TYPE_CHECKING or not IN_C:
     CallLog = call_log.CallLog
 else:
     CallLog, ModuleCaller = _extension.CallLog, _extension.ModuleCaller
-count_values: Any = _extension.count_values if IN_C else None
-"""Counts NaN, Inf and values near the limit in memory: ``(address, count, kind)``; ``None`` without the extension."""
-moments_of: Any = _extension.moments_of if IN_C else None
-"""Moments of values in memory, likewise."""

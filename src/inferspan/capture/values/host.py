@@ -7,16 +7,22 @@ operations do the same.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from inferspan.capture.modules.recorder import count_values, moments_of
+from inferspan.extension import load
 
 from .bits import counts_of_rows
 from .pieces import pieces_of
 
 __all__ = ["counts", "moments"]
+
+_extension: Any = load().module
+count_values: Any = None if _extension is None else _extension.count_values
+"""``(address, count, kind)``, in C; ``None`` without the extension, as the next."""
+moments_of: Any = None if _extension is None else _extension.moments_of
 
 KINDS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 """As in ``csrc/reductions.c``."""

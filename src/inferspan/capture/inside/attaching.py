@@ -1,0 +1,115 @@
+"""Hooks on the modules that are looked at inside, which write to the log of the request that runs on their thread."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.compiler import is_dynamo_compiling
+
+from inferspan.capture.compile.state import leave_alone, may_hook
+from inferspan.capture.modules.hook_pair import CopiedAway
+from inferspan.capture.modules.recorder import current
+from inferspan.guard import report
+from inferspan.records import ModuleInfo
+
+from .hooks import InsideLog, Plan
+from .memory import MemoryAfter, MemoryBefore, module_reader
+from .results import NonfiniteError
+
+__all__ = ["AfterHook", "BeforeHook", "attach"]
+
+_tracing: Any = torch._C._get_tracing_state
+
+
+class _Hook(CopiedAway):
+    """Base of hooks of a module that is looked at."""
+
+    __slots__ = ("_engine", "_info", "_plan")
+
+    def __init__(self, info: ModuleInfo, plan: Plan, engine: object) -> None:
+        self._info = info
+        self._plan = plan
+        self._engine = engine
+
+    def _log(self) -> InsideLog | None:
+        """Of the recorded request that runs on this thread."""
+        call: Any = current.call
+        return call.looking if call is not None and call.engine is self._engine else None
+
+
+class BeforeHook(_Hook):
+    """Pre-hook of a module whose inputs are looked at, or before which functions run."""
+
+    __slots__ = ()
+
+    @leave_alone
+    def __call__(self, module: nn.Module, args: Any = (), kwargs: Any = None, *_: Any) -> None:
+        """Look at them, and run the functions."""
+        if is_dynamo_compiling() or _tracing() or (log := self._log()) is None:
+            return
+        try:
+            log.latest.pop(self._info.name, None)
+            log.take(self._info, self._plan, args, kwargs or {})
+            log.run(self._plan.functions["before"], module, (args, kwargs or {}), None, self._info.name)
+        except Exception as own:
+            report("results of functions", own)
+
+
+class AfterHook(_Hook):
+    """Forward hook of a module that is looked at."""
+
+    __slots__ = ()
+
+    @leave_alone
+    def __call__(self, module: nn.Module, args: Any = (), *rest: Any) -> None:
+        """Look at the output; raises ``NonfiniteError`` where that is wanted."""
+        if is_dynamo_compiling() or _tracing() or (log := self._log()) is None:
+            return
+        error: NonfiniteError | None = None
+        plan, kwargs = self._plan, rest[0] if len(rest) > 1 else {}
+        try:
+            if not plan.before:
+                log.latest.pop(self._info.name, None)
+            if plan.watched:
+                log.look(self._info, rest[-1])
+                if log.waits:
+                    error = log.failure(self._info, rest[-1], (args, kwargs))
+            if plan.functions["after"]:
+                log.run(plan.functions["after"], module, (args, kwargs), rest[-1], self._info.name)
+        except Exception as own:
+            report("numerics watch", own)
+        if error is not None:
+            raise error
+
+
+def attach(entries: Sequence[tuple[weakref.ref[nn.Module], ModuleInfo, Any, Any]], engine: Any, fused: set[int]) -> tuple[list[Any], bool]:
+    """Hook modules; handles of the hooks, and whether some could not be hooked."""
+    handles: list[Any] = []
+    refused = engine.inside.reads_modules = False
+    device = engine.inside.device() if engine.inside.read_memory != "none" else None
+    for reference, info, *_ in entries:
+        module = reference()
+        if module is None:
+            continue
+        plan, passes = engine.inside.plan.get(info.name) or Plan(), engine.inside.passes
+        looks = plan.before or plan.after
+        read = module_reader(module, device) if plan.memory else None
+        if read is None and not looks and not passes.wants(info.name):
+            continue
+        if id(module) in fused or not may_hook(module):
+            refused = True
+            continue
+        if plan.before:
+            handles.append(module.register_forward_pre_hook(BeforeHook(info, plan, engine), with_kwargs=True))
+        if read is not None:
+            engine.inside.reads_modules = True
+            handles.append(module.register_forward_pre_hook(MemoryBefore(info.name, read, engine)))
+            handles.append(module.register_forward_hook(MemoryAfter(info.name, read, engine)))
+        if plan.after:
+            handles.append(module.register_forward_hook(AfterHook(info, plan, engine), with_kwargs=True))
+        handles += passes.attach(module, info.name, engine)
+    return handles, refused

@@ -1,0 +1,42 @@
+"""NaN, Inf and values near the limit of their dtype in the parameters and buffers of a model, when the program asks."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from typing import Any
+
+from torch import Tensor, nn
+
+from inferspan.capture.values import host
+from inferspan.capture.values.counts import Counted, DeviceCounts
+
+from .results import BadWeight, WeightsVerdict
+from .watch import tensors_in
+
+__all__ = ["check_weights"]
+
+
+def check_weights(model: nn.Module | None, pattern: str) -> WeightsVerdict:
+    """Look at the parameters and buffers whose path matches, each once; waits for the device.
+
+    Args:
+        model: whose; ``None`` if it does not live any more.
+        pattern: a glob; ``model.layers.0`` means everything in that module.
+    """
+    left_out: Counter[str] = Counter()
+    rows, found = DeviceCounts(), list[tuple[str, Tensor, tuple[int, int, int] | Counted]]()
+    named: Any = () if model is None else (*model.named_parameters(), *model.named_buffers())
+    for name, tensor in named:
+        if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}.*"):
+            for part in tensors_in(tensor.detach(), left_out):
+                if part.numel():
+                    found.append((name, part, host.counts(part) if part.is_cpu else rows.add(part)))
+    numbers = rows.read()
+    bad, elements, high = [], 0, 0
+    for name, part, place in found:
+        nan, inf, near = place if isinstance(place, tuple) and len(place) == 3 else numbers(place)
+        elements, high = elements + part.numel(), high + near
+        if nan or inf:
+            bad.append(BadWeight(name, tuple(part.shape), str(part.dtype).removeprefix("torch."), nan, inf, part.numel()))
+    return WeightsVerdict(len(found), elements, tuple(bad), high, {key: count for key, count in left_out.items() if count})

@@ -250,6 +250,8 @@ class RequestEnd:
     """The first ``BadOutput`` of each module whose output had NaN or Inf, in order, at most 16."""
     events: Sequence[tuple[str, int, Attributes]] = ()
     """Further events of the request's span: name, nanoseconds since the epoch, attributes."""
+    top_logits: Sequence[Any] = ()
+    """``TopLogits`` of the passes, where they are wanted."""
     spans_dropped: int = 0
     overhead_ns: int = 0
     timed: bool = True

@@ -343,6 +343,14 @@ FLOW_BYTES = "inferspan.data_flow.bytes"
 FLOW_VIA = "inferspan.data_flow.via"
 FLOW_EDGES = "inferspan.data_flow.edges"
 FLOW_LEFT_OUT = "inferspan.data_flow.left_out"
+POSITIONS_EVENT = "inferspan.logits.positions"
+POSITION_ROWS = "inferspan.logits.position.rows"
+POSITION_PLACES = "inferspan.logits.position.places"
+POSITION_IDS = "inferspan.logits.position.ids"
+POSITION_VALUES = "inferspan.logits.position.values"
+POSITION_TEXTS = "inferspan.logits.position.texts"
+POSITION_SHAPE = "inferspan.logits.position.shape"
+POSITIONS_OMITTED = "inferspan.logits.position.omitted"
 NONFINITE_EVENT = "inferspan.nonfinite_output"
 OUTPUTS_STATS = {
     key: key.replace("inferspan.output.", "inferspan.outputs.")
@@ -1277,6 +1285,13 @@ EVENTS = (
         f"`{MODULE_NAME}`, `{STEP_INDEX}`, `{OUTPUT_STAT_NAN_COUNT}`, `{OUTPUT_STAT_INF_COUNT}`, `{OUTPUT_STAT_ELEMENT_COUNT}`",
     ),
     Event(
+        POSITIONS_EVENT,
+        "DEBUG (5)",
+        "log record",
+        "a pass through the language head, with `top_k_positions=\"all\"`, content capture and a logger provider",
+        f"`{STEP_INDEX}`, `{POSITION_SHAPE}`, `{POSITION_ROWS}`, `{POSITION_PLACES}`, `{POSITION_IDS}`, `{POSITION_VALUES}`, `{POSITION_TEXTS}`, `{POSITIONS_OMITTED}`: a row and a place for each position, as many ids, raw logits and texts for each of them, the largest first",
+    ),
+    Event(
         "{name}",
         "INFO (9) as a log record",
         "event on the innermost stage, session or request; without one a log record, or, where no logs are sent, a span without duration",
@@ -1382,6 +1397,7 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("out of memory",), "what is told of an out-of-memory error"),
     ErrorPlaces(("control flow",), "early exits, loops and branches"),
     ErrorPlaces(("gradients",), "spans and statistics of a backward pass"),
+    ErrorPlaces(("largest logits",), "what `top_k_positions` asks for"),
     ErrorPlaces(("statistics of inputs",), "figures of `input_stats` and `numerics_inputs`"),
     ErrorPlaces(("analysis",), "the analysis of what was generated, and its findings"),
     ErrorPlaces(("evaluation event",), "the events of findings"),

@@ -65,6 +65,7 @@ class Settings:
     module_span_name: str = _setting("layer", check.choice("layer", "path", "type"), 'name of a module span: "layer 12 mlp", the path, or the class', live=True)
     logits: bool = _setting(True, check.boolean, "statistics of the raw logits of every recorded step", live=True)
     top_k: int = _setting(5, check.integer(0, 100), "most likely tokens kept per step, only with content capture", live=True)
+    top_k_positions: str = _setting("last", check.choice("last", "all"), 'with "all" and content capture: the `top_k` largest raw logits of every row and position of each pass, as log records and in `handle.top_logits()`; at most 1,024 of a pass and 4,096 of a request', live=True)
     token_arrays: bool = _setting(True, check.boolean, "log-probabilities, entropies and intervals per token on the request span")
     analysis: bool = _setting(True, check.boolean, "repetition, loops, entropy and confidence of what was generated, and findings: attributes of the request span, a `gen_ai.evaluation.result` event and a count each; requests that are sampled", live=True)
     thresholds: Mapping[str, float] | Sequence[tuple[str, float]] = _setting((), check.thresholds, "when a figure of the analysis is a finding, a mapping, or `confidence=0.5,repetition_recent=0.8,repetition_4gram=0.5,loop_tokens=32,logit_spread=0.1`, which are the defaults; those that are not named keep theirs", live=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from inferspan import composition
 from inferspan.capture.gradients.figures import Gradients
-from inferspan.capture.inside.results import ModuleResult, NumericsVerdict, WeightsVerdict
+from inferspan.capture.inside.results import ModuleResult, NumericsVerdict, TopLogits, WeightsVerdict
 from inferspan.data_flow.flow import DataFlow
 from inferspan.setting_checks import fail
 from inferspan.settings import Settings
@@ -142,6 +142,14 @@ class InsideHandle:
             return DataFlow(None, notes=["nothing is instrumented"])
         target = instrumentation.target
         return flow_of(target.engine, instrumentation.settings, target.info.name or target.info.architecture, step)
+
+    def top_logits(self) -> list[TopLogits]:
+        """The largest raw logits of every row and position in the latest 1,000 passes of requests that have ended, the newest last.
+
+        Needs ``top_k_positions="all"`` and content capture.
+        """
+        instrumentation = self._instrumentation
+        return [] if instrumentation is None else list(instrumentation.target.engine.inside.top_logits)
 
     def check_weights(self, module: str = "*") -> WeightsVerdict:
         """Look for NaN, Inf and values near the limit of their dtype in parameters and buffers now; waits for the device.

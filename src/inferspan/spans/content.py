@@ -6,7 +6,7 @@ messages. ``messages`` decides which content is captured, and bounds it; nothing
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opentelemetry._logs import LogRecord, NoOpLogger, SeverityNumber
@@ -15,7 +15,10 @@ from inferspan import semconv
 from inferspan.messages import structured, to_json
 from inferspan.records import AttributeValue, Failure, RequestEnd
 
-__all__ = ["content_event", "exception_attributes", "exception_event", "inference_group", "session_group", "set_content", "wants"]
+__all__ = [
+    "content_event", "exception_attributes", "exception_event", "inference_group", "position_events", "session_group", "set_content",
+    "wants",
+]  # fmt: skip
 
 _GROUP = (semconv.ERROR_TYPE, "server.address", "server.port")
 """Attributes of the event outside the ``gen_ai`` namespace."""
@@ -81,6 +84,38 @@ def content_event(logger: Any, attributes: Mapping[str, AttributeValue], end: Re
             attributes={**inference_group(attributes), **_messages(end, structured)},
         )
     )
+
+
+def position_events(logger: Any, passes: Sequence[Any], context: Any, request: Mapping[str, AttributeValue]) -> None:
+    """Emit a record for each pass with the largest logits of its positions.
+
+    Args:
+        logger: an OpenTelemetry logger.
+        passes: ``TopLogits`` of a request.
+        context: context that holds the request's span.
+        request: attributes of the request; those of its session are sent too.
+    """
+    for one in passes:
+        kept = one.positions
+        attributes: dict[str, Any] = {
+            semconv.POSITION_SHAPE: "x".join(map(str, one.shape)),
+            semconv.POSITION_ROWS: [position.row for position in kept],
+            semconv.POSITION_PLACES: [position.position for position in kept],
+            semconv.POSITION_IDS: [token for position in kept for token in position.ids],
+            semconv.POSITION_VALUES: [value for position in kept for value in position.logits],
+            semconv.POSITIONS_OMITTED: one.left_out,
+            **session_group(request),
+        }
+        if one.step is not None:
+            attributes[semconv.STEP_INDEX] = one.step
+        if kept and kept[0].texts is not None:
+            attributes[semconv.POSITION_TEXTS] = [text for position in kept for text in position.texts]
+        logger.emit(
+            LogRecord(
+                timestamp=one.time_ns, context=context, severity_number=SeverityNumber.DEBUG, event_name=semconv.POSITIONS_EVENT,
+                attributes=attributes,
+            )
+        )  # fmt: skip
 
 
 def exception_attributes(failure: Failure) -> dict[str, str]:

@@ -33,7 +33,7 @@ from inferspan.summaries.recording import Recording
 from . import figures, origin
 from .analysis import analysed, evaluation_event
 from .attributes import nonfinite_attributes
-from .content import content_event, exception_attributes, exception_event, set_content
+from .content import content_event, exception_attributes, exception_event, position_events, set_content
 from .current import of_this_thread, session_attributes, suppressed
 from .flight_recorder import FlightRecorder, HeldDetail, weight_of
 from .genai_interop import ThirdPartyCall, announce
@@ -383,7 +383,9 @@ class SpanRecorder:
                 evaluation_event(self._logger(), finding, end.end_ns, trace.set_span_in_context(scope.span), scope.given)
 
     def emit_content(self, scope: LiveRequestSpan, end: RequestEnd) -> None:
-        """Emit the event with the captured messages, if the settings ask for it."""
+        """Emit the events with captured content, if the settings ask for it."""
+        if end.top_logits and self._logger is not None:
+            position_events(self._logger(), end.top_logits, trace.set_span_in_context(scope.span), scope.given)
         if not self.settings.content_in_events or self._logger is None or not (end.input_messages or end.output_messages):
             return
         if scope.third_party is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -78,6 +79,8 @@ class AfterHook(_Hook):
                 log.look(self._info, rest[-1])
                 if log.waits:
                     error = log.failure(self._info, rest[-1], (args, kwargs))
+            if plan.positions:
+                log.positions.add(log.step(), perf_counter_ns(), rest[-1])
             if plan.functions["after"]:
                 log.run(plan.functions["after"], module, (args, kwargs), rest[-1], self._info.name)
         except Exception as own:

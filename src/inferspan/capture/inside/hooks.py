@@ -30,7 +30,8 @@ from .functions import ModuleFunction, Results, Returned
 from .inputs import InputFigures, InputLog, given
 from .memory import Memory, MemoryLog, Used
 from .passes import PassWatch
-from .results import BadOutput, ModuleResult, NonfiniteError, NumericsVerdict
+from .positions import PositionLog, head_of
+from .results import BadOutput, ModuleResult, NonfiniteError, NumericsVerdict, TopLogits
 from .watch import Looked, Numerics, WatchLog, count_now, tensors_in
 
 __all__ = ["Inside", "InsideLog", "Plan", "check_watched"]
@@ -38,6 +39,8 @@ __all__ = ["Inside", "InsideLog", "Plan", "check_watched"]
 _log = logging.getLogger("inferspan")
 KEPT_RESULTS = 10_000
 """Results of functions that a model keeps, the latest ones."""
+KEPT_PASSES = 1_000
+"""Passes of which a model keeps the largest logits, the latest ones."""
 MOST_EVENTS = 16
 """Events of one request: the first bad output of each module."""
 
@@ -52,6 +55,9 @@ class Inside:
         self.configure(settings)
         self.functions: list[ModuleFunction] = []
         self.results: deque[ModuleResult] = deque(maxlen=KEPT_RESULTS)
+        self.top_logits: deque[TopLogits] = deque(maxlen=KEPT_PASSES)
+        self.headless = False
+        """Whether logits of a language head are wanted, and none is known."""
         self.plan: dict[str, Plan] = {}
         """What is done at each module."""
         self.modules = 0
@@ -67,7 +73,7 @@ class Inside:
     @property
     def looks(self) -> bool:
         """Whether more is to be done at modules than reading memory."""
-        return bool(self.watched != "none" or self.functions or self.inputs != "none")
+        return bool(self.watched != "none" or self.functions or self.inputs != "none" or self.positions)
 
     def configure(self, settings: Settings) -> None:
         """Look at other modules from the next request on; the patterns have been checked."""
@@ -78,12 +84,14 @@ class Inside:
         self.inputs: Any = _with_inputs(settings)
         """Modules whose recorded calls have statistics of inputs."""
         self.passes.configure(settings)
+        self.positions = _positions(settings)
+        """How many of the largest logits of each position are kept."""
 
     def differs(self, settings: Settings) -> bool:
         """Whether other modules are to be looked at, or otherwise, than now."""
-        now = (self.watched, self.read_memory, self.watches_inputs, self.inputs)
+        now = (self.watched, self.read_memory, self.watches_inputs, self.inputs, bool(self.positions))
         now = (*now, self.passes.gradients.watched, self.passes.flow.watched)
-        then = (settings.numerics, settings.memory, settings.numerics_inputs, _with_inputs(settings))
+        then = (settings.numerics, settings.memory, settings.numerics_inputs, _with_inputs(settings), bool(_positions(settings)))
         return now != (*then, settings.gradients, settings.control_flow)
 
     def check(self, root: nn.Module, settings: Settings) -> None:
@@ -107,6 +115,14 @@ class Inside:
                 known.add(entry[1].name)
                 found.append(entry)
             self.plan.setdefault(entry[1].name, Plan()).inputs = True
+        head = head_of(root) if self.positions else None
+        self.headless = bool(self.positions) and head is None
+        if head is not None:
+            module = root.get_submodule(head)
+            if head not in known:
+                known.add(head)
+                found.append((module, ModuleInfo(head, type(module).__name__, None, head), root.get_submodule(head.rpartition(".")[0])))
+            self.plan.setdefault(head, Plan()).positions = True
         for function in self.functions:
             matched = [entry for entry in walk(root) if matches(entry[0], entry[1], function.pattern)]
             function.modules = tuple(path for path, _, _ in matched)
@@ -130,7 +146,7 @@ class Inside:
         """Go on with what another one has found, and with its functions: the model was taken out of the other's."""
         self.numerics, self.functions, self.results, self.memory = other.numerics, other.functions, other.results, other.memory
         self.passes.take_over(other.passes)
-        self.numerics_of_inputs = other.numerics_of_inputs
+        self.numerics_of_inputs, self.top_logits = other.numerics_of_inputs, other.top_logits
 
     def verdict(self) -> NumericsVerdict:
         """What is known of outputs, and of inputs where they are looked at."""
@@ -159,6 +175,11 @@ def _with_inputs(settings: Settings) -> Any:
     return settings.modules if settings.input_stats and settings.steps != "none" else "none"
 
 
+def _positions(settings: Settings) -> int:
+    """How many of the largest logits of each position are wanted: they are content."""
+    return settings.top_k if settings.top_k_positions == "all" and settings.capture_content != "NO_CONTENT" else 0
+
+
 def check_watched(root: nn.Module, watched: Any, setting: str = "numerics") -> list[tuple[nn.Module, ModuleInfo, nn.Module]]:
     """The modules that a setting means; raises ``SettingsError`` where a pattern matches none."""
     return select(root, watched, "path", setting=setting) if watched not in ("none", "steps") else []
@@ -171,14 +192,15 @@ class Plan:
         watched, watches_inputs: whether bad values are counted in its output, and in its inputs.
         inputs: whether recorded calls have statistics of their inputs.
         memory: whether memory is read.
+        positions: whether it is the language head whose largest logits are kept.
         functions: of the program, by when they run.
     """
 
-    __slots__ = ("functions", "inputs", "memory", "watched", "watches_inputs")
+    __slots__ = ("functions", "inputs", "memory", "positions", "watched", "watches_inputs")
 
     def __init__(self, *, watched: bool = False, watches_inputs: bool = False) -> None:
         self.watched, self.watches_inputs = watched, watches_inputs
-        self.inputs = self.memory = False
+        self.inputs = self.memory = self.positions = False
         self.functions: dict[str, list[ModuleFunction]] = {"before": [], "after": []}
 
     @property
@@ -189,7 +211,7 @@ class Plan:
     @property
     def after(self) -> bool:
         """The same once it has returned."""
-        return bool(self.watched or self.functions["after"])
+        return bool(self.watched or self.positions or self.functions["after"])
 
 
 class _Collector(OutputStats):
@@ -253,6 +275,7 @@ class InsideLog:
         self._warns = on_nonfinite == "warn"
         self.waits = on_nonfinite == "raise"
         self.watch, self.watch_inputs, self._inputs = WatchLog(), WatchLog(of_inputs=True), InputLog()
+        self.positions = PositionLog(inside.positions)
         self.latest: dict[str, list[_Found]] = {}
         self._results = Results()
         self._abandoned = False
@@ -347,10 +370,20 @@ class InsideLog:
                     counts[looked.module, kind] = counts.get((looked.module, kind), 0) + count
         if firsts and self._warns:
             _warn(firsts, len(watch.read_rows))
-        end = replace(end, nonfinite=counts, bad_outputs=firsts[:MOST_EVENTS])
+        end = replace(end, nonfinite=counts, bad_outputs=firsts[:MOST_EVENTS], top_logits=self._largest())
         if self.passes is not None:
             end = self.passes.settle(end, compiled=hidden)
         return end if self.memory is None or self._abandoned else self._with_memory(end, self.memory)
+
+    def _largest(self) -> list[TopLogits]:
+        """The largest logits of the passes, which the model keeps."""
+        with contain("largest logits"):
+            if not self._abandoned:
+                owner = self._call.owner
+                found = self.positions.read(self._call.offset, owner.decode_token if owner.tokenizer is not None else None)
+                self._inside.top_logits.extend(found)
+                return found
+        return []
 
     def _with_memory(self, end: RequestEnd, memory: MemoryLog) -> RequestEnd:
         """The end of the request with what was read of memory."""

@@ -8,7 +8,10 @@ from typing import Any
 
 from inferspan.text.numbers import counted
 
-__all__ = ["BadOutput", "BadWeight", "ModuleNumerics", "ModuleResult", "NonfiniteError", "NumericsVerdict", "WeightsVerdict"]
+__all__ = [
+    "BadOutput", "BadWeight", "ModuleNumerics", "ModuleResult", "NonfiniteError", "NumericsVerdict", "PositionLogits", "TopLogits",
+    "WeightsVerdict",
+]  # fmt: skip
 
 
 class NonfiniteError(ArithmeticError):
@@ -198,3 +201,41 @@ class ModuleResult:
     time_ns: int
     when: str
     values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogits:
+    """The largest raw logits of one position, the largest first.
+
+    Attributes:
+        row: of the batch.
+        position: in the pass, from 0.
+        ids: of the tokens.
+        logits: raw, as the language head returns them.
+        texts: of the tokens; ``None`` without a tokenizer.
+    """
+
+    row: int
+    position: int
+    ids: tuple[int, ...]
+    logits: tuple[float, ...]
+    texts: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogits:
+    """What the language head has returned in one pass.
+
+    Attributes:
+        step: number of the step of its request; ``None`` outside of one.
+        time_ns: nanoseconds since the epoch.
+        shape: of the logits.
+        positions: row by row.
+        left_out: rows and positions that are not among them.
+    """
+
+    step: int | None
+    time_ns: int
+    shape: tuple[int, ...]
+    positions: tuple[PositionLogits, ...]
+    left_out: int

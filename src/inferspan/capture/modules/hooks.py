@@ -91,7 +91,9 @@ class ModuleObservers:
         experts = UNREADABLE if self.routing is not None and self.routing.unread else None
         watched = f"{'numerics' if self.inside.looks else 'memory'}: some modules" if self._of_inside.refused else None
         flow = "data flow: some modules" if self._of_flow.refused else None
-        return "; ".join(filter(None, (self._unobserved or inside, hooked, fused, experts, watched, flow, self.stages_unobserved))) or None
+        head = "top_k_positions: no language head" if self.inside.headless else None
+        rest = (fused, experts, watched, flow, head, self.stages_unobserved)
+        return "; ".join(filter(None, (self._unobserved or inside, hooked, *rest))) or None
 
     def fused_modules(self) -> set[int]:
         """Identities of modules that torch runs as one operation while none of them has a hook: others would give other last bits."""

@@ -71,6 +71,37 @@ def _recording(chain: Any) -> Callable[[], None]:
     return inferspan.instrument(chain, **lifted(modules="all")).uninstrument
 
 
+def _looking(**settings: Any) -> Callable[[Any], Callable[[], None]]:
+    """Something is looked at inside, and no module is recorded otherwise."""
+
+    def attach(chain: Any) -> Callable[[], None]:
+        import inferspan
+
+        return inferspan.instrument(chain, **lifted(modules="none", **settings)).uninstrument
+
+    return attach
+
+
+def _with_figures(**settings: Any) -> Callable[[Any], Callable[[], None]]:
+    """Modules are recorded with figures of what they return or are called with."""
+
+    def attach(chain: Any) -> Callable[[], None]:
+        import inferspan
+
+        return inferspan.instrument(chain, **lifted(modules="all", **settings)).uninstrument
+
+    return attach
+
+
+def _function(chain: Any) -> Callable[[], None]:
+    """A function of the program at each module."""
+    import inferspan
+
+    handle = inferspan.instrument(chain, **lifted(modules="none"))
+    handle.on_module("layers.*", lambda *_: None)
+    return handle.uninstrument
+
+
 def _as_stages(chain: Any) -> Callable[[], None]:
     """Each module is a stage of the model, and no module is recorded as one."""
     import inferspan
@@ -124,6 +155,11 @@ WAYS: tuple[tuple[str, Callable[[Any], Callable[[], None]]], ...] = (
     ("instrumented, not sampled", _unsampled),
     ("recorded; packed and exported by our own pipeline", _recording),
     ("the same modules recorded as stages of the model", _as_stages),
+    ("recorded, `output_stats=True`", _with_figures(output_stats=True)),
+    ("recorded, `input_stats=True`", _with_figures(input_stats=True)),
+    ("`numerics=\"all\"`, nothing recorded", _looking(numerics="all")),
+    ("`numerics=\"all\"`, `numerics_inputs=True`, nothing recorded", _looking(numerics="all", numerics_inputs=True)),
+    ("a function of `on_module()` that does nothing, nothing recorded", _function),
     ("recorded; made into SDK spans, kept in memory", _own_provider),
     ("naive: an SDK span, exported", _naive),
 )

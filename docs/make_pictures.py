@@ -1,7 +1,8 @@
 """Make the pictures of the README and the documentation from a real run: ``python docs/make_pictures.py SESSION``.
 
 In comes a session file of ``inferspan demo`` and a Chromium on the path; out comes ``docs/images/trace.png``: the timeline of the streamed
-answer with its first decode step opened. Nothing is drawn by hand: the page is the report, with the other parts hidden.
+answer with its first decode step opened. Of a session of ``examples/16_inside.py --smollm2`` it is ``docs/images/activations.png``: the map
+of activations of its first request. Nothing is drawn by hand: the page is the report, with the other parts hidden.
 """
 
 from __future__ import annotations
@@ -29,22 +30,36 @@ const timeline = document.querySelector(".timeline");
 while (timeline.nextElementSibling) timeline.nextElementSibling.remove();
 </script>
 """
+ONLY_THE_MAP = """
+<style>main { padding-top: 8px }</style>
+<script>
+const page = document.getElementById("page"), request = document.getElementById("request");
+for (const part of [...page.children]) if (part !== request) part.remove();
+const head = [...request.querySelectorAll("h3")].find((one) => one.textContent === "Activations");
+const keep = new Set([request.querySelector("h2"), head, head.nextElementSibling]);
+for (const part of [...request.children]) if (!keep.has(part)) part.remove();
+const rows = [...head.nextElementSibling.querySelectorAll(".row")];
+rows.filter((row) => !/^model\\.layers\\.\\d+$/.test(row.querySelector(".label").textContent)).forEach((row) => row.remove());
+</script>
+"""
 
 
 def main() -> None:
-    """Read the session, choose the streamed request, open its first decode step, and take the picture."""
+    """Read the session, choose the request, show one part of it, and take the picture."""
     if len(sys.argv) != 2:
         raise SystemExit(__doc__)
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         raise SystemExit("a Chromium or Chrome is needed on the path")
     session = read_session(sys.argv[1])
-    chosen = next((n for n, r in enumerate(session.requests, 1) if r.flag("gen_ai.request.stream") and not r.span.failed), 1)
+    inside = Path(sys.argv[1]).name.startswith("inside")
+    streamed = (number for number, one in enumerate(session.requests, 1) if one.flag("gen_ai.request.stream") and not one.span.failed)
+    chosen = 1 if inside else next(streamed, 1)
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.html"
-        page.write_text(render(session).replace("</body>", OPEN_THE_STEP + "</body>"), encoding="utf-8")
-        output = IMAGES / "trace.png"
+        page.write_text(render(session).replace("</body>", (ONLY_THE_MAP if inside else OPEN_THE_STEP) + "</body>"), encoding="utf-8")
+        output = IMAGES / ("activations.png" if inside else "trace.png")
         command = [browser, *FLAGS, f"--user-data-dir={folder}/profile", f"--window-size={SIZE[0]},{SIZE[1]}", f"--screenshot={output}"]
         subprocess.run([*command, f"{page.as_uri()}#request-{chosen}"], check=True, stderr=subprocess.DEVNULL, timeout=120)
     print(f"wrote {output}")

@@ -73,6 +73,15 @@ EXPECTED = {
         r"\nsession questions\n  answers\n  \* question {'number': '0'}\n  \* question {'number': '1'}\n"
         r"    tokenize\n    \* prompt_ready {'characters': '24', 'tokens': '24'}\n    text_completion\n    tokenize\n",
     ),
+    "16_inside": (
+        r"layers, all calls together:\n(  model\.layers\.\d: mean -?\d\.\d{4}, std \d\.\d{4}, range \[.*\]\n){4}",
+        r"numerics: no NaN or Inf in 456 calls of 57 modules; not looked at: none\n",
+        r"weights: no NaN or Inf in 57,704 values of 41 tensors",
+        r"largest logits after the prompt: '.*' -?\d\.\d{2} '",
+        r"first bad output: model\.layers\.1\.mlp\.down_proj, step 0, call \d+ \(0 NaN and 24 Inf of 768 values\)",
+        r"bad weights: model\.layers\.1\.mlp\.down_proj\.weight \(32x64 float32\): 0 NaN, 1 Inf of 2,048 values",
+        r"wrote inside\.html",
+    ),
     "10_continuous_batching": (
         r"request 0: '.+'",
         r"request 1 of user 1: 8 tokens, queue \d+\.\d{3} s, first token \d+\.\d{3} s",

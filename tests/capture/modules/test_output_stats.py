@@ -15,6 +15,7 @@ from inferspan.capture.modules import output_stats as module
 from inferspan.capture.modules.output_stats import OutputStats
 from inferspan.capture.values import host
 from inferspan.records import AttributeValue
+from tests.capture.values.test_counts import Launches
 
 INF, NAN = math.inf, math.nan
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -111,6 +112,20 @@ def test_outputs_that_are_reduced_together(monkeypatch: pytest.MonkeyPatch, dtyp
         store.append(tensor)
     for attributes, tensor in zip(store.read(), tensors, strict=True):
         agree(attributes, reference(tensor))
+
+
+def test_a_small_output_on_a_device_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy; the reductions follow for 64 outputs at a time."""
+    monkeypatch.setattr(host, "MOST_MOMENTS", 0)
+    store, tensors = OutputStats(), [torch.ones(1, 1, 64) for _ in range(63)]
+    store.append(tensors[0])
+    with Launches() as launches:
+        for tensor in tensors[1:]:
+            store.append(tensor)
+    assert launches.names == ["copy_"] * 62
+    with Launches() as launches:
+        store.append(tensors[0])
+    assert len(launches.names) <= 25
 
 
 def test_an_empty_output_has_only_counts() -> None:

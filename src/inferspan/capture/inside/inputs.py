@@ -15,8 +15,10 @@ from inferspan.records import AttributeValue
 __all__ = ["InputFigures", "InputLog", "given"]
 
 
-def given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+def given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What a module is called with, masks apart: those have infinite or very large values where all is well."""
+    if len(args) == 1 and not kwargs:
+        return args[0]
     return [*args, *(value for name, value in kwargs.items() if "mask" not in name)]
 
 

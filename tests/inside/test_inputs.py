@@ -162,6 +162,8 @@ def test_tied_and_odd_weights(telemetry: Telemetry) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
     model[1].weight = model[0].weight
     model.register_buffer("sparse", torch.eye(2).to_sparse())
+    model.register_buffer("freed", freed := torch.ones(8))
+    freed.untyped_storage().resize_(0)
     verdict = inferspan.instrument(model, enabled=True, session_file=None).check_weights()
-    assert (verdict.tensors, verdict.not_looked_at) == (3, {"meta": 2, "sparse": 1})
+    assert (verdict.tensors, verdict.not_looked_at) == (3, {"meta": 2, "sparse": 1, "without memory": 1})
     inferspan.uninstrument(model)

@@ -98,6 +98,17 @@ def test_an_empty_tensor_has_none() -> None:
     assert host.counts(torch.empty(0, 3)) == (0, 0, 0)
 
 
+def test_a_tensor_without_memory_has_none() -> None:
+    """Sharded parameters are such between calls, and views of them; nothing is read from where they would be."""
+    whole = torch.full((64,), NAN)
+    view = whole[8:]
+    whole.untyped_storage().resize_(0)
+    for tensor in (whole, view):
+        assert host.is_freed(tensor)
+        assert host.counts(tensor) == (0, 0, 0)
+        assert host.moments(tensor) is None
+
+
 def test_tensors_come_back_in_any_order() -> None:
     """More shapes than buffers are open, and more tensors than one buffer has rows."""
     rows, tensors = DeviceCounts(), [spoilt((1 + index % (2 * MOST_STAGES), 11), DTYPES[index % 4], index) for index in range(5 * MOST_ROWS)]

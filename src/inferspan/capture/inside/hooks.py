@@ -19,20 +19,20 @@ from torch import nn
 
 from inferspan import semconv
 from inferspan.capture.device.memory import device_of
-from inferspan.capture.modules.output_stats import OutputStats
 from inferspan.capture.modules.patterns import matches
 from inferspan.capture.modules.selection import select, walk
 from inferspan.guard import contain
-from inferspan.records import AttributeValue, ModuleInfo, RequestEnd
+from inferspan.records import ModuleInfo, RequestEnd
 from inferspan.settings import Settings
 
-from .functions import ModuleFunction, Results, Returned
-from .inputs import InputFigures, InputLog, given
-from .memory import Memory, MemoryLog, Used
+from .collector import Collector, Found
+from .functions import ModuleFunction, Results
+from .inputs import InputLog, given
+from .memory import Memory, MemoryLog
 from .passes import PassWatch
 from .positions import PositionLog, head_of
 from .results import BadOutput, ModuleResult, NonfiniteError, NumericsVerdict, TopLogits
-from .watch import Looked, Numerics, WatchLog, count_now, tensors_in
+from .watch import Numerics, WatchLog, count_now, tensors_in
 
 __all__ = ["Inside", "InsideLog", "Plan", "check_watched"]
 
@@ -214,47 +214,6 @@ class Plan:
         return bool(self.watched or self.positions or self.functions["after"])
 
 
-class _Collector(OutputStats):
-    """Statistics of recorded calls, with what was found inside; stands where those of outputs alone do."""
-
-    def __init__(self, log: InsideLog, outputs: OutputStats | None) -> None:
-        super().__init__()
-        self._log = log
-        self._outputs = outputs
-        self._order: list[tuple[int | None, list[_Found]]] = []
-
-    def append(self, output: object, module: ModuleInfo | None = None) -> int | None:
-        """As of the base; what was found in the same call joins it."""
-        index = None if self._outputs is None else self._outputs.append(output, module)
-        log = self._log
-        found: list[_Found] = [] if module is None else [*log.latest.pop(module.name, ())]
-        if module is not None and log.memory is not None and (used := log.memory.latest.pop(module.name, None)) is not None:
-            found.append(used)
-        for one in found:
-            if isinstance(one, Looked):
-                one.counted = True
-        if index is None and not found:
-            return None
-        self._order.append((index, found))
-        return len(self._order) - 1
-
-    def read(self) -> list[dict[str, AttributeValue]]:
-        """As of the base."""
-        order, self._order = self._order, []
-        outputs = [] if self._outputs is None else self._outputs.read()
-        return [
-            {
-                **{key: value for one in found for key, value in one.attributes().items()},
-                **(outputs[index] if index is not None else {}),
-            }
-            for index, found in order
-        ]
-
-
-_Found = Looked | Returned | InputFigures | Used
-"""What is found in one call, with attributes for its span."""
-
-
 class InsideLog:
     """What was found inside during one request.
 
@@ -276,7 +235,7 @@ class InsideLog:
         self.waits = on_nonfinite == "raise"
         self.watch, self.watch_inputs, self._inputs = WatchLog(), WatchLog(of_inputs=True), InputLog()
         self.positions = PositionLog(inside.positions)
-        self.latest: dict[str, list[_Found]] = {}
+        self.latest: dict[str, list[Found]] = {}
         self._results = Results()
         self._abandoned = False
         self.passes = inside.passes.begin(call, self.step) if inside.passes.active else None
@@ -287,7 +246,7 @@ class InsideLog:
                 if (steps := getattr(call, "steps", None)) is not None:
                     steps.memory = self.memory
         if inside.looks or (self.memory is not None and inside.reads_modules):
-            call.output_stats = _Collector(self, call.output_stats)
+            call.output_stats = Collector(self, call.output_stats)
 
     def step(self) -> int | None:
         """Number of the open step of the request."""

@@ -111,6 +111,8 @@ class OutputStats:
         number = tensor.numel()
         if not number:
             return None
+        if tensor.is_cpu and host.is_freed(tensor):
+            return None
         if tensor.is_cpu and (known := host.moments(tensor)) is not None:
             return Piece(number, *known)
         if number <= LARGEST_STAGED:

@@ -17,7 +17,7 @@ from inferspan.extension import load
 from .bits import counts_of_rows
 from .pieces import pieces_of
 
-__all__ = ["counts", "moments"]
+__all__ = ["counts", "is_freed", "moments"]
 
 _extension: Any = load().module
 count_values: Any = None if _extension is None else _extension.count_values
@@ -30,11 +30,25 @@ MOST_MOMENTS = 1 << 20
 """Values beyond which the threads of torch take moments sooner than one thread of C."""
 
 
+def is_freed(tensor: Tensor) -> bool:
+    """Whether a tensor has no memory at present: sharded parameters are given theirs for the time of a call only."""
+    return tensor.numel() > 0 and not tensor.untyped_storage().nbytes()
+
+
+def _address(tensor: Tensor) -> int:
+    """Where its values begin; 0 where it has no memory, of which the address of a view does not tell."""
+    address, offset = tensor.data_ptr(), tensor.storage_offset()
+    return 0 if offset and address == offset * tensor.element_size() else address
+
+
 def counts(tensor: Tensor) -> tuple[int, int, int]:
-    """Numbers of NaN, of Inf, and of finite values of at least half the largest value of the dtype."""
+    """Numbers of NaN, of Inf, and of finite values of at least half the largest value of the dtype; none without memory."""
     if count_values is not None and tensor.is_contiguous():
-        found: tuple[int, int, int] = count_values(tensor.data_ptr(), tensor.numel(), KINDS[tensor.dtype])
+        address = _address(tensor)
+        found: tuple[int, int, int] = count_values(address, tensor.numel(), KINDS[tensor.dtype]) if address else (0, 0, 0)
         return found
+    if is_freed(tensor):
+        return 0, 0, 0
     with torch.no_grad():
         if count_values is None and tensor.numel():
             largest = float(torch.linalg.vector_norm(tensor, math.inf))
@@ -57,5 +71,8 @@ def moments(tensor: Tensor) -> tuple[float, ...] | None:
     """``max, min, mean, square, nonfinite, nan, zeros`` over the finite values; ``None`` where torch operations are to be used."""
     if moments_of is None or tensor.numel() > MOST_MOMENTS or not tensor.is_contiguous() or tensor.is_neg():
         return None
-    found: tuple[float, ...] = moments_of(tensor.data_ptr(), tensor.numel(), KINDS[tensor.dtype])
+    address = _address(tensor)
+    if not address:
+        return None
+    found: tuple[float, ...] = moments_of(address, tensor.numel(), KINDS[tensor.dtype])
     return found

@@ -1,7 +1,7 @@
 """Make the pictures of the README and the documentation from a real run: ``python docs/make_pictures.py SESSION``.
 
 In comes a session file of ``inferspan demo`` and a Chromium on the path; out comes ``docs/images/trace.png``: the timeline of the streamed
-answer with its first decode step opened. Of a session of ``examples/16_inside.py --smollm2`` it is ``docs/images/activations.png``: the map
+answer with its first decode step opened. Of a session of ``examples/17_inside.py --smollm2`` it is ``docs/images/activations.png``: the map
 of activations of its first request. Nothing is drawn by hand: the page is the report, with the other parts hidden.
 """
 

@@ -73,7 +73,7 @@ EXPECTED = {
         r"\nsession questions\n  answers\n  \* question {'number': '0'}\n  \* question {'number': '1'}\n"
         r"    tokenize\n    \* prompt_ready {'characters': '24', 'tokens': '24'}\n    text_completion\n    tokenize\n",
     ),
-    "16_inside": (
+    "17_inside": (
         r"layers, all calls together:\n(  model\.layers\.\d: mean -?\d\.\d{4}, std \d\.\d{4}, range \[.*\]\n){4}",
         r"numerics: no NaN or Inf in 456 calls of 57 modules; not looked at: none\n",
         r"weights: no NaN or Inf in 57,704 values of 41 tensors",

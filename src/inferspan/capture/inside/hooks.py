@@ -90,9 +90,10 @@ class Inside:
     def differs(self, settings: Settings) -> bool:
         """Whether other modules are to be looked at, or otherwise, than now."""
         now = (self.watched, self.read_memory, self.watches_inputs, self.inputs, bool(self.positions))
-        now = (*now, self.passes.gradients.watched, self.passes.flow.watched)
+        if (self.passes.gradients.watched, self.passes.flow.watched) != (settings.gradients, settings.control_flow):
+            return True
         then = (settings.numerics, settings.memory, settings.numerics_inputs, _with_inputs(settings), bool(_positions(settings)))
-        return now != (*then, settings.gradients, settings.control_flow)
+        return now != then
 
     def check(self, root: nn.Module, settings: Settings) -> None:
         """Raise ``SettingsError`` where a pattern matches no module."""

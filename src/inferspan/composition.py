@@ -45,7 +45,8 @@ __all__ = [
 HAND_OVER = 2.0
 """Longest time in seconds that ``uninstrument()`` waits for detail to be handed over."""
 _INSTEAD = (
-    ("methods", "methods that are known"), ("numerics", "no outputs are looked at"), ("modules", "module spans are those of the default"),
+    ("methods", "methods that are known"), ("numerics", "no outputs are looked at"),
+    ("attention", "no attention is looked at"), ("modules", "module spans are those of the default"),
 )  # fmt: skip
 """What counts where a setting of the environment does not fit a model."""
 Providers = tuple[Any, Any, Any]

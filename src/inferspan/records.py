@@ -7,7 +7,7 @@ spans later, so these records are ``NamedTuple``s: cheap to make, and still name
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -252,6 +252,8 @@ class RequestEnd:
     """Further events of the request's span: name, nanoseconds since the epoch, attributes."""
     top_logits: Sequence[Any] = ()
     """``TopLogits`` of the passes, where they are wanted."""
+    attention_maps: Callable[[], Iterable[Any]] | None = None
+    """Makes an ``AttentionMap`` of each call whose weights were kept."""
     spans_dropped: int = 0
     overhead_ns: int = 0
     timed: bool = True

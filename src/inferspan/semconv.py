@@ -352,6 +352,31 @@ POSITION_TEXTS = "inferspan.logits.position.texts"
 POSITION_SHAPE = "inferspan.logits.position.shape"
 POSITIONS_OMITTED = "inferspan.logits.position.omitted"
 NONFINITE_EVENT = "inferspan.nonfinite_output"
+ATTENTION_SOURCE = "inferspan.attention.source"
+ATTENTION_SHAPE = "inferspan.attention.shape"
+ATTENTION_ENTROPY_MEAN = "inferspan.attention.entropy.mean"
+ATTENTION_ENTROPY_STD = "inferspan.attention.entropy.std"
+ATTENTION_MAX = "inferspan.attention.max"
+ATTENTION_MEAN = "inferspan.attention.mean"
+ATTENTION_SINK = "inferspan.attention.sink_share"
+ATTENTION_PEAK = "inferspan.attention.peak_per_query"
+ATTENTION_PEAK_SHARE = "inferspan.attention.peak_share"
+ATTENTION_HEAD_ENTROPIES = "inferspan.attention.head.entropies"
+ATTENTION_HEAD_SINKS = "inferspan.attention.head.sink_shares"
+ATTENTION_KEY_POSITIONS = "inferspan.attention.received_per_key.positions"
+ATTENTION_KEY_WEIGHTS = "inferspan.attention.received_per_key.weights"
+ATTENTION_LAYERS = "inferspan.attention.layers"
+ATTENTION_LAYER_ENTROPIES = "inferspan.attention.layer.entropies"
+ATTENTION_LAYER_SINKS = "inferspan.attention.layer.sink_shares"
+ATTENTION_MISSING = "inferspan.attention.missing"
+ATTENTION_LEFT_OUT = "inferspan.attention.left_out"
+ATTENTION_PROMPT = "inferspan.attention.prompt_tokens"
+ATTENTION_MAP_EVENT = "inferspan.attention.map"
+ATTENTION_MAP_SHAPE = "inferspan.attention.weights.shape"
+ATTENTION_MAP_SHIFT = "inferspan.attention.weights.first_position"
+ATTENTION_MAP_SCALE = "inferspan.attention.weights.scale"
+ATTENTION_MAP_DATA = "inferspan.attention.weights.data"
+ATTENTION_CROSS = "inferspan.attention.cross"
 OUTPUTS_STATS = {
     key: key.replace("inferspan.output.", "inferspan.outputs.")
     for key in (
@@ -1156,6 +1181,36 @@ ATTRIBUTES = (
     Attribute(FLOW_DTYPE, "string", f"link of a {_M}", "dtype of what arrives"),
     Attribute(FLOW_BYTES, "int", f"link of a {_M}", "bytes of its elements"),
     Attribute(FLOW_VIA, "string[]", f"link of a {_M}", "names of the operations between, at most 8, such as `add`; absent if it is the same tensor"),
+    *(
+        Attribute(key, kind, _M, f"{what}; with `attention`")
+        for key, kind, what in (
+            (ATTENTION_SOURCE, "string", "`returned` by the module, or `recomputed` from queries and keys"),
+            (ATTENTION_SHAPE, "int[]", "of the attention weights: batch, heads, queries, keys"),
+            (ATTENTION_ENTROPY_MEAN, "double", "mean over batch, heads and queries of the entropy of a query's weights, nats"),
+            (ATTENTION_ENTROPY_STD, "double", "population standard deviation of the same"),
+            (ATTENTION_MAX, "double", "largest attention weight"),
+            (ATTENTION_MEAN, "double", "mean attention weight, one over the number of keys by construction"),
+            (ATTENTION_SINK, "double", "mean weight on the first position of the sequence that any query attends to"),
+            (ATTENTION_PEAK, "double", "mean over queries of the largest sum over heads of a key's weights, 0 to the number of heads"),
+            (ATTENTION_PEAK_SHARE, "double", "the same divided by the number of heads, 0 to 1"),
+            (ATTENTION_HEAD_ENTROPIES, "double[]", "mean entropy of each head, at most 128"),
+            (ATTENTION_HEAD_SINKS, "double[]", "mean weight on the first position of each head, at most 128"),
+            (ATTENTION_KEY_POSITIONS, "int[]", "positions of the 5 keys that get most weight, of the first sequence"),
+            (ATTENTION_KEY_WEIGHTS, "double[]", "the weight that each gets, averaged over heads and queries"),
+            (ATTENTION_CROSS, "boolean", "true if the keys are those of another sequence, such as an encoder's"),
+        )
+    ),
+    *(
+        Attribute(key, kind, _R, f"{what}; with `attention`")
+        for key, kind, what in (
+            (ATTENTION_LAYERS, "string[]", "layers that gave attention weights, at most 256"),
+            (ATTENTION_LAYER_ENTROPIES, "double[]", "mean entropy of each of them, nats"),
+            (ATTENTION_LAYER_SINKS, "double[]", "mean weight on the first position of each of them"),
+            (ATTENTION_MISSING, "string[]", "layers that gave none, with the reason, at most 64"),
+            (ATTENTION_LEFT_OUT, "int", "calls whose weights were left out"),
+            (ATTENTION_PROMPT, "string[]", "texts of the tokens of the first sequence's prompt, at most 1,024, with content capture and `attention_maps`"),
+        )
+    ),
     Attribute(MODULE_RESULT + ".{key}", "any", _M, "what a function given to `handle.on_module()` has returned for the call: numbers, texts and lists; tensors of up to 16 values as numbers, larger ones as `{key}.mean` and so on"),
     *(
         Attribute(key, "int" if "count" in key else "double", where, f"{what} of the gradients of {of} together, with `gradients`")
@@ -1292,6 +1347,13 @@ EVENTS = (
         f"`{STEP_INDEX}`, `{POSITION_SHAPE}`, `{POSITION_ROWS}`, `{POSITION_PLACES}`, `{POSITION_IDS}`, `{POSITION_VALUES}`, `{POSITION_TEXTS}`, `{POSITIONS_OMITTED}`: a row and a place for each position, as many ids, raw logits and texts for each of them, the largest first",
     ),
     Event(
+        ATTENTION_MAP_EVENT,
+        "DEBUG (5)",
+        "log record",
+        "attention weights of one call of a layer, if a logger provider is set; with `attention_maps`",
+        f"`{MODULE_NAME}`, `{STEP_INDEX}`, `{ATTENTION_CROSS}`, `{ATTENTION_MAP_SHAPE}` (sequences, heads, queries, keys), `{ATTENTION_MAP_SHIFT}` (position of the first key), `{ATTENTION_MAP_DATA}` (a byte for each weight in this order, compressed by zlib, as base64), `{ATTENTION_MAP_SCALE}` (a weight is its byte times this)",
+    ),
+    Event(
         "{name}",
         "INFO (9) as a log record",
         "event on the innermost stage, session or request; without one a log record, or, where no logs are sent, a span without duration",
@@ -1392,6 +1454,7 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("token texts",), "texts of tokens on step spans"),
     ErrorPlaces(("function of on_module", "results of functions"), "the result of a function given to `handle.on_module()`"),
     ErrorPlaces(("data flow",), "the data flow between modules of a pass, or a part of it"),
+    ErrorPlaces(("attention",), "attention weights that `attention` looks at"),
     ErrorPlaces(("numerics watch",), "NaN and Inf that `numerics` looks for"),
     ErrorPlaces(("memory of modules",), "memory before and after steps and modules"),
     ErrorPlaces(("out of memory",), "what is told of an out-of-memory error"),

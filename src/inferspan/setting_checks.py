@@ -302,6 +302,20 @@ def stages(name: str, value: object) -> str | tuple[tuple[str, tuple[str, ...]],
     return tuple(found.items())
 
 
+def attention(name: str, value: object) -> str | tuple[Any, ...]:
+    """As ``modules``, or true for all layers and false for none."""
+    word = value.strip().lower() if isinstance(value, str) else value
+    return "none" if word in (False, "false") else "all" if word in (True, "true", "layers") else modules(name, value)
+
+
+def heads(name: str, value: object) -> tuple[int, ...]:
+    """Numbers of heads, from 0."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if isinstance(parts, Sequence) and parts and all(str(part).strip().isdecimal() for part in parts):
+        return tuple(dict.fromkeys(int(part) for part in parts))
+    raise fail(name, value, "use a list of numbers of heads such as [0, 3]")
+
+
 def names(name: str, value: object) -> tuple[str, ...]:
     """Names of methods, perhaps none."""
     parts = [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from inferspan import composition
+from inferspan.capture.attention.results import Attention
 from inferspan.capture.gradients.figures import Gradients
 from inferspan.capture.inside.results import ModuleResult, NumericsVerdict, TopLogits, WeightsVerdict
 from inferspan.data_flow.flow import DataFlow
@@ -114,6 +115,7 @@ class InsideHandle:
         found = instrumentation.target.engine.inside.memory.figures()
         figures = memory_figures(found["device"], found["peak"], found["steps"], found["modules"], found["shortages"])
         return replace(figures, calls=tuple(MemoryCall(*call) for call in found["calls"]))
+
     def gradients(self) -> Gradients:
         """Figures of the gradients of modules in the backward passes so far; needs the setting ``gradients``. Waits for the device.
 
@@ -164,6 +166,21 @@ class InsideHandle:
         from inferspan.capture.inside.weights import check_weights
 
         return check_weights(self._instrumentation.target.model, module)
+
+    def attention(self, module: str = "*") -> Attention:
+        """Attention weights in figures, of the requests so far; needs the setting ``attention``.
+
+        ``layers`` has a row for each layer that gave weights, with figures for each head, ``missing`` those that gave none with the
+        reason, ``calls`` the latest 1,024 calls; ``print()`` shows a line for each layer.
+
+        Args:
+            module: path of a layer, or a glob.
+        """
+        instrumentation = self._instrumentation
+        if instrumentation is None:
+            return Attention()
+        found: Attention = instrumentation.target.engine.inside.attention.watch.result(lambda path: fnmatch.fnmatchcase(path, module))
+        return found
 
     def on_module(self, pattern: Any, fn: Callable[..., Any], when: str = "after") -> ModuleFunction:
         """Run a function at each call of some modules, in every step of recorded requests, from the next one on.

@@ -12,6 +12,7 @@ from typing import Any
 
 from inferspan import semconv
 from inferspan.analysis.levels import MODULE, PROFILED, level_of
+from inferspan.report.attention import attention_of, for_page, name_attended
 from inferspan.report.breakdown import breakdowns
 from inferspan.report.figures.analysis import analysis_of_request
 from inferspan.report.figures.document import figures
@@ -100,9 +101,11 @@ def payload(session: Session, *, budget: int = DETAIL_BUDGET) -> dict[str, Any]:
 def _request(request: Request, session: Session, page: _Page) -> dict[str, Any]:
     span = request.span
     tokens = tokens_of(request)
+    attended = attention_of(request, session.attention.get((span.trace_id, span.span_id), ()))
+    texts = name_attended(tokens, attended, request.texts(semconv.ATTENTION_PROMPT))
     exception = next((event.attributes for event in span.events if event.name == "exception"), {})
     others = [event for event in span.events if event.attributes is not exception]
-    hidden = (*_ARRAYS_SHOWN_AS_TOKENS, *_MESSAGES)
+    hidden = (*_ARRAYS_SHOWN_AS_TOKENS, *_MESSAGES, semconv.ATTENTION_PROMPT)
     return {
         "row": plain(request_row(request)._asdict()) | {"start_ns": str(span.start_ns)},
         "kind": request.kind,
@@ -128,6 +131,7 @@ def _request(request: Request, session: Session, page: _Page) -> dict[str, Any]:
             plain(part._asdict()) | {"parts": [plain(piece._asdict()) for piece in part.parts]} for part in breakdowns(request)
         ],
         "analysis": analysis_of_request(request),
+        "attention": for_page(request, attended, texts),
         "unobserved": request.text(semconv.UNOBSERVED),
     }
 

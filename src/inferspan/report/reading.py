@@ -88,6 +88,7 @@ class Reading:
         self.third_party: dict[tuple[str, str], Caller] = {}
         self.content: dict[tuple[str, str], dict[str, Value]] = {}
         self.exceptions: dict[tuple[str, str], SpanEvent] = {}
+        self.attention: dict[tuple[str, str], list[dict[str, Value]]] = {}
         self.systems: dict[int, Mapping[str, Value]] = {}
         self.events: list[Span] = []
         self.series = SeriesTable(points)
@@ -186,6 +187,8 @@ class Reading:
                 elif kind == semconv.INFERENCE_EXCEPTION_EVENT:
                     logged = SpanEvent(semconv.EXCEPTION_EVENT, moment(record.get("timeUnixNano")), attributes)
                     self.exceptions[_ids(record)] = logged
+                elif kind == semconv.ATTENTION_MAP_EVENT:
+                    self.attention.setdefault(_ids(record), []).append(attributes)
                 elif ours and isinstance(name, str) and name and name not in _KNOWN_EVENTS:
                     if self._take(_SPAN_SIZE):
                         event = _moment(record, name, attributes, self.resource(block))

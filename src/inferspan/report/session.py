@@ -69,6 +69,7 @@ class Session:
         resources: attributes of each process.
         systems: facts of the machine and settings, by resource.
         events: of the program, those that stand on no span of ours.
+        attention: records of attention weights, by trace and span id of their request.
         tally: figures over all spans, also over those that are not kept.
         incomplete: ids of spans of which something inside was not kept.
     """
@@ -85,6 +86,7 @@ class Session:
     tally: Tally
     incomplete: frozenset[int] = frozenset()
     events: Sequence[Span] = ()
+    attention: Mapping[tuple[str, str], Sequence[Mapping[str, Value]]] = field(default_factory=dict)
     orphan_spans: int = 0
     log_records: int = 0
     left_out: LeftOut = field(default_factory=lambda: LeftOut())
@@ -209,6 +211,7 @@ def _session(files: Sequence[FileRead], reading: Reading) -> Session:
         resources=reading.resources,
         systems=reading.systems,
         events=reading.events,
+        attention=reading.attention,
         tally=reading.tally,
         incomplete=frozenset(reading.incomplete),
         orphan_spans=orphans,

@@ -40,6 +40,8 @@ class Token:
     id: int | None = None
     text: str | None = None
     top_k: tuple[tuple[str, float], ...] = ()
+    attended: tuple[tuple[str, float], ...] = ()
+    """Keys that its step attended to, by position and text, with their weight."""
 
 
 @dataclass(slots=True)

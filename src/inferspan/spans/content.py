@@ -16,8 +16,8 @@ from inferspan.messages import structured, to_json
 from inferspan.records import AttributeValue, Failure, RequestEnd
 
 __all__ = [
-    "content_event", "exception_attributes", "exception_event", "inference_group", "position_events", "session_group", "set_content",
-    "wants",
+    "attention_events", "content_event", "exception_attributes", "exception_event", "inference_group", "position_events", "session_group",
+    "set_content", "wants",
 ]  # fmt: skip
 
 _GROUP = (semconv.ERROR_TYPE, "server.address", "server.port")
@@ -116,6 +116,40 @@ def position_events(logger: Any, passes: Sequence[Any], context: Any, request: M
                 attributes=attributes,
             )
         )  # fmt: skip
+
+
+def attention_events(logger: Any, end: RequestEnd, context: Any, request: Mapping[str, AttributeValue]) -> None:
+    """Emit ``inferspan.attention.map`` for each call of a layer whose weights were kept.
+
+    Args:
+        logger: an OpenTelemetry logger.
+        end: how the request ended.
+        context: context that holds the request's span.
+        request: attributes of the request; those of its session are sent too.
+    """
+    if end.attention_maps is None or not wants(logger, context, semconv.ATTENTION_MAP_EVENT, SeverityNumber.DEBUG):
+        return
+    for found in end.attention_maps():
+        _attention_event(logger, found, context, request)
+
+
+def _attention_event(logger: Any, found: Any, context: Any, request: Mapping[str, AttributeValue]) -> None:
+    attributes: dict[str, AttributeValue] = {
+        semconv.MODULE_NAME: found.module,
+        semconv.ATTENTION_MAP_SHAPE: list(found.shape),
+        semconv.ATTENTION_MAP_SHIFT: found.shift,
+        semconv.ATTENTION_MAP_SCALE: found.scale,
+        semconv.ATTENTION_MAP_DATA: found.data,
+        **({} if found.step is None else {semconv.STEP_INDEX: found.step}),
+        **({semconv.ATTENTION_CROSS: True} if found.cross else {}),
+        **session_group(request),
+    }
+    logger.emit(
+        LogRecord(
+            timestamp=found.time_ns, context=context, severity_number=SeverityNumber.DEBUG, event_name=semconv.ATTENTION_MAP_EVENT,
+            attributes=attributes,
+        )
+    )  # fmt: skip
 
 
 def exception_attributes(failure: Failure) -> dict[str, str]:

@@ -33,7 +33,7 @@ from inferspan.summaries.recording import Recording
 from . import figures, origin
 from .analysis import analysed, evaluation_event
 from .attributes import nonfinite_attributes
-from .content import content_event, exception_attributes, exception_event, position_events, set_content
+from .content import attention_events, content_event, exception_attributes, exception_event, position_events, set_content
 from .current import of_this_thread, session_attributes, suppressed
 from .flight_recorder import FlightRecorder, HeldDetail, weight_of
 from .genai_interop import ThirdPartyCall, announce
@@ -161,8 +161,8 @@ class LiveRequestSpan(RequestSpan):
             self.span.end(end_time=end.end_ns)
         with contain("content event"), our_call():
             self.recorder.emit_content(self, end)
-        if findings and not self.recorder.soon(partial(self.recorder.emit_findings, self, end, findings)):
-            self.recorder.emit_findings(self, end, findings)
+        if (findings or end.attention_maps) and not self.recorder.soon(partial(self.recorder.emit_events, self, end, findings)):
+            self.recorder.emit_events(self, end, findings)
         if self.third_party is not None:
             with contain("third-party gen_ai span"):
                 self.third_party.publish(end)
@@ -374,10 +374,12 @@ class SpanRecorder:
             return False
         return exception_event(self._logger(), end.failure, end.end_ns, trace.set_span_in_context(scope.span), scope.given)
 
-    def emit_findings(self, scope: LiveRequestSpan, end: RequestEnd, findings: Sequence[Finding]) -> None:
-        """Emit an event for each finding about the output of a request; on the hand-over thread, unless that has too much to do."""
+    def emit_events(self, scope: LiveRequestSpan, end: RequestEnd, findings: Sequence[Finding]) -> None:
+        """Emit an event for each finding and map of attention; on the hand-over thread, unless that has too much to do."""
         if self._logger is None:
             return
+        with contain("attention"), our_call():
+            attention_events(self._logger(), end, trace.set_span_in_context(scope.span), scope.given)
         with contain("evaluation event"), our_call():
             for finding in findings:
                 evaluation_event(self._logger(), finding, end.end_ns, trace.set_span_in_context(scope.span), scope.given)

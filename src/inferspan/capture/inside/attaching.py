@@ -14,11 +14,12 @@ from torch.compiler import is_dynamo_compiling
 from inferspan.capture.compile.state import leave_alone, may_hook
 from inferspan.capture.modules.hook_pair import CopiedAway
 from inferspan.capture.modules.recorder import current
-from inferspan.guard import report
+from inferspan.guard import contain, report
 from inferspan.records import ModuleInfo
 
-from .hooks import InsideLog, Plan
+from .hooks import InsideLog
 from .memory import MemoryAfter, MemoryBefore, module_reader
+from .plan import Plan
 from .results import NonfiniteError
 
 __all__ = ["AfterHook", "BeforeHook", "attach"]
@@ -54,6 +55,9 @@ class BeforeHook(_Hook):
             return
         try:
             log.latest.pop(self._info.name, None)
+            if self._plan.attends and log.attention is not None:
+                with contain("attention"):
+                    log.attention.enter(self._info.name, module)
             log.take(self._info, self._plan, args, kwargs or {})
             log.run(self._plan.functions["before"], module, (args, kwargs or {}), None, self._info.name)
         except Exception as own:
@@ -75,6 +79,11 @@ class AfterHook(_Hook):
         try:
             if not plan.before:
                 log.latest.pop(self._info.name, None)
+            if plan.attends and log.attention is not None:
+                with contain("attention"):
+                    attended = log.attention.leave(self._info.name, args, kwargs, rest[-1])
+                    if attended:
+                        log.latest.setdefault(self._info.name, []).extend(attended)
             if plan.watched:
                 log.look(self._info, rest[-1])
                 if log.waits:
@@ -104,7 +113,8 @@ def attach(entries: Sequence[tuple[weakref.ref[nn.Module], ModuleInfo, Any, Any]
         if read is None and not looks and not passes.wants(info.name):
             continue
         if id(module) in fused or not may_hook(module):
-            refused = True
+            refused = refused or plan.does_more or read is not None or passes.wants(info.name)
+            engine.inside.attention.refuse(info.name, fused=id(module) in fused)
             continue
         if plan.before:
             handles.append(module.register_forward_pre_hook(BeforeHook(info, plan, engine), with_kwargs=True))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from inferspan.capture.attention.log import Found as Attended
 from inferspan.capture.modules.output_stats import OutputStats
 from inferspan.records import AttributeValue, ModuleInfo
 
@@ -17,7 +18,7 @@ from .watch import Looked
 
 __all__ = ["Collector", "Found"]
 
-Found = Looked | Returned | InputFigures | Used
+Found = Looked | Returned | InputFigures | Used | Attended
 """What is found in one call, with attributes for its span."""
 
 
@@ -42,8 +43,10 @@ class Collector(OutputStats):
         found: list[Found] = [] if module is None else [*log.latest.pop(module.name, ())]
         if module is not None and log.memory is not None and (used := log.memory.latest.pop(module.name, None)) is not None:
             found.append(used)
+        # What attends inside a layer is found in each of the layers around it, and stands on the innermost span.
+        found = [one for one in found if not isinstance(one, Attended) or not one.counted]
         for one in found:
-            if isinstance(one, Looked):
+            if isinstance(one, Looked | Attended):
                 one.counted = True
         if index is None and not found:
             return None

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from inferspan import semconv
+from inferspan.capture.attention.model import ModelAttention, settle
 from inferspan.capture.device.memory import device_of
 from inferspan.capture.modules.patterns import matches
 from inferspan.capture.modules.selection import select, walk
@@ -30,11 +31,12 @@ from .functions import ModuleFunction, Results
 from .inputs import InputLog, given
 from .memory import Memory, MemoryLog
 from .passes import PassWatch
+from .plan import Plan
 from .positions import PositionLog, head_of
 from .results import BadOutput, ModuleResult, NonfiniteError, NumericsVerdict, TopLogits
 from .watch import Numerics, WatchLog, count_now, tensors_in
 
-__all__ = ["Inside", "InsideLog", "Plan", "check_watched"]
+__all__ = ["Inside", "InsideLog", "check_watched"]
 
 _log = logging.getLogger("inferspan")
 KEPT_RESULTS = 10_000
@@ -51,7 +53,7 @@ class Inside:
     def __init__(self, root: nn.Module, settings: Settings) -> None:
         self._root = weakref.ref(root)
         self.numerics, self.numerics_of_inputs, self.memory = Numerics(), Numerics(), Memory()
-        self.passes = PassWatch(settings)
+        self.passes, self.attention = PassWatch(settings), ModelAttention(settings)
         self.configure(settings)
         self.functions: list[ModuleFunction] = []
         self.results: deque[ModuleResult] = deque(maxlen=KEPT_RESULTS)
@@ -73,7 +75,8 @@ class Inside:
     @property
     def looks(self) -> bool:
         """Whether more is to be done at modules than reading memory."""
-        return bool(self.watched != "none" or self.functions or self.inputs != "none" or self.positions)
+        attends = self.attention.wanted != "none"
+        return bool(self.watched != "none" or self.functions or self.inputs != "none" or self.positions or attends)
 
     def configure(self, settings: Settings) -> None:
         """Look at other modules from the next request on; the patterns have been checked."""
@@ -86,11 +89,13 @@ class Inside:
         self.passes.configure(settings)
         self.positions = _positions(settings)
         """How many of the largest logits of each position are kept."""
+        self.attention.configure(settings)
 
     def differs(self, settings: Settings) -> bool:
         """Whether other modules are to be looked at, or otherwise, than now."""
         now = (self.watched, self.read_memory, self.watches_inputs, self.inputs, bool(self.positions))
-        if (self.passes.gradients.watched, self.passes.flow.watched) != (settings.gradients, settings.control_flow):
+        passes = (self.passes.gradients.watched, self.passes.flow.watched, self.attention.wanted)
+        if passes != (settings.gradients, settings.control_flow, settings.attention):
             return True
         then = (settings.numerics, settings.memory, settings.numerics_inputs, _with_inputs(settings), bool(_positions(settings)))
         return now != then
@@ -100,6 +105,7 @@ class Inside:
         check_watched(root, settings.numerics)
         check_watched(root, settings.memory, "memory")
         self.passes.check(root, settings)
+        ModelAttention(settings).select(root)
 
     def entries(self, root: nn.Module) -> list[tuple[nn.Module, ModuleInfo, nn.Module]]:
         """The modules to look at, as ``select`` returns them.
@@ -124,6 +130,11 @@ class Inside:
                 known.add(head)
                 found.append((module, ModuleInfo(head, type(module).__name__, None, head), root.get_submodule(head.rpartition(".")[0])))
             self.plan.setdefault(head, Plan()).positions = True
+        for entry in self.attention.select(root):
+            if entry[1].name not in known:
+                known.add(entry[1].name)
+                found.append(entry)
+            self.plan.setdefault(entry[1].name, Plan()).attends = True
         for function in self.functions:
             matched = [entry for entry in walk(root) if matches(entry[0], entry[1], function.pattern)]
             function.modules = tuple(path for path, _, _ in matched)
@@ -148,6 +159,7 @@ class Inside:
         self.numerics, self.functions, self.results, self.memory = other.numerics, other.functions, other.results, other.memory
         self.passes.take_over(other.passes)
         self.numerics_of_inputs, self.top_logits = other.numerics_of_inputs, other.top_logits
+        self.attention.take_over(other.attention)
 
     def verdict(self) -> NumericsVerdict:
         """What is known of outputs, and of inputs where they are looked at."""
@@ -169,6 +181,7 @@ class Inside:
         self.passes.forked()
         self.numerics_of_inputs.forked()
         self.memory.forked()
+        self.attention.forked()
 
 
 def _with_inputs(settings: Settings) -> Any:
@@ -184,35 +197,6 @@ def _positions(settings: Settings) -> int:
 def check_watched(root: nn.Module, watched: Any, setting: str = "numerics") -> list[tuple[nn.Module, ModuleInfo, nn.Module]]:
     """The modules that a setting means; raises ``SettingsError`` where a pattern matches none."""
     return select(root, watched, "path", setting=setting) if watched not in ("none", "steps") else []
-
-
-class Plan:
-    """What is done at a module.
-
-    Attributes:
-        watched, watches_inputs: whether bad values are counted in its output, and in its inputs.
-        inputs: whether recorded calls have statistics of their inputs.
-        memory: whether memory is read.
-        positions: whether it is the language head whose largest logits are kept.
-        functions: of the program, by when they run.
-    """
-
-    __slots__ = ("functions", "inputs", "memory", "positions", "watched", "watches_inputs")
-
-    def __init__(self, *, watched: bool = False, watches_inputs: bool = False) -> None:
-        self.watched, self.watches_inputs = watched, watches_inputs
-        self.inputs = self.memory = self.positions = False
-        self.functions: dict[str, list[ModuleFunction]] = {"before": [], "after": []}
-
-    @property
-    def before(self) -> bool:
-        """Whether something is looked at or run before the module runs."""
-        return bool(self.watches_inputs or self.inputs or self.functions["before"])
-
-    @property
-    def after(self) -> bool:
-        """The same once it has returned."""
-        return bool(self.watched or self.positions or self.functions["after"])
 
 
 class InsideLog:
@@ -237,6 +221,7 @@ class InsideLog:
         self.watch, self.watch_inputs, self._inputs = WatchLog(), WatchLog(of_inputs=True), InputLog()
         self.positions = PositionLog(inside.positions)
         self.latest: dict[str, list[Found]] = {}
+        self.attention = inside.attention.begin(call)
         self._results = Results()
         self._abandoned = False
         self.passes = inside.passes.begin(call, self.step) if inside.passes.active else None
@@ -306,6 +291,9 @@ class InsideLog:
             self._inputs.read()
             if self.watch_inputs.read():
                 self._call.nonfinite_seen = True
+        if self.attention is not None:
+            with contain("attention"):
+                self.attention.read()
         with contain("results of functions"):
             self._inside.results.extend(Results.result(one, self._call.offset) for one in self._results.read())
 
@@ -333,7 +321,9 @@ class InsideLog:
         end = replace(end, nonfinite=counts, bad_outputs=firsts[:MOST_EVENTS], top_logits=self._largest())
         if self.passes is not None:
             end = self.passes.settle(end, compiled=hidden)
-        return end if self.memory is None or self._abandoned else self._with_memory(end, self.memory)
+        if self.memory is not None and not self._abandoned:
+            end = self._with_memory(end, self.memory)
+        return end if self.attention is None else settle(self._inside.attention, self.attention, end, compiled=hidden)
 
     def _largest(self) -> list[TopLogits]:
         """The largest logits of the passes, which the model keeps."""
@@ -359,7 +349,7 @@ class InsideLog:
     def release(self) -> None:
         """Take the hooks off, and drop everything."""
         self._call.engine.release_inside()
-        self._call = None
+        self._call = self.attention = None
         self.latest.clear()
 
 

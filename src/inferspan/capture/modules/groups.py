@@ -175,13 +175,24 @@ class Observed:
 
 
 class InsideGroup(Observed):
-    """Modules that are looked at in every step: see ``inside.attaching``."""
+    """Modules that are looked at in every step: see ``inside.attaching``; with them the functions that compute attention."""
 
     def attach(self) -> None:
         """Attach to all of the modules."""
         self.detach()
         compiling.watch(self._engine)
+        self._engine.inside.attention.patch()
         self._handles, self.refused = attach(self.selection, self._engine, self._engine.fused_modules())
+
+    def detach(self) -> None:
+        """Detach whatever is attached."""
+        self._engine.inside.attention.unpatch()
+        super().detach()
+
+    @property
+    def attached(self) -> bool:
+        """Whether anything is."""
+        return super().attached or bool(self._engine.inside.attention.patched)
 
 
 class FlowGroup(Observed):

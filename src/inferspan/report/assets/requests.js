@@ -117,8 +117,8 @@ function traceLink(request) {
   return data.traceUrl ? make("a", { href: data.traceUrl.split("{trace_id}").join(encodeURIComponent(request.trace)), target: "_blank", rel: "noopener noreferrer" }, code) : code;
 }
 
-// The sections of a request. One that has nothing to show gives null; maps of attention join here.
-const REQUEST_SECTIONS = [messages, timeline, flameView, tokenView, analysisView, breakdownView, activationView, memoryCurve, eventsAndLinks];
+// The sections of a request. One that has nothing to show gives null.
+const REQUEST_SECTIONS = [messages, timeline, flameView, tokenView, attentionView, analysisView, breakdownView, activationView, memoryCurve, eventsAndLinks];
 
 function requestView(request) {
   const a = request.attributes, r = request.row;

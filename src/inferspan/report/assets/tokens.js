@@ -29,6 +29,7 @@ const TOKEN_ROWS = [
   ["margin (logits)", "margin", (t) => real(fieldOf(t, "margin"))],
   ["time since the last", "interval", (t) => seconds(fieldOf(t, "interval"))],
   ["most likely", "top_k", (t) => (fieldOf(t, "top_k") || []).map(([name, share]) => visible(name) + " " + percent(share)).join("  |  ")],
+  ["attended to", "attended", (t) => (fieldOf(t, "attended") || []).map(([name, share]) => visible(name) + " " + percent(share)).join("  |  ")],
 ];
 
 function tokenTip(token, place) {
@@ -57,9 +58,9 @@ function columns(row, title, name, show, skipFirst) {
 function tokenTable(row) {
   const used = TOKEN_ROWS.filter(([, name]) => row.some((token) => { const value = fieldOf(token, name); return value !== null && value.length !== 0; }));
   return make("div", { class: "panel scroll tall", style: { padding: "2px 4px" } }, make("table", {},
-    make("thead", {}, make("tr", {}, make("th", { class: "num" }, "token"), used.map(([title]) => make("th", { class: /text|likely/.test(title) ? "" : "num" }, title)))),
+    make("thead", {}, make("tr", {}, make("th", { class: "num" }, "token"), used.map(([title]) => make("th", { class: /text|likely|attended/.test(title) ? "" : "num" }, title)))),
     make("tbody", {}, row.map((token, place) => make("tr", {}, make("td", { class: "num dim" }, String(place + 1)),
-      used.map(([title, , show]) => make("td", { class: /text|likely/.test(title) ? "mono line" : "num" }, show(token))))))));
+      used.map(([title, , show]) => make("td", { class: /text|likely|attended/.test(title) ? "mono line" : "num" }, show(token))))))));
 }
 
 function tokenView(request) {

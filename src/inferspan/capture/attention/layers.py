@@ -1,0 +1,119 @@
+"""Layers of attention of a model: modules whose path holds ``attn`` or ``attention``, and why some of them gave no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from inferspan.capture.modules.patterns import matches
+from inferspan.capture.modules.selection import walk
+from inferspan.records import ModuleInfo
+from inferspan.settings import SettingsError
+
+__all__ = ["Layers", "has_window", "is_cross", "why_none"]
+
+_WORDS = ("attn", "attention")
+_CROSS = ("cross", "encdec", "enc_dec", "encoder_attn")
+_OTHERS = ("norm", "rotary", "dropout", "linear")
+"""In names of classes without modules inside: parts of a layer that compute no attention."""
+
+
+def _holds(text: str) -> bool:
+    return any(word in text.lower() for word in _WORDS)
+
+
+def _candidates(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for path, module in root.named_modules():
+        kind = type(module)
+        if not _holds(path) or isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+            continue
+        if kind.__module__.startswith("torch.nn.") and not _holds(kind.__name__):
+            continue
+        if module._modules or not any(word in kind.__name__.lower() for word in _OTHERS):
+            yield path, module
+
+
+class Layers:
+    """The layers that a setting means.
+
+    Args:
+        root: the model.
+        wanted: value of the setting ``attention``.
+
+    Attributes:
+        entries: modules to hook, as (module, facts, parent).
+        listed: paths of the layers that give weights or are said to have given none.
+        unhooked: why some modules could not be hooked, by path.
+
+    Raises:
+        SettingsError: a pattern matches no layer.
+    """
+
+    def __init__(self, root: nn.Module, wanted: Any) -> None:
+        self.entries: list[tuple[nn.Module, ModuleInfo, nn.Module]] = []
+        self.listed: list[str] = []
+        self.unhooked: dict[str, str] = {}
+        if wanted == "none":
+            return
+        found = dict(_candidates(root))
+        chosen = set(found)
+        if not isinstance(wanted, str):
+            chosen = set()
+            for pattern in wanted:
+                matched = {path for path, module in found.items() if matches(path, module, pattern)}
+                if not matched:
+                    names = ", ".join([*found][:6]) or "none: the model has no module with attn or attention in its path"
+                    raise SettingsError(f"inferspan setting 'attention': pattern {pattern!r} matches no layer; there are {names}")
+                chosen |= matched
+        seen = {path: (module, parent) for path, module, parent in walk(root)}
+        named = [path for path, module in found.items() if path in chosen and _holds(path.rpartition(".")[2] + " " + type(module).__name__)]
+        self.listed = [path for path in named if not any(other.startswith(f"{path}.") for other in named)]
+        for path, module in found.items():
+            if path not in chosen:
+                continue
+            if path in seen:
+                self.entries.append((module, ModuleInfo(path, type(module).__name__, None, path), seen[path][1]))
+            else:
+                self.unhooked[path] = "compiled"
+
+    def missing(self, gave: Collection[str], reasons: Mapping[str, str], *, compiled: bool) -> dict[str, str]:
+        """Layers that gave no weights in a request, with the reason.
+
+        Args:
+            gave: paths of modules that gave some.
+            reasons: of modules that were called and gave none.
+            compiled: whether the request ran compiled code.
+        """
+        found = {}
+        for path in self.listed:
+            if any(one == path or one.startswith(f"{path}.") or path.startswith(f"{one}.") for one in gave):
+                continue
+            found[path] = self.unhooked.get(path) or reasons.get(path) or ("compiled" if compiled else "not called")
+        return found
+
+
+def is_cross(path: str, module: nn.Module, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a layer attends to another sequence."""
+    if any(word in path.lower() for word in _CROSS) or getattr(module, "is_cross_attention", False) is True:
+        return True
+    return any(kwargs.get(name) is not None for name in ("key_value_states", "encoder_hidden_states"))
+
+
+def has_window(module: nn.Module, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a layer may see the latest keys only, so that its cache may have no others."""
+    return any(getattr(one, "sliding_window", None) for one in (module, getattr(module, "config", None))) or bool(
+        kwargs.get("sliding_window")
+    )
+
+
+def why_none(module: nn.Module, output: Any, *, patched: bool) -> str:
+    """Why a layer that was called gave no weights, where nothing of its attention was seen."""
+    implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    fused = implementation not in (None, "eager")
+    if isinstance(module, nn.MultiheadAttention):
+        fused = isinstance(output, tuple) and len(output) > 1 and output[1] is None
+    if not fused:
+        return "not returned"
+    return "fused kernel" if patched else "fused kernel, and something was compiled"

@@ -23,8 +23,8 @@ from inferspan.version import version
 __all__ = ["is_stream", "preload", "render", "write_report"]
 
 _SCRIPTS = (
-    "page.js", "zoom.js", "system.js", "messages.js", "requests.js", "timeline.js", "flame.js", "tokens.js", "activations.js", "attention.js",
-    "session.js", "memory.js", "operations.js", "metrics.js", "start.js",
+    "page.js", "zoom.js", "system.js", "messages.js", "requests.js", "timeline.js", "flame.js", "tokens.js", "activations.js",
+    "attention.js", "session.js", "memory.js", "operations.js", "metrics.js", "start.js",
 )  # fmt: skip
 
 

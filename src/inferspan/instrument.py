@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import fields
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from .composition import Providers
 from .export import otlp
 from .guard import contain
 from .inside.handle import InsideHandle
+from .inside.pausing import PausableHandle, Pauses
 from .program import recorders
 from .program.attached import log_status, status_now
 from .samplers import process as machine
@@ -57,18 +59,20 @@ class _Instrumentation:
     """The state that the handles of one model share."""
 
     def __init__(
-        self, target: Target, recorder: SpanRecorder, settings: Settings, providers: Providers, release: Callable[[], None]
+        self, target: Target, recorder: SpanRecorder, settings: Settings, providers: Providers, pauses: Pauses, release: Callable[[], None]
     ) -> None:
         self.target = target
         self.recorder = recorder
         self.settings = settings
         self.providers = providers
+        self.pauses = pauses
         self.users = 0
         self._release = release
         self._watch(target)
 
     def _watch(self, target: Target) -> None:
         target.follow = self.follow
+        self.pauses.watch(target)
         self._key = id(target.model)
         self._collected = weakref.finalize(target.model, _collected_models.append, self)
         self._collected.atexit = False
@@ -129,7 +133,7 @@ def _release_collected() -> None:
             instrumentation._release()
 
 
-class Handle(InsideHandle):
+class Handle(InsideHandle, PausableHandle):
     """Keeps a model instrumented until ``uninstrument()``; a context manager as well.
 
     Several handles on one model share one instrumentation, and the last ``uninstrument()`` detaches.
@@ -139,6 +143,7 @@ class Handle(InsideHandle):
         self._instrumentation: _Instrumentation | None = instrumentation
         self._recorder: Any = None if instrumentation is None else instrumentation.recorder
         self._providers: Providers = (None, None, None) if instrumentation is None else instrumentation.providers
+        self._pauses = None if instrumentation is None else instrumentation.pauses
         self._settings = settings
 
     def uninstrument(self) -> None:
@@ -362,8 +367,9 @@ def _build(model: Any, tokenizer: Any, settings: Settings, providers: Providers)
         undo.push(released)
         composition.start(settings, meters, released, target, recorder.metrics.summary)
         composition.follow_origins(released)
-        released.callback(recorders.add(composition.stage_recorder(settings, providers, recorder.recording)))
-        instrumentation = _Instrumentation(target, recorder, settings, providers, released.close)
+        pauses = Pauses(recorder.recording, partial(recorders.add, composition.stage_recorder(settings, providers, recorder.recording)))
+        released.callback(pauses.close)
+        instrumentation = _Instrumentation(target, recorder, settings, providers, pauses, released.close)
         undo.pop_all()
     return instrumentation
 
@@ -375,6 +381,7 @@ def _forked() -> None:
     composition.deferred.forked()
     for instrumentation in _instrumentations.values():
         instrumentation.recorder.renew_locks()
+        instrumentation.pauses.forked()
     machine.forked()
     origin.forked()
     for instrumentation in _instrumentations.values():

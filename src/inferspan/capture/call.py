@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from inferspan.capture.modules.hooks import ModuleObservers
     from inferspan.capture.modules.output_stats import OutputStats
     from inferspan.capture.profiler.window import WindowClaim
+    from inferspan.capture.root.pausing import Pausing
 
 __all__ = [
     "ANNOUNCED", "UNDER_REQUEST", "Call", "abandon_clocks", "around_here", "current", "is_in_step", "loop_by_hand", "pass_state",
@@ -154,6 +155,8 @@ class Call(CallLog):
         """What is known of the out-of-memory error that has ended this request or, until then, one inside it."""
         self.flow: FlowLog | None = None
         """What flows between modules in recorded passes; ``None`` if that is not recorded."""
+        self.pausing: Pausing | None = None
+        """Knows that this request runs."""
         self.nonfinite_seen = False
         """Whether an output of a module, or a request inside this one, had NaN or Inf."""
 
@@ -366,6 +369,8 @@ class Call(CallLog):
             self.release()
         finally:
             self.scope.end(end)
+            if self.pausing is not None:
+                self.pausing.ends(self)
 
     def look_inside(self, engine: ModuleObservers, outputs: OutputStats | None) -> None:
         """Collect statistics of recorded calls in ``outputs``, and look at outputs until the request ends, as far as that is wanted."""

@@ -20,6 +20,7 @@ from .device.energy import RequestEnergy
 from .modules.hooks import ModuleObservers
 from .modules.output_stats import OutputStats
 from .profiler.window import Windows
+from .root.pausing import Pausing
 
 __all__ = ["OpenPass", "Owner"]
 
@@ -66,6 +67,10 @@ class Owner(Protocol):
     @property
     def is_open(self) -> bool:
         """False from ``uninstrument()`` on, also while calls are still running."""
+
+    @property
+    def pausing(self) -> Pausing:
+        """Whether its requests are recorded."""
 
     # ------------------------------------------------------------------------------------------------- facts of the model
     @property

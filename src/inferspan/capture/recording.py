@@ -206,11 +206,13 @@ def open_call(
         epoch: nanoseconds since the epoch.
 
     Returns:
-        The call, or ``None`` where the caller has switched telemetry off.
+        The call, or ``None`` where the caller has switched telemetry off, or the model is paused.
     """
     outer = current.call if parent is None else parent
     # A loop by hand is around this request without being on the stack of this thread, where ``outer`` will be put again.
     around = around_here() if outer is None else outer
+    if not owner.pausing.admits(around):
+        return None
     base, began = epoch(), now()
     offset = base - began if around is None else around.offset
     nested = _is_nested(kind, operation, around)
@@ -221,7 +223,9 @@ def open_call(
     if scope is None:
         return None
     try:
-        return make(scope=scope, start=began, offset=offset, outer=outer)
+        call = make(scope=scope, start=began, offset=offset, outer=outer)
+        owner.pausing.begins(call)
+        return call
     except BaseException:
         # Nothing else would end the request, and its span would stay the current one.
         scope.end(RequestEnd(began + offset, None, {}))

@@ -49,6 +49,7 @@ from .patching import InstanceMethod, Undo
 from .patching import class_methods as _methods
 from .root.compiled import around_compile, around_optimized
 from .root.hooks import RootHooks
+from .root.pausing import Pausing
 from .unloading import around_unloading, watch_unloading
 
 __all__ = ["Target", "target_of"]
@@ -113,6 +114,7 @@ class Target:
         self.follow: Callable[[nn.Module], None] | None = None  # instruments what is left when the model leaves its wrapper
         self.windows = Windows(lambda: getattr(self.device, "type", None))
         self._root: RootHooks | None = None
+        self.pausing = Pausing(lambda: None if self._root is None else self._root.settle())
         try:
             self._undo.push(install_switches(self.windows, settings))
             self._attach(model)

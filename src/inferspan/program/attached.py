@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["log_status", "status_now"]
 
+_PAUSED = "paused: no new request is recorded until handle.resume()"
 _log = logging.getLogger("inferspan")
 
 
@@ -27,7 +28,9 @@ def status_now(target: Target, settings: Settings) -> Status:
             found = attached_to(target.model, target.engine)
             functions = len(target.engine.inside.functions)
             name = info.name or info.architecture
-            return status_of(settings, model=name, functions=functions, unobserved=target.unobserved, **found)
+            reasons = [_PAUSED if target.pausing.paused else None, target.unobserved]
+            unobserved = "; ".join(reason for reason in reasons if reason) or None
+            return status_of(settings, model=name, functions=functions, unobserved=unobserved, **found)
     return Status()
 
 

@@ -227,7 +227,7 @@ class RequestParts:
         for one in self._recordings:
             if one.adds_totals:
                 one.totals.add(start, end, seconds)
-            one.add_ended(operation, start.start_ns, end.end_ns, device, delta, events)
+            one.add_ended(operation, start.start_ns, end.end_ns, device, delta, events, spans=int(recording))
             one.add_request(ended, end.attributes)
             if may_take_audio:
                 one.add_audio(self._audio, 1, 0)
@@ -250,7 +250,7 @@ def add_stage(
     device, delta = measured(attributes if isinstance(attributes, Mapping) else {})
     events = ["stage_start", "stage_end", *counts_of_span(span, failed=failed)]
     for one in recordings:
-        one.add_ended(operation, *times, device, delta, events)
+        one.add_ended(operation, *times, device, delta, events, spans=int(span.get_span_context().trace_flags.sampled))
     seconds = max(0, times[1] - times[0]) / 1e9
     if around is not None:
         around.add_inside(seconds, device)

@@ -22,7 +22,7 @@ from .analysed import AnalysisFigures
 from .events import OTHER_TYPES
 from .requests import Ended, RecordedRequest
 
-__all__ = ["Around", "Operation", "Recording"]
+__all__ = ["Around", "Counts", "Operation", "Recording"]
 
 MOST_OPERATIONS = 4_000
 """Each takes some 4 kB."""
@@ -61,15 +61,16 @@ class Recording:
         self._analysis = AnalysisFigures()
         self._requests: deque[Ended] = deque(maxlen=KEPT_REQUESTS)
         self._first_ns = self._last_ns = 0
-        self._steps = self._steps_with_modules = 0
+        self._steps = self._steps_with_modules = self._spans = 0
         # Reentrant: a collected generator may end its stage at any instruction.
         self._lock = threading.RLock()
         _all.add(self)
 
     # ------------------------------------------------------------------------------------------------------------- in
     def add_ended(
-        self, operation: Operation, start_ns: int, end_ns: int, device: float | None, delta: int | None, events: Iterable[str]
-    ) -> None:
+        self, operation: Operation, start_ns: int, end_ns: int, device: float | None, delta: int | None, events: Iterable[str],
+        *, spans: int = 1,
+    ) -> None:  # fmt: skip
         """Count the end of an operation, and the events that it stands for.
 
         Args:
@@ -79,6 +80,7 @@ class Recording:
             device: seconds on the device.
             delta: bytes of memory at its end minus at its start.
             events: their types.
+            spans: that were made of it.
         """
         timed = 0 < start_ns <= end_ns
         with self._lock:
@@ -87,6 +89,7 @@ class Recording:
                     self._first_ns = start_ns
                 if end_ns > self._last_ns:
                     self._last_ns = end_ns
+            self._spans += spans
             counts = self._events
             for name in events:
                 counts[name if name in counts or len(counts) < MOST_TYPES else OTHER_TYPES] += 1
@@ -113,7 +116,9 @@ class Recording:
                 found[1] += stages
 
     def add_calls(self, calls: Sequence[Call]) -> None:
-        """Count calls of modules, or kernels."""
+        """Count calls of modules, or kernels, that have become spans."""
+        with self._lock:
+            self._spans += len(calls)
         self.operations.add_nested(calls)
 
     def add_modules(
@@ -178,6 +183,13 @@ class Recording:
             kept = list(self._requests)
         return [ended.request() for ended in kept]
 
+    def counts(self) -> Counts:
+        """How much it has recorded."""
+        events = sum(self.events().values())
+        with self._lock:
+            totals, spans = self.totals.totals(), self._spans
+        return Counts(totals.requests + totals.forwards, spans, events)
+
     def times(self) -> Times:
         """How long it has recorded, and how many steps."""
         with self._lock:
@@ -196,6 +208,28 @@ class Times(NamedTuple):
     seconds: float
     steps: int
     with_modules: int
+
+
+class Counts(NamedTuple):
+    """How much was recorded.
+
+    Attributes:
+        requests: that have ended, without those inside others.
+        spans: of requests, their detail and stages.
+        events: of all types, as a summary has them.
+    """
+
+    requests: int = 0
+    spans: int = 0
+    events: int = 0
+
+    def since(self, before: Counts) -> Counts:
+        """What has been added."""
+        return Counts(self.requests - before.requests, self.spans - before.spans, self.events - before.events)
+
+    def __str__(self) -> str:
+        """In words."""
+        return ", ".join(f"{number:,} {name if number != 1 else name[:-1]}" for name, number in self._asdict().items())
 
 
 class Around(NamedTuple):

@@ -34,9 +34,9 @@ class Batch:
     def __init__(self, owner: Owner, start: int) -> None:
         self._owner = owner
         self._start = self._end = start
-        self._scope: RequestScope | None = owner.recorder.start(
-            RequestStart(KIND_BATCH, None, owner.info, start, False, {}, attached=False), None
-        )
+        self._scope: RequestScope | None = None
+        if not owner.pausing.quiet:
+            self._scope = owner.recorder.start(RequestStart(KIND_BATCH, None, owner.info, start, False, {}, attached=False), None)
         self._steps: list[Step] = []
         self._requests: list[int] = []
         self._tokens: list[int] = []

@@ -70,7 +70,7 @@ def around_generate(target_of: Callable[[object], Owner | None]) -> Any:
                 inner.enter_inner(generate_arguments(args, kwargs))
             else:
                 target = target_of(model)
-                if target is not None:
+                if target is not None and target.pausing.admits(current.call):
                     call = start_generate(target, model, generate_arguments(args, kwargs))
         if inner is not None:
             result = original(*args, **kwargs)

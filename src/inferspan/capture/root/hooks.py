@@ -101,7 +101,7 @@ class RootHooks:
         if model is None:
             return
         off = self._compiling or self._scripting
-        wanted = owner.is_open and not self._paused and self._wrapper is None and not off
+        wanted = owner.is_open and not owner.pausing.quiet and not self._paused and self._wrapper is None and not off
         observer = self._observer
         if observer is not None and wanted and observer.put(model):
             wanted = False
@@ -237,7 +237,7 @@ class RootHooks:
             opened.registered = opened.call = None
             if not known:
                 return False
-            if not self._owner.is_open or self._wrapper is not None:
+            if not self._owner.is_open or self._wrapper is not None or self._owner.pausing.quiet:
                 with contain("detaching"):
                     self._settle()
             return True

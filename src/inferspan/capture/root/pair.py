@@ -82,7 +82,7 @@ class RootEnter(_RootHook):
                     else:
                         call.enter_again(owner.root_info, arguments)
                     return
-            if not owner.is_open:
+            if not owner.is_open or owner.pausing.quiet:
                 self.settle()
                 return
             kwargs: Mapping[str, Any] = arguments[1] if len(arguments) > 1 else {}
@@ -124,7 +124,7 @@ class RootExit(_RootHook):
             while call is not None and not (isinstance(call, ForwardCall) and call.owner is owner):
                 call = call.outer
             if not isinstance(call, ForwardCall):
-                if not owner.is_open:
+                if not owner.is_open or owner.pausing.quiet:
                     self.settle()
                 return
             now = perf_counter_ns()

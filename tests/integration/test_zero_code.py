@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from inferspan import semconv
+from inferspan.stack.processes import Reference
+from inferspan.stack.state import State
+from inferspan.stack.terminal import addresses
 from tests.integration.conftest import plain_environment
 from tests.integration.servers import Stack, eventually
 from tests.integration.spans_seen import Seen, from_otlp
@@ -77,3 +80,46 @@ def test_request_arrives(stack: Stack, tmp_path: Path, way: str, protocol: str) 
     assert [span.attributes[semconv.OUTPUT_TOKENS] for span in requests] == [4]
     assert len([span for span in spans if span.name in (semconv.SPAN_PREFILL_STEP, semconv.SPAN_DECODE_STEP)]) == 4
     assert len({span.trace for span in spans}) == 1
+
+
+def test_variables_that_the_stack_prints_work_for_opentelemetry_instrument(stack: Stack, tmp_path: Path) -> None:
+    """As they are printed, with nothing else set, a request arrives."""
+    state = State("", "dev", "ready", Reference(0, ""), [("OTLP over HTTP", stack.http)], stack.http, [])
+    printed = dict(line.removeprefix("export ").split("=", 1) for line in addresses(state, "") if line.startswith("export "))
+    result = _instrumented(tmp_path, **printed | {"OTEL_SERVICE_NAME": "printed"})
+    assert result.returncode == 0, result.stderr
+
+    def arrived() -> None:
+        assert [span for span in from_otlp(stack.raw_lines("printed")) if semconv.OPERATION_NAME in span.attributes]
+
+    eventually(arrived)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "fix"),
+    [
+        (None, "it does not speak gRPC: set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf"),
+        ("http/protobuf", "it speaks gRPC: set OTEL_EXPORTER_OTLP_PROTOCOL=grpc"),
+    ],
+    ids=["the launcher's gRPC at a port for HTTP", "HTTP at a port for gRPC"],
+)
+def test_first_failing_export_names_the_protocol(stack: Stack, tmp_path: Path, protocol: str | None, fix: str) -> None:
+    """One line with the fix, after the line of the SDK, which stays; the program is not affected."""
+    chosen = {"OTEL_EXPORTER_OTLP_ENDPOINT": stack.http} if protocol is None else {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": stack.grpc, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+    }  # fmt: skip
+    result = _instrumented(tmp_path, OTEL_SERVICE_NAME="lost", OTEL_EXPORTER_OTLP_TIMEOUT="2", **chosen)
+    assert result.returncode == 0
+    assert result.stderr.count(fix) == 1
+    assert "encountered while exporting" in result.stderr
+
+
+def _instrumented(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that knows nothing of us under ``opentelemetry-instrument``."""
+    if importlib.util.find_spec("opentelemetry.distro") is None:
+        pytest.skip("opentelemetry-distro is not installed")
+    (folder / "app.py").write_text(GENERATE + "answer()\n")
+    path = os.pathsep.join((str(metadata(folder / "metadata")), PATH))
+    command = [sys.executable, "-c", INSTRUMENT, sys.executable, "app.py"]
+    environment = plain_environment() | {"PYTHONPATH": path, **variables}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)

@@ -36,7 +36,7 @@ def _status(stack: StackCommand) -> tuple[int, dict[str, object]]:
 
 
 def test_up_prints_where_everything_is(stack: StackCommand) -> None:
-    """All programs become ready; addresses, exactly two lines to copy, and how to stop; then the command returns."""
+    """All programs become ready; addresses, exactly three lines to copy, and how to stop; then the command returns."""
     code, out, err = stack.up()
     assert (code, err) == (0, "")
     _, seen = _status(stack)
@@ -45,6 +45,7 @@ def test_up_prints_where_everything_is(stack: StackCommand) -> None:
     assert all(url in out for url in addresses.values())
     assert [line for line in out.splitlines() if line.startswith("export ")] == [
         f"export OTEL_EXPORTER_OTLP_ENDPOINT={addresses['OTLP over HTTP']}",
+        "export OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf",
         "export OTEL_SERVICE_NAME=my-service",
     ]
     assert sorted(line.split()[0] for line in out.splitlines() if " ready in " in line) == sorted(NAMES)

@@ -17,10 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from inferspan import guard
-from inferspan.export.reasons import likely_reason
+from inferspan.export.client.endpoints import endpoint_of
+from inferspan.export.client.probing import listener_at
+from inferspan.export.reasons import SPEAKS_GRPC, likely_reason, wrong_protocol
 from inferspan.export.variables import per_signal, plain_address, read
 
-__all__ = ["Delivery", "Destination", "destination_of", "own_lines_only", "tell_attempt"]
+__all__ = ["Delivery", "Destination", "destination_of", "explain_failures_of_the_program", "own_lines_only", "tell_attempt"]
 
 _log = logging.getLogger("inferspan")
 EVERY = 60.0
@@ -88,6 +90,46 @@ def tell_attempt(text: str) -> None:
     """Add a description of a failure to the lines of the attempt that runs on this thread, if any."""
     if _attempts.lines is not None:
         _attempts.lines.append(text)
+
+
+class _Explains(logging.Filter):
+    """Lets every line pass; after the first one that shows that a receiver speaks the other protocol, a line of ours has the fix."""
+
+    said = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """True."""
+        if _attempts.lines is None and not self.said and record.levelno >= logging.WARNING:
+            with contextlib.suppress(Exception):
+                reason = wrong_protocol(record.getMessage())
+                if reason == "":
+                    reason = _asked()
+                if reason is not None:
+                    self.said = True
+                    _say(logging.WARNING, "OpenTelemetry of this program cannot send to its receiver: %s", reason)
+        return True
+
+
+def _asked() -> str | None:
+    """What the receiver of HTTP that the environment names speaks, if that is gRPC; asks it for a second at most."""
+    listener = listener_at(*endpoint_of("traces", os.environ, protocol="http/protobuf").place, seconds=0.5)
+    return SPEAKS_GRPC if listener.grpc and not listener.http else None
+
+
+_EXPLAINS = _Explains()
+_OTLP = "opentelemetry.exporter.otlp.proto."
+_EXPORTERS = ("grpc.exporter", "http.trace_exporter", "http.metric_exporter", "http._log_exporter")
+
+
+def explain_failures_of_the_program() -> None:
+    """Have the first failure of the program's own exporters explained, where these are loaded and the protocol is wrong.
+
+    ``opentelemetry-instrument`` sends by gRPC unless a variable names another protocol, and the SDK logs a text about frames then.
+    """
+    for name in _EXPORTERS:
+        logger = logging.Logger.manager.loggerDict.get(_OTLP + name)
+        if isinstance(logger, logging.Logger) and _EXPLAINS not in logger.filters:
+            logger.addFilter(_EXPLAINS)
 
 
 # ------------------------------------------------------------------------------------------------------------ one address

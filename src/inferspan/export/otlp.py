@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from inferspan.export import variables
 from inferspan.export.deferred import Refused, threads_can_start
-from inferspan.export.delivery import own_lines_only
+from inferspan.export.delivery import explain_failures_of_the_program, own_lines_only
 from inferspan.export.older_sdk import renew_in_children
 from inferspan.export.providers import INSTALL, SETUP, Built, current_provider, extend, file_exporter, host_has_none, take_over
 from inferspan.export.sdk import SpanParts, queue_room, span_parts
@@ -102,6 +102,7 @@ def automatic_setup(
     given = given or {}
     if _disabled(environ):
         return False
+    explain_failures_of_the_program()
     if not destination_named(settings, environ):
         if given or not all(host_has_none(signal) for signal in ("traces", "metrics")):
             hand_over_at_end(settings)

@@ -11,10 +11,11 @@ import re
 from collections.abc import Sequence
 from http import HTTPStatus
 
-__all__ = ["likely_reason"]
+__all__ = ["SPEAKS_GRPC", "likely_reason", "wrong_protocol"]
 
 _GRPC = "set OTEL_EXPORTER_OTLP_PROTOCOL=grpc, or use the port for HTTP, often 4318"
 _HTTP = "set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf, or use the port for gRPC, often 4317"
+SPEAKS_GRPC = f"it speaks gRPC: {_GRPC}"
 _STATUSES = {
     400: "400: it could not read the request",
     401: "401: the token in OTEL_EXPORTER_OTLP_HEADERS is missing or not accepted",
@@ -32,7 +33,7 @@ _GRPC_STATUSES = {
 }
 _CAUSES = (  # the first that is found counts, so the exact ones come first
     (r"http1\.x|Received http2 header with status: [0-9]|Expected SETTINGS frame", f"it does not speak gRPC: {_HTTP}"),
-    (r"BadStatusLine\('\\x00", f"it speaks gRPC: {_GRPC}"),
+    (r"BadStatusLine\('\\x00", SPEAKS_GRPC),
     (r"Connection refused|actively refused|ECONNREFUSED", "nothing listens there"),
     (
         r"Name or service not known|nodename nor servname|getaddrinfo|NameResolutionError|DNS resolution failed|name resolution"
@@ -77,6 +78,15 @@ def likely_reason(address: str, lines: Sequence[str], error: Exception | None = 
     if "UNAVAILABLE" in said:
         return "it cannot be reached"
     return f"the exporter raised {type(error).__name__}" if error is not None else "the exporter gave no reason that is known here"
+
+
+def wrong_protocol(said: str) -> str | None:
+    """What a text of a library says about a receiver that speaks the other protocol, and the fix.
+
+    Empty if that is possible, because the receiver has closed the connection; ``None`` if the text says nothing of it.
+    """
+    found = next((words for pattern, words in _CAUSES[:2] if re.search(pattern, said)), None)
+    return "" if found is None and re.search(_NO_HTTP, said) else found
 
 
 def _status(said: str) -> str | None:

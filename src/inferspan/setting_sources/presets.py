@@ -10,9 +10,10 @@ from inferspan.setting_checks import MODEL_STAGES, PIPELINE_STAGES, SettingsErro
 
 __all__ = ["PRESETS", "with_mode"]
 
+_LIGHT: Mapping[str, Any] = {"modules": "none", "logits": False, "token_arrays": False, "analysis": False, "steps": "sampled"}
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
-    "light": {"modules": "none", "logits": False, "token_arrays": False, "analysis": False, "steps": "sampled"},
+    "light": _LIGHT,
     "debug": {"modules": "all", "every_step": True, "output_stats": True},
     "development": {
         "live": True,
@@ -25,6 +26,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "session_tags": {"mode": "development"},
     },
     "production": {
+        **_LIGHT,
         "live": False,
         "gpu_interval": 1.0,
         "host_interval": 2.0,

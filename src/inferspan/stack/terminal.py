@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from inferspan.stack import state as states
 from inferspan.stack.state import State
-from inferspan.stack.views import Seen
+from inferspan.stack.views import PROTOCOL, Seen
 
 __all__ = ["Progress", "addresses", "command", "short", "status_lines"]
 
@@ -78,6 +78,8 @@ def addresses(state: State, dir_option: str, stop: str = "") -> list[str]:
         "",
         "Send the telemetry of a program there:",
         f"export OTEL_EXPORTER_OTLP_ENDPOINT={state.endpoint}",
+        # The default of opentelemetry-instrument is gRPC, whose port is another one.
+        f"export OTEL_EXPORTER_OTLP_PROTOCOL={PROTOCOL}",
         "export OTEL_SERVICE_NAME=my-service",
         *_past_the_proxy(state.endpoint),
         "",

@@ -21,9 +21,11 @@ from inferspan.stack.processes import is_alive, members
 from inferspan.stack.state import Running, State, supervisor_of
 from inferspan.stack.supervisor import answers
 
-__all__ = ["Seen", "SeenProgram", "follow_logs", "look", "print_logs"]
+__all__ = ["PROTOCOL", "Seen", "SeenProgram", "follow_logs", "look", "print_logs"]
 
 _POLL = 0.2
+PROTOCOL = "http/protobuf"
+"""Of the endpoint that is shown."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Seen:
             "folder": state.folder,
             "started": state.started,
             "addresses": dict(state.addresses),
-            "environment": {"OTEL_EXPORTER_OTLP_ENDPOINT": state.endpoint},
+            "environment": {"OTEL_EXPORTER_OTLP_ENDPOINT": state.endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL": PROTOCOL},
             "programs": [asdict(each) for each in self.programs],
         }
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
 
 def load() -> tuple[Any, Any]:
     """A causal language model and its tokenizer."""
-    if "--smollm2" in sys.argv[1:]:
+    if "--smollm2" in sys.argv[1:] or os.environ.get("EXAMPLE_MODEL") == "smollm2":
         from inferspan.demo import load_smollm2
 
         return load_smollm2()

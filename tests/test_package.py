@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,11 @@ def test_only_sources_load_torch() -> None:
 def test_import_check_can_fail() -> None:
     """The check above sees a package that is loaded."""
     assert loaded_by("import psutil, opentelemetry.sdk.trace") == ["psutil", "opentelemetry.sdk"]
+
+
+def test_package_is_pickled_by_its_name() -> None:
+    """As cloudpickle does for functions that use it."""
+    assert pickle.loads(pickle.dumps(inferspan)) is inferspan
 
 
 def test_version_is_the_installed_one() -> None:

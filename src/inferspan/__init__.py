@@ -100,5 +100,9 @@ class _Package(ModuleType):
         """Called by Python when it has imported a submodule."""
         super().__setattr__(name, value.instrument if name == "instrument" and isinstance(value, ModuleType) else value)
 
+    def __reduce__(self) -> Any:
+        # cloudpickle (Ray, Dask, Spark) knows exact modules only, and a function that is sent holds the modules that it uses.
+        return __import__, (self.__name__,)
+
 
 sys.modules[__name__].__class__ = _Package

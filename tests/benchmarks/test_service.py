@@ -1,0 +1,26 @@
+"""The load generator of a service: its ratios, and one short run against a dead collector."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from benchmarks.service import Load, main, ratios
+
+
+def test_ratios_are_to_the_plain_runs_on_both_sides() -> None:
+    """A drift of the machine between them cancels."""
+    before, case, after = Load(100.0, 0.1, 0, 40), Load(99.0, 0.22, 0, 41), Load(120.0, 0.3, 0, 40)
+    assert ratios(case, before, after) == pytest.approx((0.9, 1.1))
+
+
+@pytest.mark.integration
+def test_short_run_prints_a_row_for_each_case(capsys: pytest.CaptureFixture[str]) -> None:
+    """Plain runs around the case, with threads and memory."""
+    pytest.importorskip("fastapi")
+    pytest.importorskip("uvicorn")
+    assert main(["--connections", "4", "--seconds", "2", "--tokens", "2", "--cases", "dead"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows] == ["case", "plain", "dead"]
+    assert re.search(r"dead +\d+\.\d +\d+\.\d +\d+\.\d{3} +\d+\.\d{3} +-?\d+\.\d +\d+", rows[2])

@@ -1,0 +1,154 @@
+"""The services of ``examples/services`` as real processes, and what their telemetry looks like.
+
+In: a command and the address of a collector. Out: ``Service``, which is asked over HTTP, and spans by trace. What can fail: the service does
+not answer in time (``RuntimeError`` with the end of its log).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from inferspan import semconv
+from tests.integration.conftest import plain_environment
+from tests.integration.servers import Stack, free_ports
+from tests.integration.spans_seen import Seen, from_otlp
+
+__all__ = ["EXAMPLES", "Service", "environment", "get", "instances", "named", "requests_of", "serving", "spans_of", "trace_parent"]
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "services"
+ROOT = EXAMPLES.parents[1]
+READY = 120.0
+
+
+def environment(stack: Stack, service: str, **more: str) -> dict[str, str]:
+    """What a service is started with: the variables that the guide names, and short intervals."""
+    path = os.pathsep.join([str(ROOT / "src"), *(place for place in sys.path if place.endswith(("site-packages", "pkgs", "ray")))])
+    return {
+        **plain_environment(),
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",
+        "OTEL_SERVICE_NAME": service,
+        "OTEL_EXPORTER_OTLP_ENDPOINT": stack.http,
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+        "OTEL_METRIC_EXPORT_INTERVAL": "1000",
+        "OTEL_BSP_SCHEDULE_DELAY": "500",
+        "INFERSPAN_SAMPLER_INTERVAL": "1",
+        **more,
+    }
+
+
+class Service:
+    """A running service.
+
+    Args:
+        process: its main process.
+        address: where it answers.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], address: str) -> None:
+        self.process = process
+        self.address = address
+
+    def stop(self) -> int:
+        """End it by SIGTERM, and wait; returns its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+def get(url: str, *, data: Any = None, **headers: str) -> tuple[str, dict[str, str]]:
+    """Text and headers of an answer; with ``data`` it is a POST of JSON."""
+    body = None if data is None else json.dumps(data).encode()
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json", **headers})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return answer.read().decode(), dict(answer.headers)
+
+
+@contextmanager
+def serving(command: Sequence[str], folder: Path, variables: dict[str, str], log: Path, port: int = 0) -> Iterator[Service]:
+    """Run a service until the block ends; ``{port}`` in the command is filled in, with a free one unless it is given."""
+    port = port or free_ports(1)[0]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *(part.format(port=port) for part in command)], cwd=folder, env=variables, stdout=output, stderr=output
+        )
+    started = Service(process, f"http://127.0.0.1:{port}")
+    try:
+        _wait(started, log)
+        yield started
+    finally:
+        children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        process.kill()
+        for child in children:
+            _end(child)
+        process.wait(30)
+
+
+def _end(child: psutil.Process) -> None:
+    """End a process of the service, if it still runs."""
+    with suppress(psutil.NoSuchProcess):
+        child.kill()
+
+
+def _wait(service: Service, log: Path) -> None:
+    deadline = time.monotonic() + READY
+    while True:
+        try:
+            get(f"{service.address}/nothing-is-here")
+            return
+        except urllib.error.HTTPError:
+            return
+        except OSError as error:
+            if time.monotonic() > deadline or service.process.poll() is not None:
+                raise RuntimeError(log.read_text(errors="replace")[-4000:]) from error
+            time.sleep(0.2)
+
+
+def trace_parent(number: int) -> tuple[str, str]:
+    """A trace id, and the header of a client that begins it."""
+    trace = f"{number:032x}"
+    return trace, f"00-{trace}-{'ab' * 8}-01"
+
+
+def spans_of(stack: Stack, service: str, trace: str | None = None) -> list[Seen]:
+    """The spans that the collector has got from a service, of one trace or of all."""
+    found = from_otlp(line for line in stack.raw_lines(service) if "resourceSpans" in line)
+    return [span for span in found if trace is None or span.trace == trace]
+
+
+def requests_of(spans: Sequence[Seen]) -> list[Seen]:
+    """The requests of models among them."""
+    return [span for span in spans if semconv.OPERATION_NAME in span.attributes]
+
+
+def named(spans: Sequence[Seen], name: str) -> Seen:
+    """The one span with this name; ``LookupError`` while there is none."""
+    found = [span for span in spans if span.name == name]
+    if len(found) != 1:
+        raise LookupError(f"{len(found)} spans {name}: {[span.name for span in spans]}")
+    return found[0]
+
+
+def instances(stack: Stack, service: str, metric: str) -> set[str]:
+    """``service.instance.id`` of everyone who has sent a metric."""
+    found = set()
+    for line in stack.raw_lines(service):
+        for resource in line.get("resourceMetrics", ()):
+            names = [one["name"] for scope in resource["scopeMetrics"] for one in scope["metrics"]]
+            if metric in names:
+                found |= {
+                    item["value"]["stringValue"] for item in resource["resource"]["attributes"] if item["key"] == "service.instance.id"
+                }
+    return found

@@ -7,7 +7,9 @@ provider that fails costs its own metrics; a forked child starts the thread at i
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import os
+import sys
 import threading
 import time
 import weakref
@@ -207,18 +209,51 @@ SAMPLERS: dict[str, Callable[[Settings], Sampler]] = {"nvml": _nvml, "host": _ho
 """By the setting that turns it off, the function that makes a sampler; its module is loaded then."""
 
 
+def _amd(settings: Settings) -> Sampler:
+    from .groups import GPU_GROUPS, chosen
+    from .vendors.amd import AmdSampler
+
+    return AmdSampler(all_gpus=settings.all_gpus, metrics=chosen(GPU_GROUPS, settings.gpu_metrics))
+
+
+def _apple(settings: Settings) -> Sampler:
+    from .vendors.torch_memory import MpsSampler
+
+    return MpsSampler()
+
+
+def _intel(settings: Settings) -> Sampler:
+    from .vendors.torch_memory import XpuSampler
+
+    return XpuSampler()
+
+
+def _has_xpu() -> bool:
+    return getattr(getattr(sys.modules.get("torch"), "version", None), "xpu", None) is not None
+
+
+VENDORS: dict[str, tuple[str, Callable[[], bool], Callable[[Settings], Sampler]]] = {
+    "amd": ("nvml", lambda: importlib.util.find_spec("amdsmi") is not None, _amd),
+    "apple": ("allocator", lambda: sys.platform == "darwin", _apple),
+    "intel": ("allocator", _has_xpu, _intel),
+}
+"""Samplers of other vendors: the setting that turns each off, whether there can be such a device, and what makes it."""
+
+
 def _sampler_loop(settings: Settings, spent: dict[str, float]) -> SamplerLoop:
     from .loop import SamplerLoop
 
     chosen = {name: make(settings) for name, make in SAMPLERS.items() if getattr(settings, name)}
-    own = {name: interval for name, interval in (("nvml", settings.gpu_interval), ("host", settings.host_interval)) if interval is not None}
+    for name, (setting, possible, make) in VENDORS.items():
+        if getattr(settings, setting) and possible():
+            chosen[name] = make(settings)
+    intervals = (("nvml", settings.gpu_interval), ("amd", settings.gpu_interval), ("host", settings.host_interval))
+    own = {name: interval for name, interval in intervals if interval is not None}
     return SamplerLoop(chosen, interval=settings.sampler_interval, own=own, spent=spent)
 
 
 def _system_metrics_active() -> bool:
     """Whether OpenTelemetry's own host instrumentation runs: it uses the same metric names with other attributes."""
-    import sys
-
     module = sys.modules.get("opentelemetry.instrumentation.system_metrics")
     instrumentor = getattr(module, "SystemMetricsInstrumentor", None)
     return instrumentor is not None and bool(getattr(instrumentor(), "_is_instrumented_by_opentelemetry", False))

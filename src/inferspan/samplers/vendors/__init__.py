@@ -1,0 +1,1 @@
+"""Devices of other vendors than NVIDIA, with the metrics of the same conventions."""

@@ -123,7 +123,7 @@ def recorder_for(settings: Settings, providers: Providers) -> tuple[SpanRecorder
     """A recorder of requests, and the meters of its metrics."""
     tracer_provider, meter_provider, logger_provider = providers
     meters = machine.meters_of(meter_provider)
-    request_metrics = RequestMetrics(meters.meter, settings)
+    request_metrics = RequestMetrics(meters.meter, settings, waiting=meters.waiting)
     tracer, logger = tracer_source(tracer_provider, _before_a_request), logger_source(logger_provider)
     return SpanRecorder(settings, tracer, request_metrics, writer, logger), meters
 

@@ -1,6 +1,8 @@
 """Requests as OpenTelemetry metrics: the gen_ai families and our own, and the totals of ``handle.summary()``.
 
-One record per request and metric on the model's thread; what is known of single steps and modules follows from the hand-over thread.
+One value per request and metric, which the hand-over thread records, or the collection that comes first; see ``waiting``. What is
+known of single steps and modules is recorded there as well. A plain forward pass records its duration itself: waking a thread would
+cost as much.
 Histograms take exemplars from the request's span; counters are recorded in a context without a span, because the SDK's reservoir for
 sums draws from the global random generator. A broken meter takes nothing down, and is tried again at the next request.
 """
@@ -23,6 +25,7 @@ from inferspan.settings import Settings
 from .activations import ActivationLabels, values_of
 from .first_request import FirstRequest, first_request
 from .summary import Summary
+from .waiting import Waiting
 
 __all__ = ["RequestMetrics"]
 
@@ -41,9 +44,12 @@ class RequestMetrics:
         meter: returns the meter; asked again after it failed.
         settings: which gen_ai families and optional metrics there are.
         first: the first request of the process.
+        waiting: what takes the values of requests for the hand-over thread; default is to record them at once.
     """
 
-    def __init__(self, meter: Callable[[], Any], settings: Settings, first: FirstRequest = first_request) -> None:
+    def __init__(
+        self, meter: Callable[[], Any], settings: Settings, first: FirstRequest = first_request, waiting: Waiting | None = None
+    ) -> None:
         self._meter = meter
         self._settings = settings
         self._first = first
@@ -52,11 +58,13 @@ class RequestMetrics:
         self._adapters: set[AttributeValue] = set()
         self._activations = ActivationLabels()
         self.summary = Summary()
+        self.waiting = Waiting(lambda: False) if waiting is None else waiting
 
     def renew_locks(self) -> None:
         """Called in a forked child, where no thread is left to release them."""
         self._lock = threading.Lock()
         self.summary.renew_lock()
+        self.waiting.renew()
 
     # ------------------------------------------------------------------------------------------------------ instruments
     def _instrument(self, name: str) -> Any:
@@ -87,6 +95,9 @@ class RequestMetrics:
                 instrument.set(value, attributes, _NO_SPAN)
             else:
                 instrument.add(value, attributes, _NO_SPAN)
+
+    def _later(self, name: str, value: float, attributes: Mapping[str, AttributeValue], span: Any = None) -> None:
+        self.waiting.put(self._record, name, value, attributes, span)
 
     # --------------------------------------------------------------------------------------------------------- requests
     def _labels(self, start: RequestStart) -> dict[str, AttributeValue]:
@@ -119,13 +130,14 @@ class RequestMetrics:
     @guarded("metrics of a started request")
     def started(self, start: RequestStart) -> None:
         """Note a request in flight, and how long the process took to get to its first one."""
+        self.waiting.look()
         if start.kind == KIND_BATCH:
             return
         waited = self._first.take(start.start_ns)
         if waited is not None:
-            self._record(semconv.M_FIRST_REQUEST, waited, self._model(start))
+            self._later(semconv.M_FIRST_REQUEST, waited, self._model(start))
         if start.kind != "forward" and not start.nested:
-            self._record(semconv.M_ACTIVE, 1, self._model(start))
+            self._later(semconv.M_ACTIVE, 1, self._model(start))
 
     @guarded("metrics of an ended request")
     def ended(self, start: RequestStart, end: RequestEnd, span: Any, *, third_party: bool) -> None:
@@ -138,16 +150,16 @@ class RequestMetrics:
             third_party: whether another library has opened a gen_ai span around it and records the client metrics.
         """
         if end.spans_dropped:
-            self._record(semconv.M_SPANS_DROPPED, end.spans_dropped, {semconv.DROP_REASON: "budget"})
+            self._later(semconv.M_SPANS_DROPPED, end.spans_dropped, {semconv.DROP_REASON: "budget"})
         if end.overhead_ns:
-            self._record(semconv.M_OVERHEAD, end.overhead_ns / 1e9, {})
+            self.waiting.add(self._record, semconv.M_OVERHEAD, end.overhead_ns / 1e9)
         if start.kind == KIND_BATCH:
             self._batch(start, end)
             return
         seconds = max(0.0, (end.end_ns - start.start_ns) / 1e9)
         self.summary.add(start, end, seconds)
         if start.kind != "forward" and not start.nested:
-            self._record(semconv.M_ACTIVE, -1, self._model(start))
+            self._later(semconv.M_ACTIVE, -1, self._model(start))
         if start.kind == "forward":
             self._forward(start, end, seconds, span, third_party=third_party)
         elif start.kind == "pipeline" and not start.nested:
@@ -155,12 +167,12 @@ class RequestMetrics:
         elif not start.nested:
             self._generate(start, end, seconds, span, third_party=third_party)
         for name, took in end.stages:
-            self._record(semconv.M_STAGE_DURATION, took, {semconv.STAGE_NAME: name, **self._model(start)}, span)
+            self._later(semconv.M_STAGE_DURATION, took, {semconv.STAGE_NAME: name, **self._model(start)}, span)
         for kind in end.findings:
-            self._record(semconv.M_HEALTH_FINDINGS, 1, {**self._model(start), semconv.HEALTH_KIND: kind})
+            self._later(semconv.M_HEALTH_FINDINGS, 1, {**self._model(start), semconv.HEALTH_KIND: kind})
         for (place, kind), count in end.nonfinite.items():
             labels = {semconv.MODEL_NAME: self._name(start), semconv.MODULE_NAME: place, semconv.NONFINITE_KIND: kind}
-            self._record(semconv.M_NONFINITE, count, labels)
+            self._later(semconv.M_NONFINITE, count, labels)
 
     def _batch(self, start: RequestStart, end: RequestEnd) -> None:
         """Record the state in which the steps of a batch have left the loop."""
@@ -171,7 +183,7 @@ class RequestMetrics:
             (semconv.M_KV_BLOCKS_LIMIT, None if figures is None else figures.blocks_limit),
         ):
             if value is not None:
-                self._record(name, value, model)
+                self._later(name, value, model)
 
     def _forward(self, start: RequestStart, end: RequestEnd, seconds: float, span: Any, *, third_party: bool) -> None:
         if end.timed:
@@ -182,9 +194,9 @@ class RequestMetrics:
     def _embeddings(self, end: RequestEnd, seconds: float, labels: Mapping[str, AttributeValue], span: Any) -> None:
         failing = self._with_error(labels, end)
         if self._settings.semconv in ("dup", "latest"):
-            self._record(semconv.M_EMBEDDINGS_DURATION, seconds, failing, span)
+            self._later(semconv.M_EMBEDDINGS_DURATION, seconds, failing, span)
             if end.input_tokens is not None and end.failure is None:
-                self._record(semconv.M_EMBEDDINGS_INPUT, end.input_tokens, labels, span)
+                self._later(semconv.M_EMBEDDINGS_INPUT, end.input_tokens, labels, span)
         if self._settings.semconv in ("dup", "legacy"):
             self._legacy(end, seconds, labels, failing, span)
 
@@ -195,76 +207,76 @@ class RequestMetrics:
     def _generate(self, start: RequestStart, end: RequestEnd, seconds: float, span: Any, *, third_party: bool) -> None:
         labels = self._labels(start)
         failing = self._with_error(labels, end)
-        self._record(semconv.M_SERVER_DURATION, seconds, failing, span)
+        self._later(semconv.M_SERVER_DURATION, seconds, failing, span)
         if end.failure is None:
             for name, value in ((semconv.M_SERVER_TTFT, end.time_to_first_token), (semconv.M_SERVER_TPOT, end.time_per_output_token)):
                 if value is not None:
-                    self._record(name, value, labels, span)
+                    self._later(name, value, labels, span)
         if not third_party and self._settings.semconv in ("dup", "latest"):
             self._latest(end, seconds, labels, failing, span)
         if not third_party and self._settings.semconv in ("dup", "legacy"):
             self._legacy(end, seconds, labels, failing, span)
         model = self._model(start)
         if end.batch_size:
-            self._record(semconv.M_BATCH_SIZE, end.batch_size, model, span)
+            self._later(semconv.M_BATCH_SIZE, end.batch_size, model, span)
         if end.step_rows is not None:
-            self._record(semconv.M_STEP_ROWS, end.step_rows, model, span)
+            self._later(semconv.M_STEP_ROWS, end.step_rows, model, span)
         for counter, count in (
             (semconv.M_SPECULATIVE_DRAFTED, end.drafted_tokens),
             (semconv.M_SPECULATIVE_ACCEPTED, end.accepted_tokens),
         ):
             if count is not None:
-                self._record(counter, count, model)
+                self._later(counter, count, model)
         if end.kv_cache_bytes is not None:
-            self._record(semconv.M_KV_CACHE, end.kv_cache_bytes, model)
+            self._later(semconv.M_KV_CACHE, end.kv_cache_bytes, model)
         if end.time_in_queue is not None:
-            self._record(semconv.M_TIME_IN_QUEUE, end.time_in_queue, model, span)
+            self._later(semconv.M_TIME_IN_QUEUE, end.time_in_queue, model, span)
         if end.preemptions:
-            self._record(semconv.M_PREEMPTIONS, end.preemptions, model)
+            self._later(semconv.M_PREEMPTIONS, end.preemptions, model)
 
     def _pipeline(self, start: RequestStart, end: RequestEnd, seconds: float, span: Any, *, third_party: bool) -> None:
         """A call that has no tokens."""
         failing, model = self._with_error(self._labels(start), end), self._model(start)
-        self._record(semconv.M_SERVER_DURATION, seconds, failing, span)
+        self._later(semconv.M_SERVER_DURATION, seconds, failing, span)
         if not third_party and self._settings.semconv in ("dup", "latest"):
-            self._record(semconv.M_INFERENCE_DURATION, seconds, failing, span)
+            self._later(semconv.M_INFERENCE_DURATION, seconds, failing, span)
         if not third_party and self._settings.semconv in ("dup", "legacy"):
-            self._record(semconv.M_LEGACY_DURATION, seconds, failing, span)
+            self._later(semconv.M_LEGACY_DURATION, seconds, failing, span)
         if end.batch_size:
-            self._record(semconv.M_BATCH_SIZE, end.batch_size, model, span)
+            self._later(semconv.M_BATCH_SIZE, end.batch_size, model, span)
 
     def _latest(
         self, end: RequestEnd, seconds: float, labels: Mapping[str, AttributeValue], failing: Mapping[str, AttributeValue], span: Any
     ) -> None:
-        self._record(semconv.M_INFERENCE_DURATION, seconds, failing, span)
+        self._later(semconv.M_INFERENCE_DURATION, seconds, failing, span)
         for counter, by_modality in (
             (semconv.M_USAGE_INPUT, end.input_by_modality),
             (semconv.M_USAGE_OUTPUT, end.output_by_modality),
             (semconv.M_USAGE_CACHE_READ, end.cached_split),
         ):
             for modality, tokens in by_modality.items():
-                self._record(counter, tokens, {**labels, semconv.TOKEN_MODALITY: modality})
+                self._later(counter, tokens, {**labels, semconv.TOKEN_MODALITY: modality})
         if end.failure is None:
             # Usage counts the tokens of a failed call as far as they are known; a distribution is of completed calls.
             for histogram, total in ((semconv.M_OPERATION_INPUT, end.input_tokens), (semconv.M_OPERATION_OUTPUT, end.output_tokens)):
                 if total is not None:
-                    self._record(histogram, total, labels, span)
+                    self._later(histogram, total, labels, span)
         self._chunks(end, labels, span, semconv.M_FIRST_CHUNK, semconv.M_PER_CHUNK)
 
     def _legacy(
         self, end: RequestEnd, seconds: float, labels: Mapping[str, AttributeValue], failing: Mapping[str, AttributeValue], span: Any
     ) -> None:
-        self._record(semconv.M_LEGACY_DURATION, seconds, failing, span)
+        self._later(semconv.M_LEGACY_DURATION, seconds, failing, span)
         for kind, tokens in (("input", end.input_tokens), ("output", end.output_tokens)):
             if tokens is not None and end.failure is None:
-                self._record(semconv.M_LEGACY_USAGE, tokens, {**labels, semconv.TOKEN_TYPE: kind}, span)
+                self._later(semconv.M_LEGACY_USAGE, tokens, {**labels, semconv.TOKEN_TYPE: kind}, span)
         self._chunks(end, labels, span, semconv.M_LEGACY_FIRST_CHUNK, semconv.M_LEGACY_PER_CHUNK)
 
     def _chunks(self, end: RequestEnd, labels: Mapping[str, AttributeValue], span: Any, first: str, following: str) -> None:
         if end.streaming and end.failure is None and end.time_to_first_token is not None:
-            self._record(first, end.time_to_first_token, labels, span)
+            self._later(first, end.time_to_first_token, labels, span)
             for seconds in end.chunk_intervals:
-                self._record(following, seconds, labels, span)
+                self._later(following, seconds, labels, span)
 
     def has_steps(self, end: RequestEnd) -> bool:
         """Whether ``steps`` would record anything of the request that ended so."""

@@ -22,6 +22,7 @@ from inferspan import semconv
 from inferspan.export.providers import current_provider
 from inferspan.guard import contain, error_counts
 from inferspan.metrics.devices import DeviceMetrics
+from inferspan.metrics.waiting import Waiting
 from inferspan.ranks import ranks
 from inferspan.records import Sampler
 from inferspan.settings import Settings
@@ -44,7 +45,13 @@ class Meters:
         self.devices: DeviceMetrics | None = None
         self.stages: Any = None
         """Metrics of stages of the program, made by their first recorder."""
-        self.observed = False
+        self.observed = self._collects = False
+        self.waiting = Waiting(self.collects)
+
+    def collects(self) -> bool:
+        """Whether callbacks of ours run before each collection, which is known of the SDK only."""
+        meter = getattr(self._meter, "_real_meter", None) or self._meter
+        return self._collects and type(meter).__module__.startswith("opentelemetry.sdk.")
 
     def meter(self) -> Any:
         """The meter for request metrics; raises what the provider raises."""
@@ -63,7 +70,9 @@ class Meters:
         if self.observed:
             return
         self.observed = True
-        own = ((semconv.M_ERRORS, _observe_errors), (semconv.M_WORLD_SIZE, _observe_world), (semconv.M_SAMPLING_TIME, _observe_sampling))
+        own = (
+            (semconv.M_ERRORS, self._observe_errors), (semconv.M_WORLD_SIZE, _observe_world), (semconv.M_SAMPLING_TIME, _observe_sampling),
+        )  # fmt: skip
         for name, callback in own:
             metric = semconv.METRICS[name]
             create = (
@@ -72,10 +81,11 @@ class Meters:
                 else meter.create_observable_up_down_counter
             )
             create(name, callbacks=[callback], unit=metric.unit, description=metric.brief)
+        self._collects = True
 
-
-def _observe_errors(_: CallbackOptions) -> list[Observation]:
-    return [Observation(count, {semconv.ERROR_PLACE: place}) for place, count in error_counts().items()]
+    def _observe_errors(self, _: CallbackOptions) -> list[Observation]:
+        self.waiting.collect()
+        return [Observation(count, {semconv.ERROR_PLACE: place}) for place, count in error_counts().items()]
 
 
 def _observe_world(_: CallbackOptions) -> list[Observation]:

@@ -26,7 +26,7 @@ from inferspan.export.sdk import SpanParts, SpanStarter, attribute_limits, wants
 from inferspan.guard import contain
 from inferspan.metrics.requests import RequestMetrics
 from inferspan.ranks import ranks
-from inferspan.records import KIND_BATCH, Attributes, AttributeValue, Record, RequestEnd, RequestScope, RequestStart
+from inferspan.records import KIND_BATCH, Attributes, AttributeValue, ModelInfo, Record, RequestEnd, RequestScope, RequestStart
 from inferspan.settings import Settings
 from inferspan.summaries.recording import Recording
 
@@ -171,8 +171,8 @@ class LiveRequestSpan(RequestSpan):
             if self.figures is not None:
                 self.figures.ended(end, self.span, recording=self.recording)
         self.metrics.ended(self.request, end, self.span, third_party=self.third_party is not None)
-        if self.metrics.has_steps(end):
-            self.recorder.writer.put(self, end, 1)
+        if (self.metrics.waiting or self.metrics.has_steps(end)) and not self.recorder.writer.put(self, end, 1):
+            self.metrics.waiting.settle()
 
     def _decide(self, held: HeldDetail, end: RequestEnd) -> RequestEnd:
         """Hand over the held detail of a request that ends if a rule keeps it; record the decision on the request's span."""
@@ -227,6 +227,7 @@ class SpanRecorder:
         self._tracer = tracer
         self._logger = logger
         self._destination: _Destination | None = None
+        self._known_model: tuple[ModelInfo, dict[str, AttributeValue]] | None = None
         self._ranks: Attributes = {key: value for key, value in ranks(os.environ).items() if value is not None}
 
     def start(self, start: RequestStart, parent: RequestScope | None) -> RequestScope | None:
@@ -335,7 +336,7 @@ class SpanRecorder:
 
     def _end_attributes(self, scope: LiveRequestSpan, end: RequestEnd) -> dict[str, AttributeValue]:
         """Attributes of a request at its end, without its messages."""
-        attributes: dict[str, AttributeValue] = {**scope.request.model.attributes, **self._ranks, **end.attributes}
+        attributes: dict[str, AttributeValue] = {**end.attributes}
         attributes |= usage_attributes(end)
         if end.streaming and end.time_to_first_token is not None:
             attributes[semconv.TIME_TO_FIRST_CHUNK] = end.time_to_first_token
@@ -352,7 +353,16 @@ class SpanRecorder:
         if end.failure is not None:
             # Every trace store can search by attribute value, but not every one by status.
             attributes |= {semconv.ERROR_TYPE: end.failure.type, semconv.FAILED: True}
-        return exportable_attributes(attributes)
+        return {**self._of_model(scope), **exportable_attributes(attributes)}
+
+    def _of_model(self, scope: LiveRequestSpan) -> dict[str, AttributeValue]:
+        """Attributes of the model and of the rank, which are the same objects for all requests until the model changes."""
+        model, known = scope.request.model, self._known_model
+        if known is None or known[0] is not model:
+            known = self._known_model = model, exportable_attributes({**model.attributes, **self._ranks})
+        if scope.third_party is not None:
+            return {key: value for key, value in known[1].items() if not key.startswith("gen_ai.")}
+        return known[1]
 
     def finish_span(self, scope: LiveRequestSpan, end: RequestEnd, *, exception: bool = True) -> None:
         """Set the attributes of the end on the request's span; add its exception as an event, unless that was sent as a log record."""

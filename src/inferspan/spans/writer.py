@@ -131,6 +131,7 @@ class SpanWriter:
     def _hand_over(self, queued: tuple[RequestSpan, Detail | RequestEnd], until: float | None) -> None:
         scope, item = queued
         if isinstance(item, RequestEnd):
+            scope.metrics.waiting.settle(lambda: self._pause(until))
             scope.metrics.steps(scope.request, item, scope.span, lambda: self._pause(until))
             return
         left, patience = SPANS_PER_CHUNK, MAX_QUEUE_WAIT

@@ -240,13 +240,16 @@ class DeviceClock:
         """A clock for a request that begins on this thread; ``None`` if only the host's can be used. Never initialises CUDA."""
         if self._useless or self._closed:
             return None
-        devices = cuda_devices(model)
-        if not 0 < len(devices) <= MOST_DEVICES:
-            return None
         try:
+            # Asked first: a walk to the first parameter takes longer, and without CUDA in use it is for nothing.
             cuda = torch_cuda()
+            if cuda is None:
+                return None
+            devices = cuda_devices(model)
+            if not 0 < len(devices) <= MOST_DEVICES:
+                return None
             # A device that nothing has run on yet would be initialised by us.
-            if cuda is None or not all(map(cuda.has_context, devices)):
+            if not all(map(cuda.has_context, devices)):
                 return None
             with self._lock:
                 pools = [self._pools.get(index) or self._open(index, cuda) for index in devices]

@@ -113,14 +113,30 @@ def _shared(described: Described) -> Described:
 def describe(value: Any) -> Described:
     """Pairs (shape, dtype) of the tensors in ``value``, in order; empty if there are none to be described."""
     kind = type(value)
-    if kind is Tensor:
-        described = _tensor(value)
-        return _shared((described,)) if described is not None else ()
     # The input of nearly every module, and the output of many: one plain tensor in a tuple.
-    if kind is tuple and len(value) == 1 and type(value[0]) is Tensor:
-        described = _tensor(value[0])
-        return _shared((described,)) if described is not None else ()
+    one = value[0] if kind is tuple and len(value) == 1 else value
+    if type(one) is Tensor:
+        # As ``_tensor`` and ``_shared``, without calling them: every recorded call of a module comes here twice.
+        try:
+            shown: Described = ((one.shape, one.dtype),)
+        except Exception:
+            return ()
+        known = _known.get(shown)
+        return _shared(shown) if known is None else known
     found: list[tuple[Any, Any]] = []
+    if kind is tuple and len(value) <= MAX_TENSORS:
+        # Several plain tensors, with ``None`` or numbers between them: what attention and decoder layers return.
+        try:
+            for part in value:
+                if type(part) is Tensor:
+                    found.append((part.shape, part.dtype))
+                elif part is not None and type(part) not in _SCALARS:
+                    break
+            else:
+                return _shared(tuple(found))
+        except Exception:
+            pass  # of a tensor without a shape, which the walk leaves out
+        found.clear()
     _walk(value, 0, found)
     return _shared(tuple(found))
 

@@ -328,6 +328,16 @@ def test_said_once(cuda: FakeCuda, caplog: pytest.LogCaptureFixture) -> None:
     assert [record.getMessage() for record in caplog.records] == ["device times cannot be measured (DriverError); times are the host's"]
 
 
+def test_an_error_about_one_model_is_not_one_of_the_device(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the devices of a model cannot be told once, the next request has a clock again."""
+    clock = DeviceClock()
+    with monkeypatch.context() as patch:
+        patch.setattr(device_clock, "cuda_devices", lambda model: torch.device("nowhere"))
+        with pytest.raises(RuntimeError):
+            clock.start(MODEL)
+    assert clock.start(MODEL) is not None
+
+
 class TorchEvent:
     """``torch.cuda.Event`` on the device of a test."""
 

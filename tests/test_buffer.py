@@ -152,30 +152,50 @@ def test_a_flush_tells_the_one_at_work() -> None:
     assert (seen, buffer.awaited) == ([False, True], False)
 
 
-def test_at_once_only_if_nothing_comes_before() -> None:
-    """An item is consumed on the calling thread unless another one waits or is being consumed, also one that is consumed right now."""
-    consumed: list[str] = []
+def test_what_is_first_comes_before_the_rest() -> None:
+    """Items put first are consumed in their own order, before all others that wait."""
+    seen: list[str] = []
+    taken, hold = threading.Event(), threading.Event()
 
     def consume(item: str, until: float | None) -> None:
-        consumed.append(f"{item} {threading.current_thread().name}")
-        if item == "first":
-            assert not buffer.consume_now("inside")
+        seen.append(item)
+        taken.set()
+        hold.wait(30)
 
     buffer: Buffer[str] = Buffer(consume)
-    here = threading.current_thread().name
-    assert buffer.consume_now("first")
-    assert buffer.consume_now("second")
-    begun, go_on = threading.Event(), threading.Event()
+    buffer.put("held", 1)
+    assert taken.wait(30)
+    buffer.put("detail", 1)
+    assert buffer.put_first("end 1") and buffer.put_first("end 2")
+    hold.set()
+    assert buffer.flush(30)
+    assert seen == ["held", "end 1", "end 2", "detail"]
 
-    def consume_slowly(item: str, until: float | None) -> None:
-        begun.set()
-        go_on.wait(10)
 
-    waiting: Buffer[str] = Buffer(consume_slowly)
-    assert waiting.put("slow", 1)
-    assert begun.wait(10)
-    assert not waiting.consume_now("later")
-    go_on.set()
-    assert waiting.flush(10)
-    assert waiting.consume_now("now")
-    assert consumed == [f"first {here}", f"second {here}"]
+def test_nothing_is_put_first_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no thread can start, the caller keeps the item; a full queue refuses it as well."""
+    buffer: Buffer[int] = Buffer(lambda item, until: None, capacity=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
+        assert not buffer.put_first(0)
+    hold, taken = threading.Event(), threading.Event()
+    full: Buffer[int] = Buffer(_held(taken, hold), capacity=2)
+    full.put(0, 1)
+    assert taken.wait(30)
+    assert [full.put_first(number) for number in range(3)] == [True, True, False]
+    hold.set()
+    assert full.flush(30)
+
+
+def test_a_burst_wakes_the_thread_once() -> None:
+    """Items wait for others, so that the thread takes them together; what is in a hurry does not."""
+    seen: list[tuple[str, int]] = []
+
+    def consume(item: str, until: float | None) -> None:
+        seen.append((item, len(buffer._items)))
+
+    buffer: Buffer[str] = Buffer(consume)
+    for number in range(3):
+        buffer.put(str(number), 1)
+    assert _until(lambda: len(seen) == 3)
+    assert seen == [("0", 2), ("1", 1), ("2", 0)]

@@ -1,8 +1,9 @@
 """A bounded queue between the model's path and the sinks, and the thread that empties it.
 
-``put`` is what the model's path pays: a lock and an append. The thread hands items to one consumer in order; ``flush`` does the
-same on the calling thread, so that nothing waits for a wake-up. Items that do not fit are refused; the caller counts them. A forked
-child starts empty: what the parent had queued is the parent's to send.
+``put`` is what the model's path pays: a lock and an append. The thread hands items to one consumer in order, ``LINGER`` seconds after the
+first of them: it is woken once for many items, not once for each. ``flush`` does the same on the calling thread, so that nothing waits for
+a wake-up. Items that do not fit are refused; the caller counts them. A forked child starts empty: what the parent had queued is the
+parent's to send.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ T = TypeVar("T")
 
 CAPACITY = 131_072
 """Some 170 bytes for each module call, so 22 MB."""
+LINGER = 0.03
+"""Seconds that items wait for others."""
+MUCH = 4_096
+"""Weight that does not wait for more."""
 
 
 class Buffer(Generic[T]):
@@ -52,15 +57,22 @@ class Buffer(Generic[T]):
 
     def _reset(self) -> None:
         self._items: deque[tuple[T, int]] = deque()
+        self._first: deque[tuple[T, int]] = deque()
         self._weight = 0
         self._waiting = 0
         self._lock = threading.Lock()
         self._consuming = threading.Lock()
-        self._wake = threading.Event()
+        self._wake, self._hurry = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
-    def put(self, item: T, weight: int) -> bool:
-        """Queue an item; false if it does not fit."""
+    def put(self, item: T, weight: int, *, hurry: bool = False) -> bool:
+        """Queue an item; false if it does not fit.
+
+        Args:
+            item: what is consumed.
+            weight: its share of the capacity.
+            hurry: whether the thread begins at once.
+        """
         with self._lock:
             if self._weight + weight > self._capacity:
                 return False
@@ -68,23 +80,28 @@ class Buffer(Generic[T]):
             self._items.append((item, weight))
             if self._thread is None:
                 self._start()
+            hurry = hurry or self._weight >= MUCH
+        if hurry and not self._hurry.is_set():
+            self._hurry.set()
         # A set event takes its lock again to be set.
         if not self._wake.is_set():
             self._wake.set()
         return True
 
-    def consume_now(self, item: T) -> bool:
-        """Hand one item over on the calling thread; false, and nothing done, while another one waits or is being handed over."""
-        if not self._consuming.acquire(blocking=False):
-            return False
-        try:
-            if self._items:
+    def put_first(self, item: T) -> bool:
+        """Queue an item before those of ``put``; false if it does not fit, or if no thread would consume it by itself."""
+        with self._lock:
+            if self._weight >= self._capacity:
                 return False
-            with contain("span hand-over"):
-                self._consume(item, time.monotonic())
-            return True
-        finally:
-            self._consuming.release()
+            if self._thread is None:
+                self._start()
+                if self._thread is None:
+                    return False
+            self._weight += 1
+            self._first.append((item, 1))
+        if not self._wake.is_set():
+            self._wake.set()
+        return True
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -119,9 +136,10 @@ class Buffer(Generic[T]):
 
     def _next(self, *, until: float | None) -> bool:
         with self._lock:
-            if not self._items:
+            items = self._first or self._items
+            if not items:
                 return False
-            item, weight = self._items.popleft()
+            item, weight = items.popleft()
             self._weight -= weight
         with contain("span hand-over"):
             self._consume(item, until)
@@ -130,8 +148,10 @@ class Buffer(Generic[T]):
     def _run(self) -> None:
         while True:
             self._wake.wait()
+            self._hurry.wait(LINGER)
+            self._hurry.clear()
             self._wake.clear()
-            # Looked at first: with nothing left to consume, the lock would make consume_now() refuse.
-            while self._items:
+            more = True
+            while more:
                 with self._consuming:
-                    self._next(until=None)
+                    more = self._next(until=None)

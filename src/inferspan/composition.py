@@ -24,6 +24,7 @@ from inferspan.summaries.recording import Recording
 
 from .export import otlp
 from .export.deferred import DeferredSetup
+from .export.sdk import do_before_flush
 from .guard import contain
 from .samplers import process as machine
 from .samplers.stage_memory import MemoryReader
@@ -124,7 +125,7 @@ def recorder_for(settings: Settings, providers: Providers) -> tuple[SpanRecorder
     tracer_provider, meter_provider, logger_provider = providers
     meters = machine.meters_of(meter_provider)
     request_metrics = RequestMetrics(meters.meter, settings, waiting=meters.waiting)
-    tracer, logger = tracer_source(tracer_provider, _before_a_request), logger_source(logger_provider)
+    tracer, logger = tracer_source(tracer_provider, _before_a_request, _follow_provider), logger_source(logger_provider)
     return SpanRecorder(settings, tracer, request_metrics, writer, logger), meters
 
 
@@ -137,7 +138,7 @@ def stage_recorder(settings: Settings, providers: Providers, recording: Recordin
     if meters.stages is None:
         meters.stages = StageMetrics(meters.meter)
     memory = MemoryReader(allocator=settings.allocator, host=settings.host)
-    tracer, logger = tracer_source(tracer_provider, _before_a_request), logger_source(logger_provider)
+    tracer, logger = tracer_source(tracer_provider, _before_a_request, _follow_provider), logger_source(logger_provider)
     return StageRecorder(
         settings, tracer, failure_of, logger=logger, metrics=meters.stages, memory=memory, recording=recording, hand_over=hand_over
     )
@@ -222,6 +223,11 @@ def _hand_over_first() -> None:
     """Have detail handed over before our pipelines are flushed or closed; from the first model on, as it takes a thread."""
     if not _flushed_first:
         _flushed_first.append(otlp.flush_first(lambda: (writer.flush(HAND_OVER), None)[1]))
+
+
+def _follow_provider(provider: Any) -> None:
+    """Have ends of requests written before a provider sends or closes."""
+    do_before_flush(provider, hand_over, writer.exits)
 
 
 def _before_a_request() -> None:

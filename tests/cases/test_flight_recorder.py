@@ -315,18 +315,17 @@ def test_what_is_not_kept_costs_nothing_but_the_appends(telemetry: Telemetry, mo
     """No detail is queued, no thread woken for it, no text of a statistic made; what is queued is the durations of the steps, once."""
     queued: list[Any] = []
     texts = count()
-    put, consume_now = Buffer.put, Buffer.consume_now
+    put = Buffer.put
     made = logits.attributes
 
     def noting(original: Any) -> Any:
-        def call(buffer: Any, item: Any, *weight: int) -> Any:
+        def call(buffer: Any, item: Any, *weight: int, **how: bool) -> Any:
             queued.append(item[1])
-            return original(buffer, item, *weight)
+            return original(buffer, item, *weight, **how)
 
         return call
 
     monkeypatch.setattr(Buffer, "put", noting(put))
-    monkeypatch.setattr(Buffer, "consume_now", noting(consume_now))
     monkeypatch.setattr(step_facts, "logit_attributes", lambda *args, **options: (next(texts), made(*args, **options))[1])
     monkeypatch.setattr(step_rows, "LIVE", 3)
     model, plain = llama(), nn.Sequential(nn.Linear(4, 4), nn.ReLU())

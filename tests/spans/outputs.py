@@ -148,6 +148,7 @@ def send(records: Sequence[Any], *processors: SpanProcessor, sender: Sender | No
     context.detach(scope.token)
     scope.token = None
     scope.end(RequestEnd(1000, None, {}))
+    assert recorder.writer.flush(10)
     provider.shutdown()
 
 

@@ -179,6 +179,7 @@ def test_current_span_and_callers_ids(exporter: InMemorySpanExporter) -> None:
             assert (trace.get_current_span() is scope.span) == (kind == "generate")
             scope.end(RequestEnd(2000, None, {}))
             assert trace.get_current_span() is host
+        assert recorder.writer.flush(10)
     first, second, _ = exporter.get_finished_spans()
     assert [span.name for span in (first, second)] == ["text_completion org/model", "forward org/model"]
     for span in (first, second):
@@ -192,8 +193,10 @@ def test_current_span_and_callers_ids(exporter: InMemorySpanExporter) -> None:
 def test_span_kind(kind: str, nested: bool, expected: SpanKind, exporter: InMemorySpanExporter) -> None:
     """The kind that is asked for is that of the request span; a nested one is internal."""
     provider = _provider(SimpleSpanProcessor(exporter))
-    scope: Any = _recorder(lambda: provider.get_tracer("inferspan"), span_kind=kind).start(_start(nested=nested), None)
+    recorder = _recorder(lambda: provider.get_tracer("inferspan"), span_kind=kind)
+    scope: Any = recorder.start(_start(nested=nested), None)
     scope.end(RequestEnd(2000, None, {}))
+    assert recorder.writer.flush(10)
     assert [span.kind for span in exporter.get_finished_spans()] == [expected]
 
 
@@ -201,8 +204,10 @@ def test_vllm_latencies(exporter: InMemorySpanExporter) -> None:
     """The latencies of other engines' traces are there when asked for."""
     provider = _provider(SimpleSpanProcessor(exporter))
     for wanted in (False, True):
-        scope: Any = _recorder(lambda: provider.get_tracer("inferspan"), compat_vllm_latency=wanted).start(_start(at=0), None)
+        recorder = _recorder(lambda: provider.get_tracer("inferspan"), compat_vllm_latency=wanted)
+        scope: Any = recorder.start(_start(at=0), None)
         scope.end(RequestEnd(2_000_000_000, None, {}, time_to_first_token=0.5, step_seconds={"prefill": [0.4], "decode": [0.1, 0.2]}))
+        assert recorder.writer.flush(10)
     found = [{key: value for key, value in (span.attributes or {}).items() if "latency" in key} for span in exporter.get_finished_spans()]
     prefix = "gen_ai.latency."
     assert found == [{}, {
@@ -240,15 +245,46 @@ def test_suppression(key: str, exporter: InMemorySpanExporter) -> None:
         otel_context.detach(token)
 
 
-def test_a_small_forward_is_whole_when_it_returns(exporter: InMemorySpanExporter) -> None:
-    """Few module spans of a plain forward are there without a flush, before their parent."""
-    provider = _provider(SimpleSpanProcessor(exporter))
+def test_an_ordinary_end_leaves_the_models_thread(exporter: InMemorySpanExporter) -> None:
+    """Processors see the end of a request on the hand-over thread, before its detail, with the times and attributes of the end."""
+    threads: list[tuple[str, str]] = []
+
+    class Noting(SpanProcessor):
+        def on_end(self, span: ReadableSpan) -> None:
+            threads.append((span.name, threading.current_thread().name))
+
+    provider = _provider(Noting(), SimpleSpanProcessor(exporter))
     recorder = _recorder(lambda: provider.get_tracer("inferspan"))
     scope: Any = recorder.start(_start("forward", operation=None), None)
     scope.detail([_modules(None, PhaseKey("forward"), 1100)._replace(statistics={})])
-    assert [span.name for span in exporter.get_finished_spans()] == ["layer 0", "layer 1"]
-    scope.end(RequestEnd(2000, None, {}))
-    assert [span.name for span in exporter.get_finished_spans()] == ["layer 0", "layer 1", "forward org/model"]
+    scope.end(RequestEnd(2000, None, {"given": 1}))
+    deadline = time.monotonic() + 30
+    while len(threads) < 3 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert threads == [(name, "inferspan-spans") for name in ("forward org/model", "layer 0", "layer 1")]
+    request = exporter.get_finished_spans()[0]
+    assert (request.end_time, (request.attributes or {})["given"]) == (2000, 1)
+
+
+def test_a_failed_request_ends_at_once(exporter: InMemorySpanExporter) -> None:
+    """A program that is about to die of the exception has the span already."""
+    provider = _provider(SimpleSpanProcessor(exporter))
+    recorder = _recorder(lambda: provider.get_tracer("inferspan"))
+    scope: Any = recorder.start(_start(), None)
+    scope.end(RequestEnd(2000, Failure("ValueError", "no", ""), {}))
+    assert [span.status.status_code for span in exporter.get_finished_spans()] == [StatusCode.ERROR]
+
+
+def test_requests_at_the_exit_end_at_once(exporter: InMemorySpanExporter) -> None:
+    """Once the interpreter exits, no thread is relied on."""
+    provider = _provider(SimpleSpanProcessor(exporter))
+    recorder = _recorder(lambda: provider.get_tracer("inferspan"))
+    for number in (1, 2):
+        scope: Any = recorder.start(_start(), None)
+        scope.end(RequestEnd(2000, None, {}))
+        if number == 1:
+            recorder.writer.exits()
+        assert len(exporter.get_finished_spans()) == number
 
 
 def test_a_kernel_keeps_its_times(exporter: InMemorySpanExporter) -> None:

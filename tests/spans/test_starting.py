@@ -131,8 +131,8 @@ def test_spans_are_not_started_without_need() -> None:
     recorder = recorder_on(provider)
     scope: Any = recorder.start(RequestStart("forward", None, ModelInfo("m", "huggingface", "M", {}), 0, False, {}), None)
     scope.detail(CASES["module of a plain forward"].records)
-    assert recorder.writer.flush(10)
     scope.end(RequestEnd(1000, None, {}))
+    assert recorder.writer.flush(10)
     provider.shutdown()
     assert started == ["forward m"]
 
@@ -146,8 +146,8 @@ def test_processor_added_later() -> None:
     for _ in range(2):
         scope: Any = recorder.start(RequestStart("forward", None, ModelInfo("m", "huggingface", "M", {}), 0, False, {}), None)
         scope.detail(CASES["module of a plain forward"].records)
-        assert recorder.writer.flush(10)
         scope.end(RequestEnd(1000, None, {}))
+        assert recorder.writer.flush(10)
         found.append({"seen" in (span.attributes or {}) for span in exporter.get_finished_spans()})
         exporter.clear()
 
@@ -176,8 +176,8 @@ def test_the_sampler_decides_about_the_request_only() -> None:
     recorder = recorder_on(provider)
     scope: Any = recorder.start(RequestStart("forward", None, ModelInfo("m", "huggingface", "M", {}), 0, False, {}), None)
     scope.detail(CASES["module of a plain forward"].records)
-    assert recorder.writer.flush(10)
     scope.end(RequestEnd(1000, None, {}))
+    assert recorder.writer.flush(10)
     provider.shutdown()
     assert Fickle.asked == 1
     spans = exporter.get_finished_spans()

@@ -1,15 +1,20 @@
 """The parts of an SDK tracer needed to build spans that have already ended.
 
 In: a tracer. Out: its resource, scope, processor, id generator and attribute limits, and how many spans its batch processors can still
-take. A tracer of another implementation, or one that has no provider yet, gives ``None``.
+take. A tracer of another implementation, or one that has no provider yet, gives ``None``. Besides, flushes of a provider are preceded by
+ours.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import copy
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.attributes import BoundedAttributes
@@ -17,6 +22,7 @@ from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, set_span_in_context
 
 from inferspan.attribute_values import AttributeLimits
+from inferspan.guard import contain
 from inferspan.records import AttributeValue
 
 if TYPE_CHECKING:
@@ -25,7 +31,9 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.id_generator import IdGenerator
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-__all__ = ["SpanParts", "SpanStarter", "attribute_limits", "next_chunk", "queue_room", "span_parts", "wants_start"]
+__all__ = [
+    "SpanParts", "SpanStarter", "attribute_limits", "do_before_flush", "next_chunk", "queue_room", "record_at", "span_parts", "wants_start",
+]  # fmt: skip
 
 _UNSET = Status()
 MOST_ATTRIBUTES = 100
@@ -258,3 +266,71 @@ def next_chunk(tracer: Any, most: int, spare: int) -> int:
     for free, size, at_work in _queues(tracer):
         chunk = min(chunk, 0 if at_work and free < min(spare, max(1, size // 2)) else free)
     return chunk
+
+
+def record_at(instrument: Any, value: float, attributes: Mapping[str, AttributeValue], context: Context, time_ns: int) -> bool:
+    """Record a value of the past, whose exemplar has that time; false, and nothing recorded, where the SDK is not known to take it.
+
+    Args:
+        instrument: a synchronous instrument.
+        value: finite, and not negative.
+        attributes: of the value.
+        context: the span of the exemplar is in it.
+        time_ns: nanoseconds since the epoch.
+    """
+    consumer, enabled = getattr(instrument, "_measurement_consumer", None), getattr(instrument, "_is_enabled", None)
+    measurement = _measurement()
+    if consumer is None or measurement is None or not math.isfinite(value) or value < 0 or (enabled is not None and not enabled()):
+        return False
+    consumer.consume_measurement(measurement(value, time_ns, instrument, context, attributes))
+    return True
+
+
+@functools.cache
+def _measurement() -> Any:
+    """The SDK's class of recorded values, private to it; ``None`` if it takes other arguments."""
+    with contextlib.suppress(ImportError, TypeError):
+        from opentelemetry.sdk.metrics._internal.measurement import Measurement
+
+        fields = [field.name for field in dataclasses.fields(Measurement)]
+        return Measurement if fields == ["value", "time_unix_nano", "instrument", "context", "attributes"] else None
+    return None
+
+
+_FLUSHES = ("force_flush", "shutdown")
+_preceded: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Providers whose flushes are preceded by ours."""
+
+
+def do_before_flush(provider: Any, flush: Callable[[], None], exits: Callable[[], None]) -> None:
+    """Call ``flush`` before each flush and shutdown of a provider of the SDK, and ``exits`` before it closes at the exit; once for each.
+
+    Spans of ours end on our thread, soon after their request. A program that flushes or closes its provider must not be ahead of it, so
+    these two methods of the provider's object are wrapped. A provider that closes itself at the exit has registered that before; what is
+    registered here comes first.
+
+    Args:
+        provider: a tracer provider; one of another implementation is left as it is.
+        flush: what to do first; its errors are contained.
+        exits: the same as the interpreter exits.
+    """
+    if not hasattr(provider, "_active_span_processor") or provider in _preceded:
+        return
+    _preceded.add(provider)
+    for name in _FLUSHES:
+        # In the object's own dictionary: its class belongs to all providers.
+        setattr(provider, name, _after(flush, weakref.ref(provider), name, provider.__dict__.get(name)))
+    atexit.register(exits)
+
+
+def _after(flush: Callable[[], None], provider: weakref.ref[Any], name: str, own: Any) -> Callable[..., Any]:
+    """The method ``name`` of ``provider``, after ``flush``; ``own`` is what the object has instead of its class's."""
+    kind = type(provider())
+
+    @functools.wraps(getattr(kind, name))
+    def method(*args: Any, **kwargs: Any) -> Any:
+        with contain("flush of a provider"):
+            flush()
+        return own(*args, **kwargs) if own is not None else getattr(kind, name)(provider(), *args, **kwargs)
+
+    return method

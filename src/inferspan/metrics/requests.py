@@ -1,8 +1,7 @@
 """Requests as OpenTelemetry metrics: the gen_ai families and our own, and the totals of ``handle.summary()``.
 
 One value per request and metric, which the hand-over thread records, or the collection that comes first; see ``waiting``. What is
-known of single steps and modules is recorded there as well. A plain forward pass records its duration itself: waking a thread would
-cost as much.
+known of single steps and modules is recorded there as well.
 Histograms take exemplars from the request's span; counters are recorded in a context without a span, because the SDK's reservoir for
 sums draws from the global random generator. A broken meter takes nothing down, and is tried again at the next request.
 """
@@ -12,12 +11,13 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 
 from inferspan import semconv
+from inferspan.export.sdk import record_at
 from inferspan.guard import contain, guarded
 from inferspan.records import KIND_BATCH, AttributeValue, ModuleBatch, Record, RequestEnd, RequestStart
 from inferspan.settings import Settings
@@ -35,6 +35,13 @@ AT_ONCE = 64
 """Values recorded before others can have the interpreter: some 0.2 ms."""
 # Not empty, or the SDK would take the current context and with it the current span.
 _NO_SPAN = Context({"inferspan": True})
+
+
+class _Of(NamedTuple):
+    """The request that a value is of: exemplars name its span, and have the time of its end, or the present time if that is 0."""
+
+    context: Context
+    end_ns: int = 0
 
 
 class RequestMetrics:
@@ -85,19 +92,20 @@ class RequestMetrics:
                 self._instruments[name] = instrument
         return instrument
 
-    def _record(self, name: str, value: float, attributes: Mapping[str, AttributeValue], span: Any = None) -> None:
+    def _record(self, name: str, value: float, attributes: Mapping[str, AttributeValue], of: _Of | None = None) -> None:
         with contain("request metrics"):
             instrument = self._instrument(name)
-            context = trace.set_span_in_context(span, _NO_SPAN) if span is not None else _NO_SPAN
             if semconv.METRICS[name].instrument == semconv.HISTOGRAM:
-                instrument.record(value, attributes, context)
+                context = _NO_SPAN if of is None else of.context
+                if of is None or not of.end_ns or not record_at(instrument, value, attributes, context, of.end_ns):
+                    instrument.record(value, attributes, context)
             elif semconv.METRICS[name].instrument == semconv.GAUGE:
                 instrument.set(value, attributes, _NO_SPAN)
             else:
                 instrument.add(value, attributes, _NO_SPAN)
 
-    def _later(self, name: str, value: float, attributes: Mapping[str, AttributeValue], span: Any = None) -> None:
-        self.waiting.put(self._record, name, value, attributes, span)
+    def _later(self, name: str, value: float, attributes: Mapping[str, AttributeValue], of: _Of | None = None) -> None:
+        self.waiting.put(self._record, name, value, attributes, of)
 
     # --------------------------------------------------------------------------------------------------------- requests
     def _labels(self, start: RequestStart) -> dict[str, AttributeValue]:
@@ -156,18 +164,19 @@ class RequestMetrics:
         if start.kind == KIND_BATCH:
             self._batch(start, end)
             return
+        of = _Of(trace.set_span_in_context(span, _NO_SPAN), end.end_ns)
         seconds = max(0.0, (end.end_ns - start.start_ns) / 1e9)
         self.summary.add(start, end, seconds)
         if start.kind != "forward" and not start.nested:
             self._later(semconv.M_ACTIVE, -1, self._model(start))
         if start.kind == "forward":
-            self._forward(start, end, seconds, span, third_party=third_party)
+            self._forward(start, end, seconds, of, third_party=third_party)
         elif start.kind == "pipeline" and not start.nested:
-            self._pipeline(start, end, seconds, span, third_party=third_party)
+            self._pipeline(start, end, seconds, of, third_party=third_party)
         elif not start.nested:
-            self._generate(start, end, seconds, span, third_party=third_party)
+            self._generate(start, end, seconds, of, third_party=third_party)
         for name, took in end.stages:
-            self._later(semconv.M_STAGE_DURATION, took, {semconv.STAGE_NAME: name, **self._model(start)}, span)
+            self._later(semconv.M_STAGE_DURATION, took, {semconv.STAGE_NAME: name, **self._model(start)}, of)
         for kind in end.findings:
             self._later(semconv.M_HEALTH_FINDINGS, 1, {**self._model(start), semconv.HEALTH_KIND: kind})
         for (place, kind), count in end.nonfinite.items():
@@ -185,42 +194,42 @@ class RequestMetrics:
             if value is not None:
                 self._later(name, value, model)
 
-    def _forward(self, start: RequestStart, end: RequestEnd, seconds: float, span: Any, *, third_party: bool) -> None:
+    def _forward(self, start: RequestStart, end: RequestEnd, seconds: float, of: _Of, *, third_party: bool) -> None:
         if end.timed:
-            self._record(semconv.M_FORWARD_DURATION, seconds, {semconv.MODEL_NAME: self._name(start), **self._adapter(start)}, span)
+            self._later(semconv.M_FORWARD_DURATION, seconds, {semconv.MODEL_NAME: self._name(start), **self._adapter(start)}, of)
         if start.operation == semconv.OPERATION_EMBEDDINGS and not start.nested and not third_party:
-            self._embeddings(end, seconds, self._labels(start), span)
+            self._embeddings(end, seconds, self._labels(start), of)
 
-    def _embeddings(self, end: RequestEnd, seconds: float, labels: Mapping[str, AttributeValue], span: Any) -> None:
+    def _embeddings(self, end: RequestEnd, seconds: float, labels: Mapping[str, AttributeValue], of: _Of) -> None:
         failing = self._with_error(labels, end)
         if self._settings.semconv in ("dup", "latest"):
-            self._later(semconv.M_EMBEDDINGS_DURATION, seconds, failing, span)
+            self._later(semconv.M_EMBEDDINGS_DURATION, seconds, failing, of)
             if end.input_tokens is not None and end.failure is None:
-                self._later(semconv.M_EMBEDDINGS_INPUT, end.input_tokens, labels, span)
+                self._later(semconv.M_EMBEDDINGS_INPUT, end.input_tokens, labels, of)
         if self._settings.semconv in ("dup", "legacy"):
-            self._legacy(end, seconds, labels, failing, span)
+            self._legacy(end, seconds, labels, failing, of)
 
     @staticmethod
     def _with_error(labels: Mapping[str, AttributeValue], end: RequestEnd) -> dict[str, AttributeValue]:
         return {**labels, semconv.ERROR_TYPE: end.failure.type} if end.failure is not None else dict(labels)
 
-    def _generate(self, start: RequestStart, end: RequestEnd, seconds: float, span: Any, *, third_party: bool) -> None:
+    def _generate(self, start: RequestStart, end: RequestEnd, seconds: float, of: _Of, *, third_party: bool) -> None:
         labels = self._labels(start)
         failing = self._with_error(labels, end)
-        self._later(semconv.M_SERVER_DURATION, seconds, failing, span)
+        self._later(semconv.M_SERVER_DURATION, seconds, failing, of)
         if end.failure is None:
             for name, value in ((semconv.M_SERVER_TTFT, end.time_to_first_token), (semconv.M_SERVER_TPOT, end.time_per_output_token)):
                 if value is not None:
-                    self._later(name, value, labels, span)
+                    self._later(name, value, labels, of)
         if not third_party and self._settings.semconv in ("dup", "latest"):
-            self._latest(end, seconds, labels, failing, span)
+            self._latest(end, seconds, labels, failing, of)
         if not third_party and self._settings.semconv in ("dup", "legacy"):
-            self._legacy(end, seconds, labels, failing, span)
+            self._legacy(end, seconds, labels, failing, of)
         model = self._model(start)
         if end.batch_size:
-            self._later(semconv.M_BATCH_SIZE, end.batch_size, model, span)
+            self._later(semconv.M_BATCH_SIZE, end.batch_size, model, of)
         if end.step_rows is not None:
-            self._later(semconv.M_STEP_ROWS, end.step_rows, model, span)
+            self._later(semconv.M_STEP_ROWS, end.step_rows, model, of)
         for counter, count in (
             (semconv.M_SPECULATIVE_DRAFTED, end.drafted_tokens),
             (semconv.M_SPECULATIVE_ACCEPTED, end.accepted_tokens),
@@ -230,25 +239,25 @@ class RequestMetrics:
         if end.kv_cache_bytes is not None:
             self._later(semconv.M_KV_CACHE, end.kv_cache_bytes, model)
         if end.time_in_queue is not None:
-            self._later(semconv.M_TIME_IN_QUEUE, end.time_in_queue, model, span)
+            self._later(semconv.M_TIME_IN_QUEUE, end.time_in_queue, model, of)
         if end.preemptions:
             self._later(semconv.M_PREEMPTIONS, end.preemptions, model)
 
-    def _pipeline(self, start: RequestStart, end: RequestEnd, seconds: float, span: Any, *, third_party: bool) -> None:
+    def _pipeline(self, start: RequestStart, end: RequestEnd, seconds: float, of: _Of, *, third_party: bool) -> None:
         """A call that has no tokens."""
         failing, model = self._with_error(self._labels(start), end), self._model(start)
-        self._later(semconv.M_SERVER_DURATION, seconds, failing, span)
+        self._later(semconv.M_SERVER_DURATION, seconds, failing, of)
         if not third_party and self._settings.semconv in ("dup", "latest"):
-            self._later(semconv.M_INFERENCE_DURATION, seconds, failing, span)
+            self._later(semconv.M_INFERENCE_DURATION, seconds, failing, of)
         if not third_party and self._settings.semconv in ("dup", "legacy"):
-            self._later(semconv.M_LEGACY_DURATION, seconds, failing, span)
+            self._later(semconv.M_LEGACY_DURATION, seconds, failing, of)
         if end.batch_size:
-            self._later(semconv.M_BATCH_SIZE, end.batch_size, model, span)
+            self._later(semconv.M_BATCH_SIZE, end.batch_size, model, of)
 
     def _latest(
-        self, end: RequestEnd, seconds: float, labels: Mapping[str, AttributeValue], failing: Mapping[str, AttributeValue], span: Any
+        self, end: RequestEnd, seconds: float, labels: Mapping[str, AttributeValue], failing: Mapping[str, AttributeValue], of: _Of
     ) -> None:
-        self._later(semconv.M_INFERENCE_DURATION, seconds, failing, span)
+        self._later(semconv.M_INFERENCE_DURATION, seconds, failing, of)
         for counter, by_modality in (
             (semconv.M_USAGE_INPUT, end.input_by_modality),
             (semconv.M_USAGE_OUTPUT, end.output_by_modality),
@@ -260,23 +269,23 @@ class RequestMetrics:
             # Usage counts the tokens of a failed call as far as they are known; a distribution is of completed calls.
             for histogram, total in ((semconv.M_OPERATION_INPUT, end.input_tokens), (semconv.M_OPERATION_OUTPUT, end.output_tokens)):
                 if total is not None:
-                    self._later(histogram, total, labels, span)
-        self._chunks(end, labels, span, semconv.M_FIRST_CHUNK, semconv.M_PER_CHUNK)
+                    self._later(histogram, total, labels, of)
+        self._chunks(end, labels, of, semconv.M_FIRST_CHUNK, semconv.M_PER_CHUNK)
 
     def _legacy(
-        self, end: RequestEnd, seconds: float, labels: Mapping[str, AttributeValue], failing: Mapping[str, AttributeValue], span: Any
+        self, end: RequestEnd, seconds: float, labels: Mapping[str, AttributeValue], failing: Mapping[str, AttributeValue], of: _Of
     ) -> None:
-        self._later(semconv.M_LEGACY_DURATION, seconds, failing, span)
+        self._later(semconv.M_LEGACY_DURATION, seconds, failing, of)
         for kind, tokens in (("input", end.input_tokens), ("output", end.output_tokens)):
             if tokens is not None and end.failure is None:
-                self._later(semconv.M_LEGACY_USAGE, tokens, {**labels, semconv.TOKEN_TYPE: kind}, span)
-        self._chunks(end, labels, span, semconv.M_LEGACY_FIRST_CHUNK, semconv.M_LEGACY_PER_CHUNK)
+                self._later(semconv.M_LEGACY_USAGE, tokens, {**labels, semconv.TOKEN_TYPE: kind}, of)
+        self._chunks(end, labels, of, semconv.M_LEGACY_FIRST_CHUNK, semconv.M_LEGACY_PER_CHUNK)
 
-    def _chunks(self, end: RequestEnd, labels: Mapping[str, AttributeValue], span: Any, first: str, following: str) -> None:
+    def _chunks(self, end: RequestEnd, labels: Mapping[str, AttributeValue], of: _Of, first: str, following: str) -> None:
         if end.streaming and end.failure is None and end.time_to_first_token is not None:
-            self._later(first, end.time_to_first_token, labels, span)
+            self._later(first, end.time_to_first_token, labels, of)
             for seconds in end.chunk_intervals:
-                self._later(following, seconds, labels, span)
+                self._later(following, seconds, labels, of)
 
     def has_steps(self, end: RequestEnd) -> bool:
         """Whether ``steps`` would record anything of the request that ended so."""
@@ -340,12 +349,12 @@ class RequestMetrics:
             calls: those to record, in the layout of ``ModuleCall``.
             span: the request's span, for exemplars.
         """
-        name = self._name(start)
+        name, of = self._name(start), _Of(trace.set_span_in_context(span, _NO_SPAN))
         labels: dict[str, AttributeValue]
         for _, _, info, begun, ended, _, _, _, slot in calls:
             if info.stage is not None:
                 labels = {semconv.STAGE_NAME: info.stage.name, **self._model(start)}
-                self._record(semconv.M_STAGE_DURATION, (ended - begun) / 1e9, labels, span)
+                self._record(semconv.M_STAGE_DURATION, (ended - begun) / 1e9, labels, of)
             if slot is None and not self._settings.module_metric:
                 continue
             labels = {
@@ -356,7 +365,7 @@ class RequestMetrics:
             if info.layer_index is not None:
                 labels[semconv.MODULE_LAYER_INDEX] = info.layer_index
             if self._settings.module_metric:
-                self._record(semconv.M_MODULE_DURATION, (ended - begun) / 1e9, {**labels, semconv.PHASE: batch.phase.name}, span)
+                self._record(semconv.M_MODULE_DURATION, (ended - begun) / 1e9, {**labels, semconv.PHASE: batch.phase.name}, of)
             statistics = batch.statistics.get(slot, {}) if slot is not None else {}
             if self._settings.activation_metric:
                 for metric, value in values_of(statistics):
@@ -364,7 +373,7 @@ class RequestMetrics:
             imbalance = statistics.get(semconv.EXPERTS_IMBALANCE)
             if isinstance(imbalance, float):
                 layer = {key: labels[key] for key in (semconv.MODEL_NAME, semconv.MODULE_LAYER_INDEX) if key in labels}
-                self._record(semconv.M_EXPERTS_IMBALANCE, imbalance, layer, span)
+                self._record(semconv.M_EXPERTS_IMBALANCE, imbalance, layer, of)
             for kind, key in (("nan", semconv.OUTPUT_STAT_NAN_COUNT), ("inf", semconv.OUTPUT_STAT_INF_COUNT)):
                 count = statistics.get(key)
                 if isinstance(count, int) and count:

@@ -10,15 +10,15 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from time import perf_counter_ns
 from typing import Any
 
 from inferspan.guard import contain
 
 __all__ = ["Waiting"]
 
-AT_ONCE = 32
-"""Values recorded before others can have the interpreter: those of one request, some 0.3 ms. Each pause in between costs the model's thread
-another hand-over of the interpreter: with one after every fifth value a request of 8 tokens used more time, on that thread as well."""
+HOLD_NS = 60_000
+"""Time after which others can have the interpreter, in nanoseconds: a value takes some 15 us, so that nobody waits for more than 100 us."""
 LONGEST_WAIT = 1.0
 """Seconds that a collection waits for values which another thread is recording."""
 
@@ -68,7 +68,7 @@ class Waiting:
             self._sums[name] = record, self._sums.get(name, (record, 0.0))[1] + amount
 
     def settle(self, pause: Callable[[], None] | None = None) -> None:
-        """Record the values; ``pause`` is called every few of them."""
+        """Record the values; ``pause`` is called after each ``HOLD_NS``."""
         more = True
         while more:
             with self._settling:
@@ -77,13 +77,15 @@ class Waiting:
                 pause()
 
     def _some(self) -> bool:
-        for _ in range(AT_ONCE):
+        until = perf_counter_ns() + HOLD_NS
+        while True:
             try:
                 record, value = self._values.popleft()
             except IndexError:
                 return False
             record(*value)
-        return bool(self._values)
+            if perf_counter_ns() >= until:
+                return bool(self._values)
 
     def collect(self) -> None:
         """A collection begins: record values and sums on its thread."""

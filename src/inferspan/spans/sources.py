@@ -15,12 +15,13 @@ from inferspan.version import version
 __all__ = ["logger_source", "tracer_source"]
 
 
-def tracer_source(provider: Any, before: Callable[[], None]) -> Callable[[], Any]:
+def tracer_source(provider: Any, before: Callable[[], None], found_provider: Callable[[Any], None] = lambda _: None) -> Callable[[], Any]:
     """Returns a function that gives the tracer; it is kept only once it belongs to a provider that is really there.
 
     Args:
         provider: what was passed; ``None`` for the global one.
         before: called before each request.
+        found_provider: called with the provider that the tracer is kept of.
     """
     kept: list[Any] = []
 
@@ -35,6 +36,8 @@ def tracer_source(provider: Any, before: Callable[[], None]) -> Callable[[], Any
         with contain("id generator"):
             adopt_ids(found)
         if provider is not None or otlp.span_parts(found) is not None:
+            with contain("flush of a provider"):
+                found_provider(owner)
             kept.append(found)
         return found
 

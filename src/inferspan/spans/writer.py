@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from opentelemetry import trace
 from opentelemetry.trace import SpanContext, Status, StatusCode
@@ -33,6 +33,8 @@ PAUSE = 0.001
 """Seconds of sleep between chunks."""
 SPARE_QUEUE_PLACES = 256
 """Free places that the queue of a batch processor keeps for other spans."""
+EXIT_WAIT = 2.0
+"""Longest time in seconds that the interpreter's exit waits for detail to be written."""
 MAX_QUEUE_WAIT = 2.0
 """Longest time in seconds that a chunk waits for a batch processor to empty its queue."""
 
@@ -71,6 +73,16 @@ class Detail(NamedTuple):
     """Whether modules are measured; else they have been."""
 
 
+class Ending(Protocol):
+    """The end of a request, as the hand-over thread completes it."""
+
+    def finish(self, pause: Callable[[], None]) -> None:
+        """End the span and record the metrics; ``pause`` is called in between, to let others have the interpreter."""
+
+
+_Queued = tuple[RequestSpan, Detail | RequestEnd] | Ending | Callable[[], None]
+
+
 class SpanWriter:
     """Turns queued detail into finished spans and hands them to the processors.
 
@@ -79,10 +91,11 @@ class SpanWriter:
     """
 
     def __init__(self, *, capacity: int = CAPACITY) -> None:
-        self._buffer: Buffer[tuple[RequestSpan, Detail | RequestEnd] | Callable[[], None]] = Buffer(self._write, capacity=capacity)
+        self._buffer: Buffer[_Queued] = Buffer(self._write, capacity=capacity)
         self._packed = PackedDetail()
         self._sources: tuple[Callable[[], None], ...] = ()
         self._lock = threading.Lock()
+        self._exiting = False
 
     def add_source(self, collect: Callable[[], None]) -> Callable[[], None]:
         """Call ``collect`` at each flush, before all else; returns what ends that."""
@@ -97,7 +110,7 @@ class SpanWriter:
 
     def soon(self, collect: Callable[[], None]) -> bool:
         """Call ``collect`` on the hand-over thread; false if the buffer is full."""
-        return self._buffer.put(collect, 1)
+        return self._buffer.put(collect, 1, hurry=True)
 
     def renew_lock(self) -> None:
         """Called in a forked child, where nobody is left to release it."""
@@ -107,11 +120,14 @@ class SpanWriter:
         """Queue detail of a request, or the end of one whose steps are to be measured; false if the buffer is full."""
         return self._buffer.put((scope, item), weight)
 
-    def put_now(self, scope: RequestSpan, detail: Detail) -> bool:
-        """Write detail of a request on the calling thread; false if other detail comes first, or if it has to be measured as well."""
-        if detail.metrics and any(map(scope.metrics.measures, detail.records)):
-            return False
-        return self._buffer.consume_now((scope, detail))
+    def put_end(self, ending: Ending) -> bool:
+        """Queue the end of a request before all detail; false if the caller has to complete it, because nobody else would in time."""
+        return not self._exiting and self._buffer.put_first(ending)
+
+    def exits(self) -> None:
+        """The interpreter exits: write what is queued, and complete the ends of further requests on their own threads."""
+        self._exiting = True
+        self.flush(EXIT_WAIT)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Write everything that is collected and queued, on the calling thread."""
@@ -120,13 +136,16 @@ class SpanWriter:
                 collect()
         return self._buffer.flush(timeout)
 
-    def _write(self, queued: tuple[RequestSpan, Detail | RequestEnd] | Callable[[], None], until: float | None) -> None:
-        if callable(queued):
+    def _write(self, queued: _Queued, until: float | None) -> None:
+        if isinstance(queued, tuple):
+            with our_call():
+                self._hand_over(queued, until)
+        elif callable(queued):
             # It may start requests, which are not ours into a provider.
             queued()
-            return
-        with our_call():
-            self._hand_over(queued, until)
+        else:
+            with our_call():
+                queued.finish(lambda: self._pause(until))
 
     def _hand_over(self, queued: tuple[RequestSpan, Detail | RequestEnd], until: float | None) -> None:
         scope, item = queued

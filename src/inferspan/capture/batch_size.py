@@ -170,6 +170,11 @@ def batch_rows(layout: Layout, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     """
     if layout.axis is not None:
         return _rows_of_layer(layout, args[0] if args else kwargs.get(layout.names[0] if layout.names else ""))
+    if len(args) == 1 and not kwargs and type(args[0]) is Tensor and not layout.documented:
+        # One tensor, as most models of the user's own take: what follows would come to the same.
+        name = layout.names[0] if layout.names else ""
+        if name not in _NAMED and name not in _SHARED:
+            return _plain_rows(layout, args[0])
     given = _given(layout, args, kwargs)
     if layout.documented or not layout.sequence_first:
         for name, axes in _NAMED.items():

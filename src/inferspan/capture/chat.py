@@ -214,8 +214,18 @@ def chat_of_ids(ids: Any) -> Chat | None:
     return None
 
 
+_EMBEDDING = (
+    "sentence_transformers",
+    "transformers.pipelines.feature_extraction",
+    "transformers.pipelines.image_feature_extraction",
+)
+"""Modules whose classes make embeddings."""
+
+
 def embeds(model: Any) -> bool:
     """Whether a plain forward pass of ``model`` is that of a pipeline or library that makes embeddings."""
+    if sys.modules.keys().isdisjoint(_EMBEDDING):
+        return False
     with contain("caller of a forward pass"):
         pipelines = _classes(
             "transformers.pipelines.feature_extraction.FeatureExtractionPipeline",

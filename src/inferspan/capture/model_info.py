@@ -7,9 +7,11 @@ never reported whole: it may hold a user's name. Unknown facts are left out.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
+import weakref
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -155,7 +157,9 @@ class _Place(NamedTuple):
 
 def _execution_device(module: nn.Module) -> torch.device | None:
     """Device to which accelerate's hook moves the weights of a module when it runs; ``None`` without a hook."""
-    hook = getattr(module, "_hf_hook", None)
+    hook = module.__dict__.get("_hf_hook")
+    if hook is None:
+        return None
     for one in getattr(hook, "hooks", None) or (hook,):
         device = getattr(one, "execution_device", None)
         if isinstance(device, torch.device):
@@ -165,6 +169,36 @@ def _execution_device(module: nn.Module) -> torch.device | None:
         if isinstance(device, str):
             return torch.device(device)
     return None
+
+
+class _Spot(NamedTuple):
+    """Where the first parameter of a model is, if that is one of floating point."""
+
+    module: weakref.ref[nn.Module]
+    name: str
+    structure: tuple[int, int]
+
+
+def _spot(model: nn.Module, structure: tuple[int, int]) -> _Spot | None:
+    for module in model.modules():
+        for name, tensor in module._parameters.items() if isinstance(module._parameters, dict) else ():
+            if tensor is not None:
+                return _Spot(weakref.ref(module), name, structure) if tensor.is_floating_point() else None
+    return None
+
+
+def _place_at(spot: _Spot, model: nn.Module) -> _Place | None:
+    """As ``_place``, without the walk; ``None`` if there is no such parameter any more."""
+    module = spot.module()
+    tensor = None if module is None else module._parameters.get(spot.name)
+    if module is None or tensor is None or not tensor.is_floating_point():
+        return None
+    return _Place(_execution_device(module) or _execution_device(model) or tensor.device, _name(tensor.dtype), _shape(tensor))
+
+
+@functools.cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _place(model: nn.Module) -> _Place:
@@ -179,7 +213,7 @@ def _place(model: nn.Module) -> _Place:
                 # Weights that are offloaded are elsewhere until they are needed.
                 device, shape = _execution_device(module) or _execution_device(model) or tensor.device, _shape(tensor)
             if tensor.is_floating_point():
-                return _Place(device, str(tensor.dtype).removeprefix("torch."), shape)
+                return _Place(device, _name(tensor.dtype), shape)
             seen += 1
         if seen > MOST_WITHOUT_DTYPE:
             break
@@ -249,6 +283,7 @@ class ModelFacts:
         self._adapters = ActiveAdapters()
         self._known: tuple[_State | None, ModelInfo] | None = None
         self._structure = 0
+        self._spot: _Spot | None = None
 
     def forget(self) -> None:
         """Read everything again at the next call: the structure of the model has changed."""
@@ -264,12 +299,14 @@ class ModelFacts:
         """
         state: _State | None = None
         with contain("model facts"):
-            inner = getattr(model, "_orig_mod", model)
+            # A look that fails takes ten times as long on a module as in its dictionary. A scripted one has another kind of it.
+            parts: Any = model.__dict__.get("_modules")
+            inner = (parts.get("_orig_mod") or model) if isinstance(parts, dict) else getattr(model, "_orig_mod", model)
             config = getattr(unwrapped(inner), "config", None)
             if adapters is None:
                 adapters = self._adapters.read(inner)
             state = _State(
-                _place(model),
+                self._place(model, (self._structure, structure)),
                 getattr(config, "_attn_implementation", None),
                 id(config),
                 getattr(config, "_name_or_path", None),
@@ -282,6 +319,16 @@ class ModelFacts:
         info = _collect(model, self._settings, state)
         self._known = state, info
         return info
+
+
+    def _place(self, model: nn.Module, structure: tuple[int, int]) -> _Place:
+        spot = self._spot
+        if spot is not None and spot.structure == structure:
+            place = _place_at(spot, model)
+            if place is not None:
+                return place
+        self._spot = _spot(model, structure)
+        return _place(model)
 
 
 def model_info(model: nn.Module, settings: Settings) -> ModelInfo:

@@ -207,11 +207,11 @@ class LiveRequestSpan(RequestSpan):
         logger = self.sinks.logger
         if logger is None:
             return
+        with contain("attention"), our_call():
+            attention_events(logger(), end, trace.set_span_in_context(self.span), self.given)
         with contain("evaluation event"), our_call():
             for finding in findings:
                 evaluation_event(logger(), finding, end.end_ns, trace.set_span_in_context(self.span), self.given)
-        with contain("attention"), our_call():
-            attention_events(logger(), end, trace.set_span_in_context(self.span), self.given)
 
     def emit_content(self, end: RequestEnd) -> None:
         """Emit the events with captured content, if the settings ask for it."""

@@ -8,6 +8,7 @@ does nothing then.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 
@@ -20,6 +21,10 @@ _TRACING_MODES = (
     ("torch._subclasses.functional_tensor", "FunctionalTensorMode"),
     ("torch.fx.experimental.proxy_tensor", "ProxyTorchDispatchMode"),
 )
+
+_mode_of: Any = torch._C._get_dispatch_mode
+_keys: Any = torch._C._TorchDispatchModeKey
+_FAKE, _PROXY, _FUNCTIONAL = _keys.FAKE, _keys.PROXY, _keys.FUNCTIONAL
 
 
 def _is_fx_tracing() -> bool:
@@ -40,10 +45,7 @@ def _has_tracing_mode() -> bool:
 
 def _is_dispatching_fake_keys() -> bool:
     """FakeTensorMode and ProxyTorchDispatchMode live in slots of their own, outside of the user mode stack."""
-    from torch._C import _get_dispatch_mode
-
-    keys = torch._C._TorchDispatchModeKey
-    return any(_get_dispatch_mode(key) is not None for key in (keys.FAKE, keys.PROXY, keys.FUNCTIONAL))
+    return _mode_of(_FAKE) is not None or _mode_of(_PROXY) is not None or _mode_of(_FUNCTIONAL) is not None
 
 
 def is_transforming() -> bool:

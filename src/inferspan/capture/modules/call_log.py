@@ -178,6 +178,18 @@ class ModuleCaller:
         self.taken: Described = ()
         self.given: Described = ()
 
+    def release_module(self) -> bool:
+        """Let go of the module, to take one again later; false if that is not possible, as here, where calls are not counted."""
+        return False
+
+    def take_module(self, module: nn.Module) -> None:
+        """Observe a module, after ``release_module``: the one of before, as its inputs and outputs are known.
+
+        Raises:
+            TypeError: it has a module.
+        """
+        raise TypeError("only a caller that has released its module takes one")
+
     def _instead(self) -> Any:
         """The function to call instead, if the calling module has the dictionary of the observed one, or a copy of it."""
         raise NotImplementedError

@@ -75,19 +75,33 @@ class Observed:
         """Whether some of the modules got no hooks when this was attached last: they have others, or are run as one operation."""
         self._handles: list[Any] = []
         self._observed: list[ObservedCall] = []
+        self._spare: dict[int, ObservedCall] = {}
+        """Observers that are off their modules, by the identity of their facts: they know inputs and outputs of the last calls."""
+        self._by_parent: list[tuple[weakref.ref[nn.Module], list[str], list[weakref.ref[nn.Module]]]] = []
 
     def select(self, entries: Iterable[tuple[nn.Module, ModuleInfo, nn.Module]]) -> None:
         """Take these modules; they are held weakly, because the selection must not keep a detached child alive."""
         self._known.clear()
+        self._spare.clear()
         self.selection = [
             (weakref.ref(module), info, weakref.ref(parent), can_observe(module)) for module, info, parent in entries
         ]
+        children: dict[int, tuple[weakref.ref[nn.Module], list[str], list[weakref.ref[nn.Module]]]] = {}
+        for reference, info, parent, _ in self.selection:
+            _, names, references = children.setdefault(id(parent()), (parent, [], []))
+            names.append(info.name.rpartition(".")[2])
+            references.append(reference)
+        self._by_parent = list(children.values())
 
     def is_current(self) -> bool:
         """Whether each of them is where it was."""
-        for reference, info, parent, _ in self.selection:
-            above, module = parent(), reference()
-            if above is None or module is None or above._modules.get(info.name.rpartition(".")[2]) is not module:
+        for parent, names, references in self._by_parent:
+            above = parent()
+            if above is None:
+                return False
+            # Lists compare by identity first, and a module has no other equality.
+            present, modules = [*map(above._modules.get, names)], [reference() for reference in references]
+            if present != modules or None in modules:
                 return False
         return True
 
@@ -138,12 +152,9 @@ class Observed:
             if info.stage is not None:
                 info = self._where_it_is(info, device_of(module))
             # If the user has hooks, ours must see the input and output that those return, and their failures.
-            if observe and observable and not module._forward_hooks and not module._forward_pre_hooks:
-                observed = ObservedCall(module, info, self._engine)
-                self._observed.append(observed)
-                if observed.attach():
-                    continue
-                self._observed.pop()
+            plain = observe and observable and not module._forward_hooks and not module._forward_pre_hooks
+            if plain and self._observe(module, info):
+                continue
             if id(module) in fused:
                 self.fused = True
             elif may_hook(module):
@@ -151,6 +162,18 @@ class Observed:
                 self._handles.append(module.register_forward_hook(ExitHook(info, self._engine)))
             else:
                 self.refused = True
+
+    def _observe(self, module: nn.Module, info: ModuleInfo) -> bool:
+        observed = self._spare.pop(id(info), None)
+        if observed is None:
+            observed = ObservedCall(module, info, self._engine)
+        else:
+            observed.take_module(module)
+        self._observed.append(observed)
+        if observed.attach():
+            return True
+        self._observed.pop()
+        return False
 
     def _where_it_is(self, info: ModuleInfo, device: torch.device | None) -> ModuleInfo:
         """The facts of a stage with its device; one object each, by which a packer knows the structure of a pass again."""
@@ -164,8 +187,12 @@ class Observed:
         """Detach whatever is attached."""
         # Each is forgotten once it is detached: after an interrupt in between the next call detaches the others.
         while self._observed:
-            self._observed[-1].detach()
+            observed = self._observed[-1]
+            observed.detach()
             self._observed.pop()
+            # Known to nobody but this frame and the call: the program may have taken it out of the slot, and call it.
+            if sys.getrefcount(observed) == 2 and observed.info.stage is None and observed.release_module():
+                self._spare[id(observed.info)] = observed
         # Hooks that stay for now do nothing without a recorded request, and are removed the next time.
         if not self._handles or iterates_hooks():
             return

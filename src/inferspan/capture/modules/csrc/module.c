@@ -2,7 +2,7 @@
 #include "recorder.h"
 
 /* Incremented here and in extension.py with every change of the interface between C and Python. */
-#define ABI 7
+#define ABI 8
 
 State state;
 

@@ -305,6 +305,42 @@ caller_call(PyObject *self, PyObject *args, PyObject *kwargs)
     return output;
 }
 
+/* Between two uses it must not keep the module alive, but what it knows of inputs and outputs is worth keeping. */
+static PyObject *
+caller_release_module(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    ModuleCaller *caller = (ModuleCaller *)self;
+    if (caller->running || !caller->module)
+        Py_RETURN_FALSE;
+    Py_CLEAR(caller->module);
+    Py_RETURN_TRUE;
+}
+
+static PyObject *
+caller_take_module(PyObject *self, PyObject *module)
+{
+    ModuleCaller *caller = (ModuleCaller *)self;
+    if (caller->module || !caller->info) {
+        PyErr_SetString(PyExc_TypeError, "only a caller that has released its module takes one");
+        return NULL;
+    }
+    PyObject *inner = PyObject_GetAttr(module, state.str_modules);
+    int truth = inner ? PyObject_IsTrue(inner) : -1;
+    Py_XDECREF(inner);
+    if (truth < 0)
+        return NULL;
+    caller->inner = (char)truth;
+    caller->module = owned(module);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef caller_methods[] = {
+    {"release_module", caller_release_module, METH_NOARGS, NULL},
+    {"take_module", caller_take_module, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyMemberDef caller_members[] = {
     {"module", T_OBJECT, offsetof(ModuleCaller, module), READONLY, NULL},
     {"info", T_OBJECT, offsetof(ModuleCaller, info), READONLY, NULL},
@@ -322,6 +358,7 @@ static PyType_Slot caller_slots[] = {
     {Py_tp_traverse, caller_traverse},
     {Py_tp_clear, caller_clear},
     {Py_tp_members, caller_members},
+    {Py_tp_methods, caller_methods},
     {0, NULL},
 };
 

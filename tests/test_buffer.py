@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from inferspan import guard
-from inferspan.buffer import Buffer
+from inferspan.buffer import MOST_FIRST, Buffer
 
 
 def _until(condition: Callable[[], bool]) -> bool:
@@ -185,6 +185,17 @@ def test_nothing_is_put_first_without_a_thread(monkeypatch: pytest.MonkeyPatch) 
     assert [full.put_first(number) for number in range(3)] == [True, True, False]
     hold.set()
     assert full.flush(30)
+
+
+def test_few_wait_first() -> None:
+    """What is to come soon does not wait behind many others: the caller keeps it."""
+    hold, taken = threading.Event(), threading.Event()
+    buffer: Buffer[int] = Buffer(_held(taken, hold))
+    buffer.put(0, 1, hurry=True)
+    assert taken.wait(30)
+    assert sum(buffer.put_first(number) for number in range(100)) == MOST_FIRST
+    hold.set()
+    assert buffer.flush(30)
 
 
 def test_a_burst_wakes_the_thread_once() -> None:

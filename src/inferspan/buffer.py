@@ -30,6 +30,8 @@ LINGER = 0.03
 """Seconds that items wait for others."""
 MUCH = 4_096
 """Weight that does not wait for more."""
+MANY_FIRST, MOST_FIRST = 16, 64
+"""Items put first that do not wait for more, and those that may wait at all: they are to be consumed in less than 0.1 s."""
 
 
 class Buffer(Generic[T]):
@@ -89,9 +91,10 @@ class Buffer(Generic[T]):
         return True
 
     def put_first(self, item: T) -> bool:
-        """Queue an item before those of ``put``; false if it does not fit, or if no thread would consume it by itself."""
+        """Queue an item before those of ``put``; false if too many wait, or if no thread would consume it by itself."""
         with self._lock:
-            if self._weight >= self._capacity:
+            waiting = len(self._first)
+            if waiting >= MOST_FIRST or self._weight >= self._capacity:
                 return False
             if self._thread is None:
                 self._start()
@@ -99,6 +102,8 @@ class Buffer(Generic[T]):
                     return False
             self._weight += 1
             self._first.append((item, 1))
+        if waiting >= MANY_FIRST and not self._hurry.is_set():
+            self._hurry.set()
         if not self._wake.is_set():
             self._wake.set()
         return True

@@ -278,6 +278,10 @@ def record_at(instrument: Any, value: float, attributes: Mapping[str, AttributeV
         context: the span of the exemplar is in it.
         time_ns: nanoseconds since the epoch.
     """
+    # One that was made before the program has set its provider stands for another one.
+    instrument = getattr(instrument, "_real_instrument", None) or instrument
+    if not type(instrument).__module__.startswith("opentelemetry.sdk."):
+        return False
     consumer, enabled = getattr(instrument, "_measurement_consumer", None), getattr(instrument, "_is_enabled", None)
     measurement = _measurement()
     if consumer is None or measurement is None or not math.isfinite(value) or value < 0 or (enabled is not None and not enabled()):

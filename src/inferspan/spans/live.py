@@ -258,14 +258,14 @@ class _Ending:
         """Do all of it that has not been done, on the hand-over thread; ``pause`` is called in between."""
         self._analysed()
         pause()
-        self.close()
+        self.close(pause)
         pause()
         metrics = self.scope.metrics
         metrics.waiting.settle(pause)
         metrics.steps(self.scope.request, self._end, self.scope.span, pause)
 
-    def close(self) -> None:
-        """End the span, and send the events of the end."""
+    def close(self, pause: Callable[[], None] = lambda: None) -> None:
+        """End the span, and send the events of the end; ``pause`` is called in between."""
         scope = self.scope
         end = self._analysed()
         findings = self._findings or ()
@@ -278,8 +278,10 @@ class _Ending:
         with contain("request span"):
             if scope.span.is_recording():
                 scope.finish_span(end, exception=not logged or scope.settings.exception_signal != "logs")
+        pause()
         with contain("request span"), our_call():
             scope.span.end(end_time=end.end_ns)
+        pause()
         with contain("content event"), our_call():
             scope.emit_content(end)
         if (findings or end.attention_maps) and not scope.sinks.writer.soon(partial(scope.emit_events, end, findings)):

@@ -31,6 +31,10 @@ SPANS_PER_CHUNK = 32
 """Spans made in a row before other threads can run."""
 PAUSE = 0.001
 """Seconds of sleep between chunks."""
+HOLD_NS = 60_000
+"""Nanoseconds of work that no pause follows: sleeping costs the model's thread a hand-over of the interpreter as well."""
+PAUSE_OF_ENDS = 0.0002
+"""Seconds of sleep between the parts of an end of a request, of which there may be thousands a second."""
 SPARE_QUEUE_PLACES = 256
 """Free places that the queue of a batch processor keeps for other spans."""
 EXIT_WAIT = 2.0
@@ -96,6 +100,8 @@ class SpanWriter:
         self._sources: tuple[Callable[[], None], ...] = ()
         self._lock = threading.Lock()
         self._exiting = False
+        self._slept_ns = 0
+        """When the hand-over thread has slept last, on the monotonic clock."""
 
     def add_source(self, collect: Callable[[], None]) -> Callable[[], None]:
         """Call ``collect`` at each flush, before all else; returns what ends that."""
@@ -145,7 +151,7 @@ class SpanWriter:
             queued()
         else:
             with our_call():
-                queued.finish(lambda: self._pause(until))
+                queued.finish(lambda: self._pause(until, PAUSE_OF_ENDS))
 
     def _hand_over(self, queued: tuple[RequestSpan, Detail | RequestEnd], until: float | None) -> None:
         scope, item = queued
@@ -184,10 +190,11 @@ class SpanWriter:
             scope.metrics.modules(scope.request, batch, some, scope.span)
             self._pause(until)
 
-    def _pause(self, until: float | None) -> None:
-        """Release the interpreter to the model's thread, unless a flush is waiting."""
-        if until is None and not self._buffer.awaited:
-            time.sleep(PAUSE)
+    def _pause(self, until: float | None, seconds: float = PAUSE) -> None:
+        """Release the interpreter to the model's thread, unless a flush is waiting or this has just been done."""
+        if until is None and not self._buffer.awaited and time.perf_counter_ns() - self._slept_ns >= HOLD_NS:
+            time.sleep(seconds)
+            self._slept_ns = time.perf_counter_ns()
 
     def _pace(self, scope: RequestSpan, until: float | None, patience: float) -> int:
         """Release the interpreter, and wait for batch processors to empty their queues; returns how many spans may follow."""

@@ -82,8 +82,8 @@ def count(place: str) -> None:
         _counts[place] = _counts.get(place, 0) + 1
 
 
-class contain:
-    """Run a block of our own code; an ``Exception`` from it is reported under ``place`` and dropped."""
+class _Containment:
+    """See ``contain``. It has no state of a block, so blocks may share one."""
 
     __slots__ = ("_place",)
 
@@ -98,6 +98,16 @@ class contain:
             return False
         report(self._place, error)
         return True
+
+
+@functools.cache
+def contain(place: str) -> _Containment:
+    """Run a block of our own code; an ``Exception`` from it is reported under ``place`` and dropped.
+
+    Args:
+        place: what fails then, one of few.
+    """
+    return _Containment(place)
 
 
 def guarded(place: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from inferspan.capture.compile.state import may_hook
+from inferspan.capture.compile.state import SLOT, may_hook
 from inferspan.capture.compile.watch import compiling
 from inferspan.capture.data_flow import hooks as data_flow
 from inferspan.capture.inside.attaching import attach
@@ -152,9 +152,22 @@ class Observed:
             if info.stage is not None:
                 info = self._where_it_is(info, device_of(module))
             # If the user has hooks, ours must see the input and output that those return, and their failures.
-            plain = observe and observable and not module._forward_hooks and not module._forward_pre_hooks
-            if plain and self._observe(module, info):
-                continue
+            if observe and observable and not module._forward_hooks and not module._forward_pre_hooks:
+                # Without further calls: this is done for each module in each recorded pass.
+                observed = self._spare.pop(id(info), None)
+                if observed is None:
+                    observed = ObservedCall(module, info, self._engine)
+                else:
+                    observed.take_module(module)
+                self._observed.append(observed)
+                names = module.__dict__
+                if names.get(SLOT) is None:
+                    names[SLOT] = observed
+                    observed.attached = True
+                    continue
+                if observed.attach():
+                    continue
+                self._observed.pop()
             if id(module) in fused:
                 self.fused = True
             elif may_hook(module):
@@ -162,18 +175,6 @@ class Observed:
                 self._handles.append(module.register_forward_hook(ExitHook(info, self._engine)))
             else:
                 self.refused = True
-
-    def _observe(self, module: nn.Module, info: ModuleInfo) -> bool:
-        observed = self._spare.pop(id(info), None)
-        if observed is None:
-            observed = ObservedCall(module, info, self._engine)
-        else:
-            observed.take_module(module)
-        self._observed.append(observed)
-        if observed.attach():
-            return True
-        self._observed.pop()
-        return False
 
     def _where_it_is(self, info: ModuleInfo, device: torch.device | None) -> ModuleInfo:
         """The facts of a stage with its device; one object each, by which a packer knows the structure of a pass again."""
@@ -188,7 +189,11 @@ class Observed:
         # Each is forgotten once it is detached: after an interrupt in between the next call detaches the others.
         while self._observed:
             observed = self._observed[-1]
-            observed.detach()
+            # What the program has put into the slot meanwhile stays there.
+            observed.attached = False
+            names = observed.module.__dict__
+            if names.get(SLOT) is observed:
+                names.pop(SLOT, None)  # another thread may do the same
             self._observed.pop()
             # Known to nobody but this frame and the call: the program may have taken it out of the slot, and call it.
             if sys.getrefcount(observed) == 2 and observed.info.stage is None and observed.release_module():

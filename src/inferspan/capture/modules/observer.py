@@ -93,14 +93,6 @@ class ObservedCall(SlotObserver, ModuleCaller):
         self.attached = True
         return True
 
-    def detach(self) -> None:
-        """Leave the slot, unless the program has put something else there meanwhile."""
-        self.attached = False
-        names = self.module.__dict__
-        if names.get(SLOT) is self:
-            # Another thread may do the same.
-            names.pop(SLOT, None)
-
     def __reduce__(self) -> Any:
         # A copy of a module's dictionary gets an empty slot.
         return type(None), ()

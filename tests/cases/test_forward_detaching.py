@@ -352,3 +352,23 @@ def test_user_hooks_during_detaching(telemetry: Telemetry) -> None:
     assert [type(error) for error in passes.raised] == [ValueError]
     handle.uninstrument()
     telemetry.check()
+
+
+def test_an_observer_that_the_program_has_kept_still_calls_its_module(telemetry: Telemetry) -> None:
+    """Observers are used again for the next pass, unless somebody else has got hold of one."""
+    kept: list[Any] = []
+
+    class Keeping(nn.Linear):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            kept.append(self.__dict__.get("_compiled_call_impl"))
+            return super().forward(rows)
+
+    model, rows = nn.Sequential(Keeping(4, 4), nn.Linear(4, 4)), torch.ones(1, 4)
+    telemetry.instrument(model, modules="all")
+    for _ in range(3):
+        model(rows)
+    first = kept[0]
+    assert first is not None
+    assert torch.equal(first(rows), model[0](rows))
+    assert len(telemetry.modules()) == 6
+    telemetry.check()

@@ -240,35 +240,24 @@ class DeviceClock:
         """A clock for a request that begins on this thread; ``None`` if only the host's can be used. Never initialises CUDA."""
         if self._useless or self._closed:
             return None
-        # Asked first: a walk to the first parameter takes longer, and without CUDA in use it is for nothing.
-        try:
-            cuda = torch_cuda()
-        except Exception as error:
-            self._give_up(error)
-            return None
-        if cuda is None:
-            return None
-        # An error about one model passes to the caller, and says nothing about the next request.
         devices = cuda_devices(model)
         if not 0 < len(devices) <= MOST_DEVICES:
             return None
         try:
+            cuda = torch_cuda()
             # A device that nothing has run on yet would be initialised by us.
-            if not all(map(cuda.has_context, devices)):
+            if cuda is None or not all(map(cuda.has_context, devices)):
                 return None
             with self._lock:
                 pools = [self._pools.get(index) or self._open(index, cuda) for index in devices]
                 for pool in pools:
                     pool.reserve()
         except Exception as error:
-            self._give_up(error)
+            self._useless = True
+            _log.warning("device times cannot be measured (%s); times are the host's", type(error).__name__)
+            _log.debug("device times cannot be measured", exc_info=True)
             return None
         return CallClock(pools)
-
-    def _give_up(self, error: Exception) -> None:
-        self._useless = True
-        _log.warning("device times cannot be measured (%s); times are the host's", type(error).__name__)
-        _log.debug("device times cannot be measured", exc_info=True)
 
     def _open(self, index: int, cuda: TorchCuda) -> EventPool:
         library = load_driver(cuda.devices)

@@ -67,6 +67,8 @@ class Holds(nn.Module):
 def allocator_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAllocator]:
     """Let torch have this allocator, and models be on its device."""
     fake = FakeAllocator()
+    if torch.cuda.is_available():
+        torch.cuda.init()  # or what torch sets up lazily would be missing once it is taken to be initialized
 
     def refused(*_: Any, **__: Any) -> None:
         raise AssertionError("readings wait for nothing and reset nothing")

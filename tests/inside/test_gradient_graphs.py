@@ -367,6 +367,7 @@ def test_distributed_data_parallel(telemetry: Telemetry) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_nothing_waits_for_the_device(telemetry: Telemetry) -> None:
     """Neither the forward nor the backward pass, also on a stream of the program; the results are the same."""
     plain = Net().cuda()

@@ -10,6 +10,7 @@ from torch import nn
 from inferspan.capture.modules.patterns import matches
 from inferspan.capture.modules.selection import walk
 from inferspan.records import ModuleInfo
+from inferspan.setting_checks import brief
 from inferspan.settings import SettingsError
 
 __all__ = ["Layers", "has_window", "is_cross", "why_none"]
@@ -62,10 +63,10 @@ class Layers:
         if not isinstance(wanted, str):
             chosen = set()
             for pattern in wanted:
-                matched = {path for path, module in found.items() if matches(path, module, pattern)}
+                matched = {path for path, module in found.items() if matches(path, module, pattern, "inferspan setting 'attention'")}
                 if not matched:
                     names = ", ".join([*found][:6]) or "none: the model has no module with attn or attention in its path"
-                    raise SettingsError(f"inferspan setting 'attention': pattern {pattern!r} matches no layer; there are {names}")
+                    raise SettingsError(f"inferspan setting 'attention': pattern {brief(pattern)} matches no layer; there are {names}")
                 chosen |= matched
         seen = {path: (module, parent) for path, module, parent in walk(root)}
         named = [path for path, module in found.items() if path in chosen and _holds(path.rpartition(".")[2] + " " + type(module).__name__)]

@@ -136,7 +136,7 @@ class Inside:
                 found.append(entry)
             self.plan.setdefault(entry[1].name, Plan()).attends = True
         for function in self.functions:
-            matched = [entry for entry in walk(root) if matches(entry[0], entry[1], function.pattern)]
+            matched = [entry for entry in walk(root) if matches(entry[0], entry[1], function.pattern, "handle.on_module()")]
             function.modules = tuple(path for path, _, _ in matched)
             for path, module, parent in matched:
                 if path not in known:

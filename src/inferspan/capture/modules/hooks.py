@@ -247,13 +247,14 @@ class ModuleObservers:
     def add_function(self, function: ModuleFunction) -> None:
         """Run a function at modules from the next request on; warns where none matches."""
         root = self._root()
+        if root is not None:
+            found = walk(root)
+            function.modules = tuple(path for path, module, _ in found if matches(path, module, function.pattern, "handle.on_module()"))
         with self._lock:
             self.inside.functions.append(function)
             self._changed = True
-        if root is not None:
-            function.modules = tuple(path for path, module, _ in walk(root) if matches(path, module, function.pattern))
-            if not function.modules:
-                warn_once("handle.on_module(%r): no module that can be observed matches: %s will not run", function.pattern, function.name)
+        if root is not None and not function.modules:
+            warn_once("handle.on_module(%r): no module that can be observed matches: %s will not run", function.pattern, function.name)
 
     def remove_function(self, function: ModuleFunction) -> None:
         """Run it no more."""

@@ -9,14 +9,14 @@ from typing import Any
 
 from torch import nn
 
-from inferspan.setting_checks import MODULE_GROUPS
+from inferspan.setting_checks import MODULE_GROUPS, SettingsError, brief
 
 __all__ = ["Pattern", "matches"]
 
 Pattern = str | type | Callable[[str, nn.Module], Any]
 
 
-def matches(path: str, module: nn.Module, pattern: Pattern) -> bool:
+def matches(path: str, module: nn.Module, pattern: Pattern, where: str = "inferspan setting 'modules'") -> bool:
     """Whether ``pattern`` means a module.
 
     Args:
@@ -24,6 +24,10 @@ def matches(path: str, module: nn.Module, pattern: Pattern) -> bool:
         module: the module.
         pattern: a path or glob (``model.layers.*.mlp``), ``re:`` and a regular expression that is matched from the start of the path, a
             group of ``MODULE_GROUPS``, the exact name of a class or of one of its bases, a class, or a function of path and module.
+        where: what the pattern was given to, for the error.
+
+    Raises:
+        SettingsError: the function raised.
     """
     if isinstance(pattern, str):
         words = MODULE_GROUPS.get(pattern)
@@ -34,7 +38,11 @@ def matches(path: str, module: nn.Module, pattern: Pattern) -> bool:
         return fnmatch.fnmatchcase(path, pattern) or any(kind.__name__ == pattern for kind in _kinds(module))
     if isinstance(pattern, type):
         return isinstance(module, pattern)
-    return bool(pattern(path, module))
+    try:
+        return bool(pattern(path, module))
+    except Exception as error:
+        said = f"{type(error).__name__}: {brief(str(error))}"
+        raise SettingsError(f"{where}: the function {brief(pattern)}, called with path and module, raised {said}") from error
 
 
 def _kinds(module: nn.Module) -> tuple[type, ...]:

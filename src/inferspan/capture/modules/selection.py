@@ -15,7 +15,7 @@ from torch import nn
 
 from inferspan.capture.compile.state import is_compiled, is_optimized
 from inferspan.records import ModuleInfo
-from inferspan.setting_checks import MODULE_GROUPS
+from inferspan.setting_checks import MODULE_GROUPS, brief
 from inferspan.settings import SettingsError
 
 from .patterns import matches
@@ -137,7 +137,7 @@ def select(
         setting: the name of the setting that selects them.
 
     Raises:
-        SettingsError: a pattern matches no module.
+        SettingsError: a pattern matches no module, or a function among them raised.
     """
     if modules == "none" and not routers:
         return []
@@ -149,11 +149,11 @@ def select(
     elif isinstance(modules, tuple):
         chosen = []
         for pattern in modules:
-            matched = [entry for entry in found if matches(entry[0], entry[1], pattern)]
+            matched = [entry for entry in found if matches(entry[0], entry[1], pattern, f"inferspan setting {setting!r}")]
             if not matched:
                 names = ", ".join(path for path, _, _ in found[:6]) or "none: the model has no submodule that can be observed"
-                kind = "group" if pattern in MODULE_GROUPS else "pattern"
-                raise SettingsError(f"inferspan setting {setting!r}: {kind} {pattern!r} matches no module; names look like {names}")
+                kind = "group" if isinstance(pattern, str) and pattern in MODULE_GROUPS else "pattern"
+                raise SettingsError(f"inferspan setting {setting!r}: {kind} {brief(pattern)} matches no module; names look like {names}")
             chosen.extend(matched)
         kept = {id(module): (path, module, parent) for path, module, parent in chosen}
         found = [entry for entry in found if id(entry[1]) in kept]

@@ -1453,6 +1453,7 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("content", "chat template"), "captured messages"),
     ErrorPlaces(("token texts",), "texts of tokens on step spans"),
     ErrorPlaces(("function of on_module", "results of functions"), "the result of a function given to `handle.on_module()`"),
+    ErrorPlaces(("pause",), "the switch of stages of the program, or the counts, when a model is paused or resumed"),
     ErrorPlaces(("data flow",), "the data flow between modules of a pass, or a part of it"),
     ErrorPlaces(("attention",), "attention weights that `attention` looks at"),
     ErrorPlaces(("numerics watch",), "NaN and Inf that `numerics` looks for"),

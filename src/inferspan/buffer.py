@@ -3,7 +3,8 @@
 ``put`` is what the model's path pays: a lock and an append. The thread hands items to one consumer in order, ``LINGER`` seconds after the
 first of them: it is woken once for many items, not once for each. ``flush`` does the same on the calling thread, so that nothing waits for
 a wake-up. Items that do not fit are refused; the caller counts them. A forked child starts empty: what the parent had queued is the
-parent's to send.
+parent's to send. A fork waits until the item that is being consumed is done, because a child cannot release the locks that its consumer
+holds. Locks are reentrant: a handler of a signal may flush while it interrupts any line of this.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ LINGER = 0.03
 """Seconds that items wait for others."""
 MUCH = 4_096
 """Weight that does not wait for more."""
+FORK_WAIT = 0.5
+"""Longest time in seconds that a fork waits for the item that is being consumed."""
 MANY_FIRST, MOST_FIRST = 16, 64
 """Items put first that do not wait for more, and those that may wait at all: they are to be consumed in less than 0.1 s."""
 
@@ -49,23 +52,44 @@ class Buffer(Generic[T]):
         self._reset()
         reference = weakref.ref(self)
 
-        def after_fork() -> None:
-            buffer = reference()
-            if buffer is not None:
-                buffer._reset()
+        def at_fork(method: Callable[[Buffer[T]], None]) -> Callable[[], None]:
+            def call() -> None:
+                buffer = reference()
+                if buffer is not None:
+                    method(buffer)
+
+            return call
 
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=after_fork)
+            os.register_at_fork(
+                before=at_fork(Buffer._before_fork), after_in_parent=at_fork(Buffer._after_fork), after_in_child=at_fork(Buffer._reset)
+            )
 
     def _reset(self) -> None:
         self._items: deque[tuple[T, int]] = deque()
         self._first: deque[tuple[T, int]] = deque()
         self._weight = 0
         self._waiting = 0
-        self._lock = threading.Lock()
-        self._consuming = threading.Lock()
+        self._in_a_row = 0
+        self._put, self._put_first = 0, 0
+        self._forking: set[int] = set()
+        self._lock = threading.RLock()
+        self._consuming = threading.RLock()
         self._wake, self._hurry = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
+
+    def _before_fork(self) -> None:
+        with self._lock:
+            self._waiting += 1
+        if self._consuming.acquire(timeout=FORK_WAIT):
+            self._forking.add(threading.get_ident())
+        with self._lock:
+            self._waiting -= 1
+
+    def _after_fork(self) -> None:
+        if threading.get_ident() in self._forking:
+            self._forking.discard(threading.get_ident())
+            self._consuming.release()
 
     def put(self, item: T, weight: int, *, hurry: bool = False) -> bool:
         """Queue an item; false if it does not fit.
@@ -80,6 +104,7 @@ class Buffer(Generic[T]):
                 return False
             self._weight += weight
             self._items.append((item, weight))
+            self._put += 1
             if self._thread is None:
                 self._start()
             hurry = hurry or self._weight >= MUCH
@@ -102,6 +127,7 @@ class Buffer(Generic[T]):
                     return False
             self._weight += 1
             self._first.append((item, 1))
+            self._put_first += 1
         if waiting >= MANY_FIRST and not self._hurry.is_set():
             self._hurry.set()
         if not self._wake.is_set():
@@ -120,13 +146,16 @@ class Buffer(Generic[T]):
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         with self._lock:
             self._waiting += 1
+            last, last_first = self._put, self._put_first
         try:
             while (left := deadline - time.monotonic()) >= 0:
                 if not self._consuming.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
                     return False
                 try:
-                    if not self._next(until=deadline):
+                    # Other threads may put items without end.
+                    if self._put - len(self._items) >= last and self._put_first - len(self._first) >= last_first:
                         return True
+                    self._next(until=deadline)
                 finally:
                     self._consuming.release()
             return False
@@ -139,9 +168,18 @@ class Buffer(Generic[T]):
         """Whether a flush waits for the item that is being consumed, which then should not pause."""
         return self._waiting > 0
 
-    def _next(self, *, until: float | None) -> bool:
+    def first(self, until: float | None) -> None:
+        """Consume what was put first; ``consume`` calls it between the parts of a long item, with its own ``until``."""
+        while self._first:
+            self._next(until=until, items=self._first)
+
+    def _next(self, *, until: float | None, items: deque[tuple[T, int]] | None = None) -> bool:
         with self._lock:
-            items = self._first or self._items
+            if items is None:
+                # Items put first come without end where many threads put them: others have their turn, and call ``first``.
+                others = self._items and (not self._first or self._in_a_row >= MANY_FIRST)
+                items = self._items if others else self._first
+                self._in_a_row = 0 if others else self._in_a_row + 1
             if not items:
                 return False
             item, weight = items.popleft()

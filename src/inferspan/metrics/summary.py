@@ -101,7 +101,7 @@ class Summary:
     _ttft: list[float] = field(default_factory=list)
     _tpot: list[float] = field(default_factory=list)
     _findings: Counter[str] = field(default_factory=Counter)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def add(self, start: RequestStart, end: RequestEnd, seconds: float) -> None:
         """Count one request that has ended."""
@@ -134,7 +134,7 @@ class Summary:
 
     def renew_lock(self) -> None:
         """Called in a forked child, where no thread is left to release it."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def totals(self) -> Totals:
         """The totals so far."""

@@ -39,8 +39,8 @@ class Waiting:
 
     def renew(self) -> None:
         """Called in a forked child: no thread is left to release the locks, and what waits is the parent's to record."""
-        self._lock = threading.Lock()
-        # Reentrant: a processor that the recording thread calls may ask for a collection.
+        # Reentrant: a handler of a signal, and a processor that the recording thread calls, may ask for a collection.
+        self._lock = threading.RLock()
         self._settling = threading.RLock()
         self._values.clear()
         self._sums.clear()

@@ -156,8 +156,8 @@ class SpanWriter:
     def _hand_over(self, queued: tuple[RequestSpan, Detail | RequestEnd], until: float | None) -> None:
         scope, item = queued
         if isinstance(item, RequestEnd):
-            scope.metrics.waiting.settle(lambda: self._pause(until))
-            scope.metrics.steps(scope.request, item, scope.span, lambda: self._pause(until))
+            scope.metrics.waiting.settle(lambda: self._between(until))
+            scope.metrics.steps(scope.request, item, scope.span, lambda: self._between(until))
             return
         left, patience = SPANS_PER_CHUNK, MAX_QUEUE_WAIT
         for record in item.records:
@@ -167,9 +167,9 @@ class SpanWriter:
                 continue
             if isinstance(record, ModuleBatch) and scope.figures is not None:
                 with contain("summary"):
-                    scope.figures.calls(record, lambda: self._pause(until))
+                    scope.figures.calls(record, lambda: self._between(until))
             if scope.sender is not None:
-                self._packed.write(scope, record, lambda: self._pause(until))
+                self._packed.write(scope, record, lambda: self._between(until))
                 continue
             for span in finished_spans(scope, record):
                 if not left:
@@ -188,7 +188,12 @@ class SpanWriter:
         calls = batch.calls.rows()
         while some := list(islice(calls, SPANS_PER_CHUNK)):
             scope.metrics.modules(scope.request, batch, some, scope.span)
-            self._pause(until)
+            self._between(until)
+
+    def _between(self, until: float | None) -> None:
+        """Between the parts of a long item: complete requests that have ended, which come soon however much detail there is, and pause."""
+        self._buffer.first(until)
+        self._pause(until)
 
     def _pause(self, until: float | None, seconds: float = PAUSE) -> None:
         """Release the interpreter to the model's thread, unless a flush is waiting or this has just been done."""
@@ -198,13 +203,14 @@ class SpanWriter:
 
     def _pace(self, scope: RequestSpan, until: float | None, patience: float) -> int:
         """Release the interpreter, and wait for batch processors to empty their queues; returns how many spans may follow."""
-        self._pause(until)
+        self._between(until)
         end = time.monotonic() + patience
         while not (chunk := next_chunk(scope.tracer, SPANS_PER_CHUNK, SPARE_QUEUE_PLACES)):
             now = time.monotonic()
             if now >= end or (until is not None and now >= until):
                 return 0
             time.sleep(10 * PAUSE)
+            self._buffer.first(until)
         return chunk
 
     # ------------------------------------------------------------------------------------------------------- one span

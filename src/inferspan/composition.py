@@ -126,7 +126,7 @@ def recorder_for(settings: Settings, providers: Providers) -> tuple[SpanRecorder
     meters = machine.meters_of(meter_provider)
     request_metrics = RequestMetrics(meters.meter, settings, waiting=meters.waiting)
     tracer, logger = tracer_source(tracer_provider, _before_a_request, _follow_provider), logger_source(logger_provider)
-    return SpanRecorder(settings, tracer, request_metrics, writer, logger), meters
+    return SpanRecorder(settings, tracer, request_metrics, writer, logger, follow=_follow_provider), meters
 
 
 def stage_recorder(settings: Settings, providers: Providers, recording: Recording | None = None) -> StageRecorder:
@@ -144,10 +144,19 @@ def stage_recorder(settings: Settings, providers: Providers, recording: Recordin
     )
 
 
-def hand_over() -> None:
-    """Have everything recorded so far counted and handed to the span processors, for at most ``HAND_OVER`` seconds."""
-    if not inside_a_provider():
-        writer.flush(HAND_OVER)
+def hand_over(seconds: float = HAND_OVER) -> bool:
+    """Have everything recorded so far counted and handed to the span processors, for at most ``seconds`` and ``HAND_OVER``.
+
+    Returns:
+        Whether all was handed over in that time; requests are counted in any case.
+    """
+    if inside_a_provider():
+        return True
+    done = writer.flush(min(seconds, HAND_OVER))
+    if not done:
+        # A processor holds the hand-over thread up.
+        machine.settle()
+    return done
 
 
 def flush_given(providers: Providers, seconds: float) -> bool:
@@ -225,9 +234,9 @@ def _hand_over_first() -> None:
         _flushed_first.append(otlp.flush_first(lambda: (writer.flush(HAND_OVER), None)[1]))
 
 
-def _follow_provider(provider: Any) -> None:
-    """Have ends of requests written before a provider sends or closes."""
-    do_before_flush(provider, hand_over, writer.exits)
+def _follow_provider(owner: Any) -> None:
+    """Have ends of requests written before a provider, or the processor of its tracers, sends or closes."""
+    do_before_flush(owner, hand_over, writer.exits)
 
 
 def _before_a_request() -> None:

@@ -13,6 +13,7 @@ import copy
 import dataclasses
 import functools
 import math
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 __all__ = [
-    "SpanParts", "SpanStarter", "attribute_limits", "do_before_flush", "next_chunk", "queue_room", "record_at", "span_parts", "wants_start",
+    "SpanParts", "SpanStarter", "attribute_limits", "do_before_flush", "next_chunk", "queue_room", "record_at", "span_parts",
+    "wants_order", "wants_start",
 ]  # fmt: skip
 
 _UNSET = Status()
@@ -204,17 +206,27 @@ class SpanStarter:
 
 def wants_start(tracer: Any) -> bool:
     """Whether a processor of this tracer acts on a span before it ends: such a span has to be started, not only handed in."""
+    return not _idle_methods().issuperset(_methods(tracer, _BEFORE_THE_END))
+
+
+def wants_order(tracer: Any) -> bool:
+    """Whether a processor of this tracer may need the end of a span before that of its parent; those that queue spans do not."""
+    return not _queueing_methods().issuperset(_methods(tracer, ("on_end",)))
+
+
+def _methods(tracer: Any, names: Sequence[str]) -> Iterator[Any]:
+    """These methods of each processor, as functions of their classes."""
     waiting = [getattr(getattr(tracer, "_tracer", tracer), "span_processor", None)]
     while waiting:
         processor = waiting.pop()
         parts = getattr(processor, "_span_processors", None)
         if parts is not None:
             waiting.extend(parts)
-        elif not _idle_methods().issuperset(
-            getattr(method, "__func__", method) for name in _BEFORE_THE_END if (method := getattr(processor, name, None)) is not None
-        ):
-            return True
-    return False
+            continue
+        for name in names:
+            method = getattr(processor, name, None)
+            if method is not None:
+                yield getattr(method, "__func__", method)
 
 
 _BEFORE_THE_END = ("on_start", "_on_ending")
@@ -228,6 +240,17 @@ def _idle_methods() -> frozenset[Any]:
 
     kinds = (SpanProcessor, SimpleSpanProcessor, BatchSpanProcessor)
     return frozenset(getattr(kind, name) for kind in kinds for name in _BEFORE_THE_END if hasattr(kind, name))
+
+
+@functools.cache
+def _queueing_methods() -> frozenset[Any]:
+    """Methods of the SDK's processors and of ours that only queue a span that has ended, or do nothing."""
+    from opentelemetry.sdk.trace import SpanProcessor
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    from inferspan.export.processors import BoundedSpans
+
+    return frozenset(kind.on_end for kind in (SpanProcessor, BatchSpanProcessor, BoundedSpans))
 
 
 def attribute_limits(tracer: Any) -> AttributeLimits | None:
@@ -302,39 +325,58 @@ def _measurement() -> Any:
 
 
 _FLUSHES = ("force_flush", "shutdown")
+
+
+class _ThisThread(threading.local):
+    flushing = False
+
+
+_this_thread = _ThisThread()
 _preceded: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Providers whose flushes are preceded by ours."""
+"""Providers and processors whose flushes are preceded by ours."""
 
 
-def do_before_flush(provider: Any, flush: Callable[[], None], exits: Callable[[], None]) -> None:
+def do_before_flush(owner: Any, flush: Callable[[float], bool], exits: Callable[[], None]) -> None:
     """Call ``flush`` before each flush and shutdown of a provider of the SDK, and ``exits`` before it closes at the exit; once for each.
 
     Spans of ours end on our thread, soon after their request. A program that flushes or closes its provider must not be ahead of it, so
-    these two methods of the provider's object are wrapped. A provider that closes itself at the exit has registered that before; what is
-    registered here comes first.
+    these two methods of the object are wrapped. A provider that closes itself at the exit has registered that before; what is registered
+    here comes first.
 
     Args:
-        provider: a tracer provider; one of another implementation is left as it is.
-        flush: what to do first; its errors are contained.
-        exits: the same as the interpreter exits.
+        owner: a tracer provider, or the processor that its tracers have: all flushes reach this one, also those of a provider that stands
+            before the SDK's and those by methods that the program has kept. Others are left as they are.
+        flush: what to do first; is given the seconds that it may take, infinite if the caller has set no limit, and returns whether it
+            has done all. Its errors are contained.
+        exits: called as the interpreter exits.
     """
-    if not hasattr(provider, "_active_span_processor") or provider in _preceded:
+    if not (hasattr(owner, "_active_span_processor") or hasattr(owner, "_span_processors")) or owner in _preceded:
         return
-    _preceded.add(provider)
+    _preceded.add(owner)
     for name in _FLUSHES:
         # In the object's own dictionary: its class belongs to all providers.
-        setattr(provider, name, _after(flush, weakref.ref(provider), name, provider.__dict__.get(name)))
+        setattr(owner, name, _after(flush, weakref.ref(owner), name, owner.__dict__.get(name)))
     atexit.register(exits)
 
 
-def _after(flush: Callable[[], None], provider: weakref.ref[Any], name: str, own: Any) -> Callable[..., Any]:
-    """The method ``name`` of ``provider``, after ``flush``; ``own`` is what the object has instead of its class's."""
-    kind = type(provider())
+def _after(flush: Callable[[float], bool], owner: weakref.ref[Any], name: str, own: Any) -> Callable[..., Any]:
+    """The method ``name`` of ``owner``, after ``flush``; ``own`` is what the object has instead of its class's."""
+    kind = type(owner())
 
     @functools.wraps(getattr(kind, name))
     def method(*args: Any, **kwargs: Any) -> Any:
+        call = own if own is not None else functools.partial(getattr(kind, name), owner())
+        if _this_thread.flushing:  # a provider flushes its processor
+            return call(*args, **kwargs)
+        done = True
         with contain("flush of a provider"):
-            flush()
-        return own(*args, **kwargs) if own is not None else getattr(kind, name)(provider(), *args, **kwargs)
+            limit = (args[0] if args else kwargs.get("timeout_millis")) if name == "force_flush" else None
+            done = flush(limit / 1000 if isinstance(limit, (int, float)) else math.inf)
+        _this_thread.flushing = True
+        try:
+            result = call(*args, **kwargs)
+        finally:
+            _this_thread.flushing = False
+        return False if result is True and not done else result
 
     return method

@@ -118,6 +118,15 @@ def meters_of(provider: Any) -> Meters:
         return Meters(provider)
 
 
+def settle() -> None:
+    """Record the values of all requests that have ended."""
+    with _lock:
+        known = [*_by_provider.values(), *_global_meters.values()]
+    for meters in known:
+        with contain("request metrics"):
+            meters.waiting.settle()
+
+
 class Samplers:
     """The sampler thread of the process: it runs while an instrumented model wants it, with the first one's settings."""
 

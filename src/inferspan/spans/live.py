@@ -3,11 +3,13 @@
 The detail of a request goes to ``writer``, immediately or once ``flight_recorder`` has decided to keep it. The end of an ordinary request
 costs the model's thread two appends: the hand-over thread sets the attributes, ends the span with the time of the end and records the
 metrics, soon afterwards or at the next flush; a collection of metrics that comes before records the metrics itself. A request that has
-failed, whose detail is held or whose messages are captured ends on its own thread.
+failed, whose detail is held or whose messages are captured ends on its own thread, and so does one in a span of the program if a processor
+may need spans before their parents. What ends later ends in the context of its call.
 """
 
 from __future__ import annotations
 
+import contextvars
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -86,6 +88,8 @@ class LiveRequestSpan(RequestSpan):
         self.given: Mapping[str, AttributeValue] = {}
         """Attributes that the span began with."""
         self.marked = False
+        self.in_order = False
+        """Whether a span around it may end soon, of which a processor must not know before this one."""
         self.outermost = parent is None or not parent.recording
         """Whether no recorded request is around this one; the outermost decides about the detail of all requests inside it."""
         self.held: HeldDetail | None = None
@@ -152,7 +156,8 @@ class LiveRequestSpan(RequestSpan):
             end.failure is None
             and self.held is None
             and self.third_party is None
-            and (self.parts is not None or not self.recording)
+            and not self.in_order
+            and (self.parts is not None or not self.span.is_recording())
             and not end.input_messages
             and not end.output_messages
         )
@@ -236,42 +241,45 @@ class _Ending:
         end: how it ended.
     """
 
-    __slots__ = ("_end", "_findings", "scope")
+    __slots__ = ("_context", "_done", "_end", "scope")
 
     def __init__(self, scope: LiveRequestSpan, end: RequestEnd) -> None:
         self.scope = scope
         self._end = end
-        self._findings: Sequence[Finding] | None = None
+        self._done: tuple[RequestEnd, Sequence[Finding]] | None = None
+        # Span processors may read variables of the caller's context.
+        self._context = contextvars.copy_context()
 
-    def _analysed(self) -> RequestEnd:
-        """The end with its analysis. Two threads that ask at once get equal ones."""
-        if self._findings is None:
+    def _analysed(self) -> tuple[RequestEnd, Sequence[Finding]]:
+        """The end with its analysis, and the findings. Two threads that ask at once get equal ones."""
+        done = self._done
+        if done is None:
             end, scope = self._end, self.scope
             findings: Sequence[Finding] = ()
             if scope.recording:
                 with contain("analysis"):
                     end, findings = analysed(end, scope.settings, nested=scope.request.nested)
-            self._end, self._findings = end, findings
-        return self._end
+            done = self._done = end, findings
+        return done
 
     def finish(self, pause: Callable[[], None]) -> None:
         """Do all of it that has not been done, on the hand-over thread; ``pause`` is called in between."""
         self._analysed()
         pause()
-        self.close(pause)
+        self._context.run(self.close, pause)
         pause()
         metrics = self.scope.metrics
         metrics.waiting.settle(pause)
-        metrics.steps(self.scope.request, self._end, self.scope.span, pause)
+        metrics.steps(self.scope.request, self._analysed()[0], self.scope.span, pause)
 
     def close(self, pause: Callable[[], None] = lambda: None) -> None:
         """End the span, and send the events of the end; ``pause`` is called in between."""
         scope = self.scope
-        end = self._analysed()
-        findings = self._findings or ()
+        end, findings = self._analysed()
         if scope.held is not None:
             with contain("flight recorder"):
-                end = self._end = scope._decide(scope.held, end)
+                end = scope._decide(scope.held, end)
+                self._done = end, findings
         logged = False
         with contain("exception event"), our_call():
             logged = scope.emit_exception(end)
@@ -296,7 +304,7 @@ class _Ending:
     def measure(self) -> None:
         """Record the metrics of the request."""
         scope = self.scope
-        scope.metrics.ended(scope.request, self._analysed(), scope.span, third_party=scope.third_party is not None)
+        scope.metrics.ended(scope.request, self._analysed()[0], scope.span, third_party=scope.third_party is not None)
 
 
 def _says_keep(span: Span) -> bool:

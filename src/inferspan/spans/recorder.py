@@ -18,7 +18,7 @@ from inferspan import semconv
 from inferspan.attribute_values import AttributeLimits
 from inferspan.caller import caller_attributes
 from inferspan.export.otlp import current_provider, span_parts
-from inferspan.export.sdk import SpanParts, SpanStarter, attribute_limits, wants_start
+from inferspan.export.sdk import SpanParts, SpanStarter, attribute_limits, wants_order, wants_start
 from inferspan.guard import contain
 from inferspan.metrics.requests import RequestMetrics
 from inferspan.records import KIND_BATCH, AttributeValue, RequestScope, RequestStart
@@ -57,14 +57,16 @@ class _Destination(NamedTuple):
     limits: AttributeLimits | None
     sender: Any
     """The sender of packed spans, if the provider is our own and has nothing but one OTLP exporter."""
+    ordered: bool
+    """Whether a processor may need a span before its parent."""
 
     @classmethod
     def of(cls, parts: SpanParts, processors: Any) -> _Destination:
         tracer = parts.tracer
         if wants_start(tracer):  # then the SDK applies the limits
-            return cls(tracer, processors, True, None, None)
+            return cls(tracer, processors, True, None, None, wants_order(tracer))
         sender = direct_sender(current_provider("traces"), scope=parts.scope) if is_ours(parts) else None
-        return cls(tracer, processors, False, attribute_limits(tracer), sender)
+        return cls(tracer, processors, False, attribute_limits(tracer), sender, wants_order(tracer))
 
 
 def request_name(start: RequestStart, third_party: ThirdPartyCall | None) -> str:
@@ -90,6 +92,7 @@ class SpanRecorder(RequestSinks):
         metrics: records durations and counts.
         writer: writes detail.
         logger: returns the logger of the events.
+        follow: called once with the processor of each tracer, whose flushes have to include the ends of requests.
     """
 
     def __init__(
@@ -99,9 +102,11 @@ class SpanRecorder(RequestSinks):
         metrics: RequestMetrics,
         writer: SpanWriter,
         logger: Callable[[], Any] | None = None,
+        *,
+        follow: Callable[[Any], None] = lambda _: None,
     ) -> None:
         super().__init__(settings, metrics, writer, logger)
-        self._tracer = tracer
+        self._tracer, self._follow = tracer, follow
         self._destination: _Destination | None = None
 
     def start(self, start: RequestStart, parent: RequestScope | None) -> RequestScope | None:
@@ -181,10 +186,14 @@ class SpanRecorder(RequestSinks):
         processors = getattr(parts.processor, "_span_processors", None)
         known = self._destination
         if known is None or known.tracer is not parts.tracer or known.processors is not processors:
+            self._follow(parts.processor)
             known = self._destination = _Destination.of(parts, processors)
         if known.starts:
             scope.starter = SpanStarter(tracer, context, scope.span)
         scope.parts, scope.limits, scope.sender = parts, known.limits, known.sender
+        if known.ordered:
+            around = getattr(scope.span, "parent", None)
+            scope.in_order = around is not None and not around.is_remote
 
     @staticmethod
     def _is_inside(current: Any, parent: LiveRequestSpan) -> bool:

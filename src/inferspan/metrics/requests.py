@@ -369,7 +369,7 @@ class RequestMetrics:
             statistics = batch.statistics.get(slot, {}) if slot is not None else {}
             if self._settings.activation_metric:
                 for metric, value in values_of(statistics):
-                    self._record(metric, value, self._activations.of(name, info), span)
+                    self._record(metric, value, self._activations.of(name, info), of)
             imbalance = statistics.get(semconv.EXPERTS_IMBALANCE)
             if isinstance(imbalance, float):
                 layer = {key: labels[key] for key in (semconv.MODEL_NAME, semconv.MODULE_LAYER_INDEX) if key in labels}

@@ -44,7 +44,7 @@ class Layers:
         wanted: value of the setting ``attention``.
 
     Attributes:
-        entries: modules to hook, as (module, facts, parent).
+        homes: names of the Python modules that the layers to hook are defined in.
         listed: paths of the layers that give weights or are said to have given none.
         unhooked: why some modules could not be hooked, by path.
 
@@ -53,8 +53,9 @@ class Layers:
     """
 
     def __init__(self, root: nn.Module, wanted: Any) -> None:
-        self.entries: list[tuple[nn.Module, ModuleInfo, nn.Module]] = []
+        self.homes: frozenset[str] = frozenset()
         self.listed: list[str] = []
+        self._chosen: frozenset[str] = frozenset()
         self.unhooked: dict[str, str] = {}
         if wanted == "none":
             return
@@ -68,16 +69,23 @@ class Layers:
                     names = ", ".join([*found][:6]) or "none: the model has no module with attn or attention in its path"
                     raise SettingsError(f"inferspan setting 'attention': pattern {brief(pattern)} matches no layer; there are {names}")
                 chosen |= matched
-        seen = {path: (module, parent) for path, module, parent in walk(root)}
+        seen = {path for path, _, _ in walk(root)}
         named = [path for path, module in found.items() if path in chosen and _holds(path.rpartition(".")[2] + " " + type(module).__name__)]
         self.listed = [path for path in named if not any(other.startswith(f"{path}.") for other in named)]
-        for path, module in found.items():
-            if path not in chosen:
-                continue
-            if path in seen:
-                self.entries.append((module, ModuleInfo(path, type(module).__name__, None, path), seen[path][1]))
-            else:
+        for path in found:
+            if path in chosen and path not in seen:
                 self.unhooked[path] = "compiled"
+        self._chosen = frozenset(chosen & seen)
+        self.homes = frozenset(type(found[path]).__module__ for path in self._chosen)
+
+    def entries(self, root: nn.Module) -> list[tuple[nn.Module, ModuleInfo, nn.Module]]:
+        """Modules to hook, as (module, facts, parent). They are not kept here, where they would outlive the model."""
+        seen = {path: (module, parent) for path, module, parent in walk(root) if path in self._chosen}
+        return [
+            (module, ModuleInfo(path, type(module).__name__, None, path), seen[path][1])
+            for path, module in _candidates(root)
+            if path in seen
+        ]
 
     def missing(self, gave: Collection[str], reasons: Mapping[str, str], *, compiled: bool) -> dict[str, str]:
         """Layers that gave no weights in a request, with the reason.

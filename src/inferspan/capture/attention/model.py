@@ -54,7 +54,7 @@ class ModelAttention:
             SettingsError: a pattern matches no layer.
         """
         self.layers = None if self.wanted == "none" else Layers(root, self.wanted)
-        return () if self.layers is None else self.layers.entries
+        return () if self.layers is None else self.layers.entries(root)
 
     def take_over(self, other: ModelAttention) -> None:
         """Go on with what another one has found: the model was taken out of the other's."""
@@ -69,7 +69,7 @@ class ModelAttention:
         """Observe the functions that compute attention, where that is wanted and compiled code allows it."""
         if self.layers is not None and not self.patched:
             with contain("attention"):
-                self.patched = patches.acquire(module for module, _, _ in self.layers.entries)
+                self.patched = patches.acquire(self.layers.homes)
 
     def unpatch(self) -> None:
         """Undo ``patch``."""

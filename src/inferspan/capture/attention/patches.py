@@ -93,11 +93,10 @@ def may_patch() -> bool:
         return False
 
 
-def _tables(modules: Iterable[nn.Module]) -> list[MutableMapping[str, Any]]:
-    """The tables of attention functions that the code of these modules uses, and that of all of transformers."""
-    homes = {type(module).__module__ for module in modules} | {"transformers.modeling_utils"}
+def _tables(homes: Iterable[str]) -> list[MutableMapping[str, Any]]:
+    """The tables of attention functions that the code of these Python modules uses, and that of all of transformers."""
     found: list[MutableMapping[str, Any]] = []
-    for home in homes:
+    for home in {*homes, "transformers.modeling_utils"}:
         table = getattr(sys.modules.get(home), _TABLE, None)
         mappings = (getattr(table, "_local_mapping", None), getattr(table, "_global_mapping", table))
         found += [one for one in mappings if isinstance(one, dict) and all(one is not other for other in found)]
@@ -112,25 +111,25 @@ class Patches:
         self._users = 0
         self._placed: list[tuple[Callable[[], Any], Callable[[Any], None], Any, Any]] = []
 
-    def acquire(self, modules: Iterable[nn.Module]) -> bool:
-        """Wrap the functions that code of these modules calls; false if compiled code prevents it. Goes with a call of ``release``."""
+    def acquire(self, homes: Iterable[str]) -> bool:
+        """Wrap the functions that code of these Python modules calls; false if compiled code prevents it. ``release`` undoes it."""
         if not may_patch():
             return False
         with self._lock:
             self._users += 1
             try:
-                self._place_all(modules)
+                self._place_all(homes)
             except BaseException:
                 self._users -= 1
                 self._restore()
                 raise
         return True
 
-    def _place_all(self, modules: Iterable[nn.Module]) -> None:
+    def _place_all(self, homes: Iterable[str]) -> None:
         functional: Any = nn.functional
         name = "scaled_dot_product_attention"
         self._place(lambda: getattr(functional, name, None), lambda value: setattr(functional, name, value), _around_torch)
-        for table in _tables(modules):
+        for table in _tables(homes):
             for key in [*table]:
                 self._place_in(table, key)
 

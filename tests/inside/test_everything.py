@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import inferspan
 from tests.attached import attached
@@ -119,3 +120,18 @@ def test_a_handle_keeps_nothing_of_the_model(telemetry: Telemetry, make: Any, ca
     gc.collect()
     assert [name for name, one in modules.items() if one() is not None] == []
     assert [name for name, one in weights.items() if one() is not None] == []
+
+
+def test_a_counter_of_the_program_counts_no_operation_of_attention(telemetry: Telemetry) -> None:
+    """The products of queries and keys that are computed again are none of the model's."""
+    counts = []
+    for instrumented in (False, True):
+        model = models.llama()
+        if instrumented:
+            handle = telemetry.instrument(model, attention="all", **EVERYTHING)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model.generate(models.prompt(), do_sample=False, max_new_tokens=3)
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1]
+    assert [call.source for call in handle.attention().calls[:1]] == ["recomputed"]
+    telemetry.check()

@@ -21,6 +21,7 @@ from torch.compiler import is_dynamo_compiling
 from inferspan.capture.compile.state import has_compiled, leave_alone, leave_frame
 from inferspan.capture.compile.transforms import is_capturing
 from inferspan.capture.modules.recorder import current
+from inferspan.capture.values.unseen import unseen
 from inferspan.guard import report
 
 __all__ = ["Patches", "may_patch", "patches"]
@@ -45,7 +46,8 @@ def _here() -> Any:
 @leave_alone
 def _show(attention: Any, name: str | None, args: Any, kwargs: Any, output: Any) -> None:
     try:
-        attention.observe(name, args, kwargs, output)
+        with unseen():
+            attention.observe(name, args, kwargs, output)
     except Exception as error:
         report("attention", error)
 

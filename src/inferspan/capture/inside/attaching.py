@@ -14,6 +14,7 @@ from torch.compiler import is_dynamo_compiling
 from inferspan.capture.compile.state import leave_alone, may_hook
 from inferspan.capture.modules.hook_pair import CopiedAway
 from inferspan.capture.modules.recorder import current
+from inferspan.capture.values.unseen import unseen
 from inferspan.guard import contain, report
 from inferspan.records import ModuleInfo
 
@@ -58,7 +59,8 @@ class BeforeHook(_Hook):
             if self._plan.attends and log.attention is not None:
                 with contain("attention"):
                     log.attention.enter(self._info.name, module)
-            log.take(self._info, self._plan, args, kwargs or {})
+            with unseen():
+                log.take(self._info, self._plan, args, kwargs or {})
             log.run(self._plan.functions["before"], module, (args, kwargs or {}), None, self._info.name)
         except Exception as own:
             report("results of functions", own)
@@ -80,12 +82,13 @@ class AfterHook(_Hook):
             if not plan.before:
                 log.latest.pop(self._info.name, None)
             if plan.attends and log.attention is not None:
-                with contain("attention"):
+                with contain("attention"), unseen():
                     attended = log.attention.leave(self._info.name, args, kwargs, rest[-1])
                     if attended:
                         log.latest.setdefault(self._info.name, []).extend(attended)
             if plan.watched:
-                log.look(self._info, rest[-1])
+                with unseen():
+                    log.look(self._info, rest[-1])
                 if log.waits:
                     error = log.failure(self._info, rest[-1], (args, kwargs))
             if plan.positions:

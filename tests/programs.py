@@ -1,13 +1,17 @@
-"""Programs that tests run: looked up on PATH, and what it means where one is missing."""
+"""Programs that tests run: looked up on PATH, and what it means where one is missing; and processes for parts of a test."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import pytest
 
-__all__ = ["need"]
+__all__ = ["elsewhere", "need"]
 
 DEMANDED = ("otelcol", "jaeger", "prometheus", "promtool")
 """What REQUIRE_INTEGRATION asks for. kubectl is a second look at what a schema has checked already."""
@@ -22,3 +26,14 @@ def need(*programs: str) -> None:
     if os.environ.get("REQUIRE_INTEGRATION") and set(missing) & set(DEMANDED):
         pytest.fail(f"REQUIRE_INTEGRATION is set, but {reason}")
     pytest.skip(reason)
+
+
+def elsewhere(function: Callable[..., Any], *args: Any) -> Any:
+    """What ``function`` returns in a new process: providers that it sets for the program do not stay for other tests.
+
+    Args:
+        function: of a module of tests, not nested.
+        args: that can be pickled, as must be what it returns.
+    """
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *args).result(timeout=120)

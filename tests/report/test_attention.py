@@ -18,18 +18,27 @@ from tests.cases import models
 from tests.cases.test_texts import tokenizer  # noqa: F401  # a fixture
 from tests.inside.attention.conftest import _nothing_compiled  # noqa: F401  # a fixture
 from tests.inside.attention.truth import eager
+from tests.programs import elsewhere
 
 OPTIONS: dict[str, Any] = {"do_sample": False, "max_new_tokens": 5, "min_new_tokens": 5}
 
 
-def _recorded(path: Path, tokenizer: Any, **settings: Any) -> tuple[dict[str, Any], Any]:  # noqa: F811
-    """The request as the page has it, and what eager attention gives."""
-    model = models.llama(initializer_range=0.4, attn_implementation="sdpa")
-    truth = eager(model).generate(models.prompt(), output_attentions=True, return_dict_in_generate=True, **OPTIONS)
-    handle = inferspan.instrument(model, tokenizer, session_file=str(path), nvml=False, host=False, attention=True, **settings)
+def _model() -> Any:
+    return models.llama(initializer_range=0.4, attn_implementation="sdpa")
+
+
+def _write(path: str, tokenizer: Any, settings: dict[str, Any]) -> None:  # noqa: F811
+    model = _model()
+    handle = inferspan.instrument(model, tokenizer, session_file=path, nvml=False, host=False, attention=True, **settings)
     model.generate(models.prompt(), **OPTIONS)
     handle.uninstrument()
     inferspan.flush()
+
+
+def _recorded(path: Path, tokenizer: Any, **settings: Any) -> tuple[dict[str, Any], Any]:  # noqa: F811
+    """The request as the page has it, and what eager attention gives."""
+    truth = eager(_model()).generate(models.prompt(), output_attentions=True, return_dict_in_generate=True, **OPTIONS)
+    elsewhere(_write, str(path), tokenizer, settings)
     return payload(read_session(path))["requests"][0], truth
 
 

@@ -21,6 +21,7 @@ from inferspan.settings import SettingsError
 from tests.attached import attached
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
+from tests.programs import elsewhere
 
 from .truth import check_call, eager
 
@@ -269,16 +270,22 @@ def _maps(path: Path) -> list[dict[str, Any]]:
     return found
 
 
+def _write(path: str) -> None:
+    model = _llama()
+    handle = inferspan.instrument(model, attention=True, attention_maps=True, session_file=path, nvml=False, host=False)
+    with torch.no_grad():
+        model(models.prompt())
+    handle.uninstrument()
+    inferspan.flush()
+
+
 def test_weights_in_a_session_file(tmp_path: Path) -> None:
     """A record for each call; a weight is its byte times the scale."""
     model, ids, path = _llama(), models.prompt(), tmp_path / "session.jsonl"
     double = eager(model)
-    handle = inferspan.instrument(model, attention=True, attention_maps=True, session_file=str(path), nvml=False, host=False)
+    elsewhere(_write, str(path))
     with torch.no_grad():
-        model(ids)
         want = double(ids, output_attentions=True).attentions
-    handle.uninstrument()
-    inferspan.flush()
     records = _maps(path)
     assert len(records) == 2
     for record, weights in zip(records, want, strict=True):

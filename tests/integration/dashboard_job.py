@@ -183,6 +183,7 @@ def main(path: str) -> None:
         output_stats=True,
         entropy_metric=True,
         module_metric=tiny,
+        activation_metric=tiny,
         max_spans_per_trace=30 if tiny else 200,
     )
     encoder = llama(seed=1).model

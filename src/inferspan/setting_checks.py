@@ -311,7 +311,7 @@ def attention(name: str, value: object) -> str | tuple[Any, ...]:
 def heads(name: str, value: object) -> tuple[int, ...]:
     """Numbers of heads, from 0."""
     parts = value.split(",") if isinstance(value, str) else value
-    if isinstance(parts, Sequence) and parts and all(str(part).strip().isdecimal() for part in parts):
+    if isinstance(parts, Sequence) and parts and all(re.fullmatch("[0-9]{1,6}", str(part).strip()) for part in parts):
         return tuple(dict.fromkeys(int(part) for part in parts))
     raise fail(name, value, "use a list of numbers of heads such as [0, 3]")
 

@@ -74,7 +74,7 @@ def test_calls_of_a_generation(telemetry: Telemetry) -> None:
     model = models.llama()
     telemetry.instrument(model)
     calls = _calls(_generate(model))
-    assert calls["ours"] <= (1380 if IN_C else 2000)
+    assert calls["ours"] <= (1420 if IN_C else 2000)
     assert calls["sdk"] <= 80
     telemetry.check()
 
@@ -97,7 +97,7 @@ def test_calls_of_requests_that_are_not_sampled() -> None:
     telemetry.instrument(model)
     calls = _calls(_generate(model))
     assert calls["ours"] <= 640
-    assert calls["sdk"] <= 50
+    assert calls["sdk"] <= 55  # SDK 1.40; 1.45 makes fewer
     telemetry.close()
 
 
@@ -108,7 +108,7 @@ def test_calls_of_a_plain_pass_that_is_not_sampled() -> None:
     telemetry.instrument(model)
     calls = _calls(lambda: model(rows))
     assert calls["ours"] <= 230
-    assert calls["sdk"] <= 45
+    assert calls["sdk"] <= 55
     telemetry.close()
 
 

@@ -159,7 +159,7 @@ def test_a_wrong_value_is_refused(value: Any) -> None:
         inferspan.instrument(_llama(), attention=value)
 
 
-@pytest.mark.parametrize("value", [True, [], [-1], "a", [0.5]])
+@pytest.mark.parametrize("value", [True, [], [-1], "a", [0.5], pytest.param("7" * 5000, id="5000 digits")])
 def test_wrong_heads_are_refused(value: Any) -> None:
     """Heads are numbers from 0."""
     with pytest.raises(SettingsError, match="'attention_heads'"):

@@ -33,6 +33,8 @@ MUCH = 4_096
 """Weight that does not wait for more."""
 FORK_WAIT = 0.5
 """Longest time in seconds that a fork waits for the item that is being consumed."""
+FEW = 512
+"""Weight behind which an item need not be put first: it comes soon enough, and after what belongs to it."""
 MANY_FIRST, MOST_FIRST = 16, 64
 """Items put first that do not wait for more, and those that may wait at all: they are to be consumed in less than 0.1 s."""
 
@@ -69,6 +71,8 @@ class Buffer(Generic[T]):
         self._items: deque[tuple[T, int]] = deque()
         self._first: deque[tuple[T, int]] = deque()
         self._weight = 0
+        self._weight_now = 0
+        """Of the item that is being consumed."""
         self._waiting = 0
         self._in_a_row = 0
         self._put, self._put_first = 0, 0
@@ -114,6 +118,12 @@ class Buffer(Generic[T]):
         if not self._wake.is_set():
             self._wake.set()
         return True
+
+    @property
+    def has_few(self) -> bool:
+        """Whether what waits, or is being consumed, is soon done, so that the order of items can be kept."""
+        few = self._weight + self._weight_now < FEW and not self._first and len(self._items) < MOST_FIRST
+        return few and self._thread is not None
 
     def put_first(self, item: T) -> bool:
         """Queue an item before those of ``put``; false if too many wait, or if no thread would consume it by itself."""
@@ -184,8 +194,10 @@ class Buffer(Generic[T]):
                 return False
             item, weight = items.popleft()
             self._weight -= weight
+            before, self._weight_now = self._weight_now, self._weight_now + weight
         with contain("span hand-over"):
             self._consume(item, until)
+        self._weight_now = before
         return True
 
     def _run(self) -> None:

@@ -127,8 +127,15 @@ class SpanWriter:
         return self._buffer.put((scope, item), weight)
 
     def put_end(self, ending: Ending) -> bool:
-        """Queue the end of a request before all detail; false if the caller has to complete it, because nobody else would in time."""
-        return not self._exiting and self._buffer.put_first(ending)
+        """Queue the end of a request, before the detail that waits if that is much.
+
+        Returns:
+            False if the caller has to complete it, because nobody else would in time.
+        """
+        if self._exiting:
+            return False
+        # Behind its own detail: who forgets what was exported would otherwise lose the parents of what comes.
+        return (self._buffer.has_few and self._buffer.put(ending, 1)) or self._buffer.put_first(ending)
 
     def exits(self) -> None:
         """The interpreter exits: write what is queued, and complete the ends of further requests on their own threads."""

@@ -108,8 +108,10 @@ def test_an_unknown_value_is_a_warning(monkeypatch: pytest.MonkeyPatch, caplog: 
 
 
 @pytest.mark.parametrize("provider", ["none", "no-op", "without a processor"])
-def test_without_a_logger_provider_the_span_event_stays(provider: str) -> None:
+def test_without_a_logger_provider_the_span_event_stays(provider: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody takes log records, the exception stays on the span, whatever was asked for."""
+    # Another test may have set one for the process.
+    monkeypatch.setattr("opentelemetry._logs._internal._LOGGER_PROVIDER", None)
     signals = _Signals()
     signals.loggers = {"none": None, "no-op": NoOpLoggerProvider(), "without a processor": LoggerProvider(shutdown_on_exit=False)}[provider]
     _fail(signals, exception_signal="logs")

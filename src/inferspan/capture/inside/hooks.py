@@ -117,37 +117,30 @@ class Inside:
         self.plan = {info.name: Plan(watched=True, watches_inputs=self.watches_inputs) for _, info, _ in found}
         self.modules = len(found) or self.modules or sum(not module._modules for module in root.modules())
         known = {info.name for _, info, _ in found}
+
+        def planned(module: nn.Module, info: ModuleInfo, parent: nn.Module) -> Plan:
+            if info.name not in known:
+                known.add(info.name)
+                found.append((module, info, parent))
+            return self.plan.setdefault(info.name, Plan())
+
         for entry in check_watched(root, self.inputs, "modules"):
-            if entry[1].name not in known:
-                known.add(entry[1].name)
-                found.append(entry)
-            self.plan.setdefault(entry[1].name, Plan()).inputs = True
+            planned(*entry).inputs = True
         head = head_of(root) if self.positions else None
         self.headless = bool(self.positions) and head is None
         if head is not None:
             module = root.get_submodule(head)
-            if head not in known:
-                known.add(head)
-                found.append((module, ModuleInfo(head, type(module).__name__, None, head), root.get_submodule(head.rpartition(".")[0])))
-            self.plan.setdefault(head, Plan()).positions = True
+            info = ModuleInfo(head, type(module).__name__, None, head)
+            planned(module, info, root.get_submodule(head.rpartition(".")[0])).positions = True
         for entry in self.attention.select(root):
-            if entry[1].name not in known:
-                known.add(entry[1].name)
-                found.append(entry)
-            self.plan.setdefault(entry[1].name, Plan()).attends = True
+            planned(*entry).attends = True
         for function in self.functions:
             matched = [entry for entry in walk(root) if matches(entry[0], entry[1], function.pattern, "handle.on_module()")]
             function.modules = tuple(path for path, _, _ in matched)
             for path, module, parent in matched:
-                if path not in known:
-                    known.add(path)
-                    found.append((module, ModuleInfo(path, type(module).__name__, None, path), parent))
-                self.plan.setdefault(path, Plan()).functions[function.when].append(function)
-        for module, info, parent in check_watched(root, self.read_memory, "memory"):
-            if info.name not in known:
-                known.add(info.name)
-                found.append((module, info, parent))
-            self.plan.setdefault(info.name, Plan()).memory = True
+                planned(module, ModuleInfo(path, type(module).__name__, None, path), parent).functions[function.when].append(function)
+        for entry in check_watched(root, self.read_memory, "memory"):
+            planned(*entry).memory = True
         for entry in self.passes.entries(root):
             if entry[1].name not in known:
                 known.add(entry[1].name)

@@ -157,17 +157,24 @@ class Tensors:
         storage = _storage(tensor) if self._shared else None
         return None if storage is None else self._shared.get(storage._cdata)
 
-    def add(self, tensor: Tensor, made: Made) -> None:
-        """A module has returned the tensor, or the model was given it."""
-        made.version = _version(tensor)
-        self._keep(tensor, {made: ()})
+    def _shared_of(self, tensor: Tensor) -> _Shared | None:
+        """What is known of the memory of a tensor, from now on; ``None`` if it has none that can be known."""
         storage = _storage(tensor)
         if storage is None:
-            return
+            return None
         shared = self._shared.get(storage._cdata)
         if shared is None:
             # While the weak reference is held, no other storage gets this address.
             shared = self._shared[storage._cdata] = _Shared(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
+        return shared
+
+    def add(self, tensor: Tensor, made: Made) -> None:
+        """A module has returned the tensor, or the model was given it."""
+        made.version = _version(tensor)
+        self._keep(tensor, {made: ()})
+        shared = self._shared_of(tensor)
+        if shared is None:
+            return
         same = next(iter(shared.sources), None)
         if same is not None and (same.number, same.run, same.origin) == (made.number, made.run, made.origin) and made.origin == "module":
             shared.sources[made] = ()
@@ -182,12 +189,9 @@ class Tensors:
     def write(self, tensor: Tensor, sources: Sources) -> None:
         """An operation has written to the tensor; others that share its memory have changed as well."""
         self._keep(tensor, sources)
-        storage = _storage(tensor)
-        if storage is None:
-            return
-        shared = self._shared.get(storage._cdata)
+        shared = self._shared_of(tensor)
         if shared is None:
-            shared = self._shared[storage._cdata] = _Shared(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
+            return
         shared.writes.append((self._moment, sources))
         self._written = True
 

@@ -246,7 +246,7 @@ def test_suppression(key: str, exporter: InMemorySpanExporter) -> None:
 
 
 def test_an_ordinary_end_leaves_the_models_thread(exporter: InMemorySpanExporter) -> None:
-    """Processors see the end of a request on the hand-over thread, before its detail, with the times and attributes of the end."""
+    """Processors see the end of a request on the hand-over thread, after its detail, with the times and attributes of the end."""
     threads: list[tuple[str, str]] = []
 
     class Noting(SpanProcessor):
@@ -261,8 +261,8 @@ def test_an_ordinary_end_leaves_the_models_thread(exporter: InMemorySpanExporter
     deadline = time.monotonic() + 30
     while len(threads) < 3 and time.monotonic() < deadline:
         time.sleep(0.005)
-    assert threads == [(name, "inferspan-spans") for name in ("forward org/model", "layer 0", "layer 1")]
-    request = exporter.get_finished_spans()[0]
+    assert threads == [(name, "inferspan-spans") for name in ("layer 0", "layer 1", "forward org/model")]
+    request = exporter.get_finished_spans()[-1]
     assert (request.end_time, (request.attributes or {})["given"]) == (2000, 1)
 
 

@@ -87,9 +87,9 @@ class Telemetry:
 
     # ------------------------------------------------------------------------------------------------------------ spans
     def spans(self, name: str | None = None) -> list[ReadableSpan]:
-        """Everything that has ended so far, by start."""
+        """Everything that has ended so far, by start; at the same time, what contains comes first."""
         inferspan.flush()
-        found = sorted(self._exporter.get_finished_spans(), key=lambda span: span.start_time or 0)
+        found = sorted(self._exporter.get_finished_spans(), key=lambda span: (span.start_time or 0, -(span.end_time or 0), span.parent is not None))
         return [span for span in found if name is None or span.name == name]
 
     def roots(self) -> list[ReadableSpan]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from inferspan import buffer as buffers
 from inferspan import guard
 from inferspan.buffer import MOST_FIRST, Buffer
 
@@ -210,3 +211,51 @@ def test_a_burst_wakes_the_thread_once() -> None:
         buffer.put(str(number), 1)
     assert _until(lambda: len(seen) == 3)
     assert seen == [("0", 2), ("1", 1), ("2", 0)]
+
+
+def test_at_once_not_inside_another_item() -> None:
+    """An item is consumed on the calling thread unless another one is being consumed there."""
+    consumed: list[str] = []
+    buffer: Buffer[str]
+
+    def consume(item: str, until: float | None) -> None:
+        consumed.append(f"{item} {threading.current_thread().name}")
+        if item == "first":
+            assert not buffer.consume_now("inside", 1)
+
+    buffer = Buffer(consume)
+    here = threading.current_thread().name
+    assert buffer.consume_now("first", 1)
+    assert buffer.consume_now("second", 1)
+    assert consumed == [f"first {here}", f"second {here}"]
+
+
+def test_at_once_not_beside_what_another_thread_consumes() -> None:
+    """Afterwards again."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def consume_slowly(item: str, until: float | None) -> None:
+        begun.set()
+        go_on.wait(10)
+
+    buffer: Buffer[str] = Buffer(consume_slowly)
+    assert buffer.put("slow", 1)
+    assert begun.wait(10)
+    assert not buffer.consume_now("later", 1)
+    go_on.set()
+    assert buffer.flush(10)
+    assert buffer.consume_now("now", 1)
+
+
+def test_at_once_after_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order; not at all behind much."""
+    monkeypatch.setattr(buffers, "LINGER", 3600.0)
+    consumed: list[str] = []
+    buffer: Buffer[str] = Buffer(lambda item, until: consumed.append(item))
+    assert buffer.put("first", 1)
+    assert buffer.consume_now("second", 1)
+    assert consumed == ["first", "second"]
+    assert buffer.put("much", 1000)
+    assert not buffer.consume_now("later", 1)
+    assert consumed == ["first", "second"]
+    assert buffer.flush(10)

@@ -144,6 +144,30 @@ class Buffer(Generic[T]):
             self._wake.set()
         return True
 
+    def consume_now(self, item: T, weight: int) -> bool:
+        """Consume one item on the calling thread, after the few that wait; false if many wait, or if one is being consumed."""
+        if not self._consuming.acquire(blocking=False):
+            return False
+        try:
+            # The lock is reentrant: a handler of a signal may come here while its own thread consumes.
+            if self._weight_now:
+                return False
+            # Items of other threads may come without end.
+            for _ in range(MOST_FIRST):
+                if self._weight > FEW or not self._next(until=time.monotonic()):
+                    break
+            if self._items or self._first:
+                return False
+            self._weight_now = weight
+            try:
+                with contain("span hand-over"):
+                    self._consume(item, time.monotonic())
+            finally:
+                self._weight_now = 0
+            return True
+        finally:
+            self._consuming.release()
+
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         # An interpreter that is exiting, and a process at its limit, start no thread: the next one who flushes takes the items.

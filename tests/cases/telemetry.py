@@ -17,7 +17,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Sampler
 
@@ -56,13 +56,17 @@ class Telemetry:
 
     Args:
         sampler: of the tracer provider.
+        queued: whether processors only queue spans, as in a service; requests then end off the thread of the call.
     """
 
-    def __init__(self, sampler: Sampler = ALWAYS_ON) -> None:
+    def __init__(self, sampler: Sampler = ALWAYS_ON, *, queued: bool = False) -> None:
         self._exporter, self.reader, self._ledger = InMemorySpanExporter(), InMemoryMetricReader(), _Ledger()
         self.tracer_provider = TracerProvider(sampler=sampler, shutdown_on_exit=False)
-        self.tracer_provider.add_span_processor(self._ledger)
-        self.tracer_provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        if queued:
+            self.tracer_provider.add_span_processor(BatchSpanProcessor(self._exporter))
+        else:
+            self.tracer_provider.add_span_processor(self._ledger)
+            self.tracer_provider.add_span_processor(SimpleSpanProcessor(self._exporter))
         self.meter_provider = MeterProvider([self.reader], shutdown_on_exit=False)
         self._complaints = _Complaints()
         self._handles: list[inferspan.Handle] = []
@@ -89,6 +93,7 @@ class Telemetry:
     def spans(self, name: str | None = None) -> list[ReadableSpan]:
         """Everything that has ended so far, by start; at the same time, what contains comes first."""
         inferspan.flush()
+        self.tracer_provider.force_flush()
         found = sorted(self._exporter.get_finished_spans(), key=lambda span: (span.start_time or 0, -(span.end_time or 0), span.parent is not None))
         return [span for span in found if name is None or span.name == name]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -56,6 +56,15 @@ def _generate(model: Any) -> Callable[[], Any]:
 
 
 @pytest.fixture
+def telemetry() -> Iterator[Telemetry]:
+    """Providers as in a service."""
+    found = Telemetry(queued=True)
+    yield found
+    found.close()
+    found.tracer_provider.shutdown()
+
+
+@pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Threads on which the SDK has been given values of metrics, one for each value."""
     threads: list[str] = []
@@ -92,7 +101,7 @@ def test_calls_of_a_plain_pass(telemetry: Telemetry) -> None:
 
 def test_calls_of_requests_that_are_not_sampled() -> None:
     """The clock of the tokens and the metrics are left."""
-    telemetry = Telemetry(ALWAYS_OFF)
+    telemetry = Telemetry(ALWAYS_OFF, queued=True)
     model = models.llama()
     telemetry.instrument(model)
     calls = _calls(_generate(model))
@@ -103,7 +112,7 @@ def test_calls_of_requests_that_are_not_sampled() -> None:
 
 def test_calls_of_a_plain_pass_that_is_not_sampled() -> None:
     """Its span and its duration are left."""
-    telemetry = Telemetry(ALWAYS_OFF)
+    telemetry = Telemetry(ALWAYS_OFF, queued=True)
     model, rows = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(20))), torch.ones(1, 4)
     telemetry.instrument(model)
     calls = _calls(lambda: model(rows))

@@ -16,7 +16,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from torch import nn
 
@@ -33,7 +33,8 @@ class _Host:
     def __init__(self) -> None:
         self.exporter, self.reader = InMemorySpanExporter(), InMemoryMetricReader()
         self.tracers, self.meters = TracerProvider(shutdown_on_exit=False), MeterProvider([self.reader], shutdown_on_exit=False)
-        self.tracers.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.queue = BatchSpanProcessor(self.exporter)
+        self.tracers.add_span_processor(self.queue)
         self.model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
         self.handle = inferspan.instrument(self.model, tracer_provider=self.tracers, meter_provider=self.meters, **QUIET)
 
@@ -42,6 +43,7 @@ class _Host:
             self.model(torch.ones(1, 4))
 
     def names(self) -> list[str]:
+        self.queue.force_flush()  # of what it has got
         return [span.name for span in self.exporter.get_finished_spans() if span.name.startswith(semconv.SPAN_FORWARD)]
 
 
@@ -52,6 +54,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Any:
     found = _Host()
     yield found
     found.handle.uninstrument()
+    found.tracers.shutdown()
     composition.writer.soon(lambda: None)  # wakes the thread
 
 
@@ -131,6 +134,7 @@ def test_the_span_comes_by_itself() -> None:
         time.sleep(0.005)
     assert host.names() == ["forward Sequential"]
     host.handle.uninstrument()
+    host.tracers.shutdown()
 
 
 def test_parents_and_the_current_span(host: _Host) -> None:
@@ -147,6 +151,7 @@ def test_parents_and_the_current_span(host: _Host) -> None:
         host.request()
         assert trace.get_current_span() is around
     inferspan.flush()
+    host.queue.force_flush()
     spans = {span.name: span for span in host.exporter.get_finished_spans()}
     request = spans["forward Sequential"]
     assert request.parent is not None and request.parent.span_id == around.get_span_context().span_id
@@ -162,6 +167,7 @@ def test_a_generation_in_another_one_ends_inside(host: _Host) -> None:
     with torch.no_grad():
         model.generate(models.prompt(1, 4), do_sample=False, max_new_tokens=3)
     handle.uninstrument()
+    host.queue.force_flush()
     generation = next(span for span in host.exporter.get_finished_spans() if semconv.OPERATION_NAME in (span.attributes or {}))
     assert (generation.attributes or {})[semconv.OUTPUT_TOKENS] == 3
 

@@ -3,8 +3,8 @@
 The detail of a request goes to ``writer``, immediately or once ``flight_recorder`` has decided to keep it. The end of an ordinary request
 costs the model's thread two appends: the hand-over thread sets the attributes, ends the span with the time of the end and records the
 metrics, soon afterwards or at the next flush; a collection of metrics that comes before records the metrics itself. A request that has
-failed, whose detail is held or whose messages are captured ends on its own thread, and so does one in a span of the program if a processor
-may need spans before their parents. What ends later ends in the context of its call.
+failed, whose detail is held or whose messages are captured ends on its own thread, and so do all if a processor does more than queue spans.
+What ends later ends in the context of its call.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ from .totals import usage_attributes, vllm_latency
 from .writer import Detail, RequestSpan, SpanWriter, our_call
 
 __all__ = ["LiveRequestSpan", "RequestSinks"]
+
+FEW_SPANS = 16
+"""Spans of a plain forward pass that are made on the thread of the call, where its request ends there: who looks finds them together."""
 
 
 class RequestSinks:
@@ -88,8 +91,8 @@ class LiveRequestSpan(RequestSpan):
         self.given: Mapping[str, AttributeValue] = {}
         """Attributes that the span began with."""
         self.marked = False
-        self.in_order = False
-        """Whether a span around it may end soon, of which a processor must not know before this one."""
+        self.at_once = False
+        """Whether a processor acts on the end of the span: who has chosen one expects it to have acted when the call returns."""
         self.outermost = parent is None or not parent.recording
         """Whether no recorded request is around this one; the outermost decides about the detail of all requests inside it."""
         self.held: HeldDetail | None = None
@@ -113,6 +116,8 @@ class LiveRequestSpan(RequestSpan):
             self._hand_over(Detail(records, metrics=False), weight)
 
     def _hand_over(self, detail: Detail, weight: int) -> None:
+        if self.at_once and weight <= FEW_SPANS and self.request.kind == "forward" and self.sinks.writer.put_now(self, detail, weight):
+            return
         if not self.sinks.writer.put(self, detail, weight):
             self.metrics.dropped(weight, "queue_full")
 
@@ -156,7 +161,7 @@ class LiveRequestSpan(RequestSpan):
             end.failure is None
             and self.held is None
             and self.third_party is None
-            and not self.in_order
+            and not self.at_once
             and (self.parts is not None or not self.span.is_recording())
             and not end.input_messages
             and not end.output_messages

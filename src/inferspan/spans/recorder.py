@@ -57,8 +57,8 @@ class _Destination(NamedTuple):
     limits: AttributeLimits | None
     sender: Any
     """The sender of packed spans, if the provider is our own and has nothing but one OTLP exporter."""
-    ordered: bool
-    """Whether a processor may need a span before its parent."""
+    acts: bool
+    """Whether a processor acts on the end of a span: it may export it at once, or need it before its parent."""
 
     @classmethod
     def of(cls, parts: SpanParts, processors: Any) -> _Destination:
@@ -191,9 +191,7 @@ class SpanRecorder(RequestSinks):
         if known.starts:
             scope.starter = SpanStarter(tracer, context, scope.span)
         scope.parts, scope.limits, scope.sender = parts, known.limits, known.sender
-        if known.ordered:
-            around = getattr(scope.span, "parent", None)
-            scope.in_order = around is not None and not around.is_remote
+        scope.at_once = known.acts
 
     @staticmethod
     def _is_inside(current: Any, parent: LiveRequestSpan) -> bool:

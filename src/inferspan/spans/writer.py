@@ -126,6 +126,12 @@ class SpanWriter:
         """Queue detail of a request, or the end of one whose steps are to be measured; false if the buffer is full."""
         return self._buffer.put((scope, item), weight)
 
+    def put_now(self, scope: RequestSpan, detail: Detail, weight: int) -> bool:
+        """Write detail of a request on the calling thread; false if other detail comes first, or if it has to be measured as well."""
+        if detail.metrics and any(map(scope.metrics.measures, detail.records)):
+            return False
+        return self._buffer.consume_now((scope, detail), weight)
+
     def put_end(self, ending: Ending) -> bool:
         """Queue the end of a request, before the detail that waits if that is much.
 

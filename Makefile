@@ -17,7 +17,7 @@ OLDEST_PYTHON ?= $(shell for one in python3.10 $${PYENV_ROOT:-$$HOME/.pyenv}/ver
 # transformers 5; and what needs packages that ask for newer versions.
 OLDEST_TESTS := tests/cases tests/spans tests/metrics tests/samplers tests/export \
 	$(filter-out %/__pycache__/ %/batching/ %/diffusion/,$(wildcard tests/capture/*/)) $(wildcard tests/capture/test_*.py) \
-	tests/test_instrument.py tests/test_instrument_threads.py tests/test_settings.py tests/test_extension.py
+	tests/instrument/test_instrument.py tests/instrument/test_instrument_threads.py tests/test_settings.py tests/test_extension.py
 
 VENV := .venv
 OLDEST ?= .venv-oldest

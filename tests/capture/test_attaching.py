@@ -9,9 +9,9 @@ import torch
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 
 from inferspan.capture.modules.hooks import Observed
-from tests.attached import attached
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
+from tests.support.attached import attached
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.attached import attached
 from tests.cases.telemetry import Telemetry
+from tests.support.attached import attached
 
 __all__ = ["HIDDEN", "LAYERS", "Block", "Net", "Outer", "Recursive", "fail", "hooks_on", "interrupt", "names"]
 

@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from inferspan import semconv
 from inferspan.settings import SettingsError
-from tests import attached as on
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
+from tests.support import attached as on
 
 
 def _exactly(tokens: int, **more: Any) -> dict[str, Any]:

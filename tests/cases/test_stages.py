@@ -19,10 +19,10 @@ import inferspan
 from inferspan import guard, semconv, setting_checks
 from inferspan.capture.device import clock as device_clock
 from inferspan.capture.modules.hooks import ModuleObservers
-from tests.attached import attached
 from tests.capture.device.fake_cuda import FakeCuda
 from tests.cases import models, multimodal
 from tests.cases.telemetry import Telemetry
+from tests.support.attached import attached
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
 TRANSFORMERS_4 = version("transformers").startswith("4.")

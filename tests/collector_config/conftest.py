@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from tests.programs import need
+from tests.support.programs import need
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

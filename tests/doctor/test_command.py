@@ -11,7 +11,7 @@ import pytest
 
 from inferspan.cli import main
 from tests.doctor.conftest import Doctor, clean
-from tests.otlp_receivers import grpc_receiver
+from tests.support.otlp_receivers import grpc_receiver
 
 BIN = Path(sys.executable).parent
 PROGRAM = """\

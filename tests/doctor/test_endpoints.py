@@ -16,8 +16,8 @@ import grpc  # type: ignore[import-untyped, unused-ignore]
 import pytest
 
 from tests.doctor.conftest import Doctor
-from tests.otlp_receivers import RECEIVERS, dead_endpoint, grpc_receiver, http_receiver
 from tests.replay.receivers import scripted
+from tests.support.otlp_receivers import RECEIVERS, dead_endpoint, grpc_receiver, http_receiver
 
 trustme = pytest.importorskip("trustme")
 

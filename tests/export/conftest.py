@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.export.program import Program
-from tests.otlp_receivers import RECEIVERS, Received
+from tests.support.otlp_receivers import RECEIVERS, Received
 
 
 @pytest.fixture

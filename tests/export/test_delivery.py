@@ -14,7 +14,7 @@ from inferspan import guard
 from inferspan.export.delivery import Delivery, Destination, destination_of, own_lines_only
 from inferspan.export.reasons import likely_reason
 from tests.export.program import Program
-from tests.otlp_receivers import RECEIVERS, dead_endpoint
+from tests.support.otlp_receivers import RECEIVERS, dead_endpoint
 
 
 class Clock:

@@ -10,7 +10,7 @@ import pytest
 from opentelemetry.sdk._logs import LoggerProvider
 
 from tests.export.program import HOST, OURS, PROXIES, Program
-from tests.otlp_receivers import RECEIVERS, attributes_of, dead_endpoint, trace_ids
+from tests.support.otlp_receivers import RECEIVERS, attributes_of, dead_endpoint, trace_ids
 
 needs_configuration = pytest.mark.skipif(
     importlib.util.find_spec("opentelemetry.configuration") is None, reason="opentelemetry-configuration is not installed: it needs a later SDK"

@@ -15,7 +15,7 @@ from opentelemetry.trace import NoOpTracer
 from inferspan.export import otlp
 from inferspan.settings import Settings
 from tests.export.program import HOST, OURS, PROXIES, Program
-from tests.otlp_receivers import RECEIVERS, Received, attributes_of, dead_endpoint, trace_ids
+from tests.support.otlp_receivers import RECEIVERS, Received, attributes_of, dead_endpoint, trace_ids
 
 
 # ------------------------------------------------------------------------------------------------------------ what arrives

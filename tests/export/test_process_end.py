@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import inferspan
-from tests.otlp_receivers import RECEIVERS, dead_endpoint
+from tests.support.otlp_receivers import RECEIVERS, dead_endpoint
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="signals and processes of POSIX")
 PRELUDE = """

@@ -16,7 +16,7 @@ from inferspan import guard
 from inferspan.export import protobuf
 from inferspan.export.raw_sender import OtlpSpanSender, raw_sink
 from tests.export.program import HOST, Program
-from tests.otlp_receivers import Received, attributes_of
+from tests.support.otlp_receivers import Received, attributes_of
 
 STATIC = protobuf.static_part("layer 1", 1, {"inferspan.module.name": "model.layers.1"})
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.programs import need
+from tests.support.programs import need
 
 pytest.importorskip("grafana_foundation_sdk", reason="the SDK that the dashboards are generated with needs Python 3.11")
 

@@ -17,7 +17,7 @@ from grafana.generator.alerts import PATH, provisioning, read_alerts
 from grafana.generator.catalogue import SERIES, Entry
 from grafana.generator.promql import check
 from inferspan import semconv
-from tests.programs import need
+from tests.support.programs import need
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES, TESTS = ROOT / "grafana" / "rules.yml", ROOT / "grafana" / "rules_test.yml"

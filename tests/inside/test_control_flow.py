@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from inferspan import semconv
 from inferspan.settings import SettingsError
-from tests.attached import attached
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
+from tests.support.attached import attached
 
 FLOW = (
     semconv.BRANCH_PATH, semconv.BRANCH_CALLED, semconv.BRANCH_NOT_CALLED, semconv.BRANCH_PASSES, semconv.EARLY_EXIT_LAYER,

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import inferspan
 from inferspan import guard, semconv
 from inferspan.settings import SettingsError
-from tests.attached import attached
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
+from tests.support.attached import attached
 
 
 class _Net(nn.Module):

@@ -19,9 +19,9 @@ from inferspan import semconv
 from inferspan.capture.gradients.figures import GradientFigures
 from inferspan.report.session import read_session
 from inferspan.settings import SettingsError
-from tests.attached import attached
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
+from tests.support.attached import attached
 
 from .nets import Net, train
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from inferspan import guard, semconv
 from inferspan.settings import SettingsError
-from tests.attached import attached
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
+from tests.support.attached import attached
 
 from .fake_allocator import FakeAllocator, Holds, allocator_of
 

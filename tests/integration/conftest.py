@@ -16,7 +16,7 @@ from tests.integration.fleet import Fleet, running_fleet
 from tests.integration.paths import running_paths
 from tests.integration.served import Served, serve
 from tests.integration.servers import PROGRAMS, Stack, running_stack
-from tests.programs import need
+from tests.support.programs import need
 
 HERE = Path(__file__).resolve().parent
 PROGRAM_TIMEOUT = 600.0

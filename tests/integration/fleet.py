@@ -1,7 +1,7 @@
 """Agents and gateways that can be stopped, killed and started again, each with its ports, its folder on disk and its log.
 
 They run the project's own ``agent.yaml`` and ``gateway.yaml``, with shorter waits. The last hop is a receiver inside the test process
-(``tests.otlp_receivers``), which sees what Jaeger or a log store would be sent. ``send`` says what a collector acknowledged.
+(``tests.support.otlp_receivers``), which sees what Jaeger or a log store would be sent. ``send`` says what a collector acknowledged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
 from inferspan.bundles import collector_config
 from tests.integration.servers import READY_TIMEOUT, Collector
-from tests.programs import need
+from tests.support.programs import need
 
 __all__ = ["Answer", "Fleet", "Node", "running_fleet", "send"]
 

@@ -17,7 +17,7 @@ from inferspan.bundles import collector_config
 from tests.integration.conftest import plain_environment
 from tests.integration.servers import Collector, Servers, eventually
 from tests.integration.services import ROOT
-from tests.programs import need
+from tests.support.programs import need
 
 pytestmark = pytest.mark.integration
 

@@ -15,8 +15,8 @@ from tests.integration.conftest import plain_environment
 from tests.integration.fleet import Fleet, send
 from tests.integration.servers import LOOPBACK, Servers, eventually, free_ports, get_json
 from tests.integration.telemetry_made import attributes, log_message, metric_message, request_spans, trace_message
-from tests.otlp_receivers import attributes_of, grpc_receiver
-from tests.programs import need
+from tests.support.otlp_receivers import attributes_of, grpc_receiver
+from tests.support.programs import need
 
 pytestmark = pytest.mark.integration
 

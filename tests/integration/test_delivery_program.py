@@ -18,7 +18,7 @@ from tests.integration.conftest import RunProgram, plain_environment
 from tests.integration.fleet import Fleet
 from tests.integration.servers import Servers, eventually, get_json
 from tests.integration.spans_seen import from_jaeger, from_otlp
-from tests.programs import need
+from tests.support.programs import need
 
 pytestmark = pytest.mark.integration
 

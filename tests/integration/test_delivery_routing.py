@@ -12,7 +12,7 @@ import pytest
 from tests.integration.fleet import Fleet, send
 from tests.integration.servers import eventually
 from tests.integration.telemetry_made import request_spans, trace_message
-from tests.otlp_receivers import grpc_receiver
+from tests.support.otlp_receivers import grpc_receiver
 
 pytestmark = pytest.mark.integration
 

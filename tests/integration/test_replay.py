@@ -17,8 +17,8 @@ import pytest
 
 from tests.integration.conftest import RunProgram, plain_environment
 from tests.integration.servers import Collector, Servers, Stack, eventually
-from tests.programs import need
 from tests.replay.receivers import file_items, items_of, requests_of
+from tests.support.programs import need
 
 pytestmark = pytest.mark.integration
 

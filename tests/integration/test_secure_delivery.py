@@ -24,7 +24,7 @@ from tests.integration.conftest import plain_environment
 from tests.integration.fleet import ALL_TO_ONE, Fleet, Node, running_fleet, send
 from tests.integration.servers import eventually
 from tests.integration.telemetry_made import request_spans, trace_message
-from tests.otlp_receivers import Received, grpc_receiver
+from tests.support.otlp_receivers import Received, grpc_receiver
 
 pytestmark = pytest.mark.integration
 

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from tests.integration.servers import PROGRAMS, Stack, eventually, post_json
-from tests.programs import need
 from tests.stack.conftest import StackCommand
+from tests.support.programs import need
 
 pytestmark = pytest.mark.integration
 

@@ -19,7 +19,7 @@ from tests.integration.conftest import plain_environment
 from tests.integration.fleet import Fleet, Node, running_fleet, send
 from tests.integration.servers import eventually
 from tests.integration.telemetry_made import new_trace, request_spans, span, trace_message
-from tests.otlp_receivers import grpc_receiver
+from tests.support.otlp_receivers import grpc_receiver
 
 pytestmark = pytest.mark.integration
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from google.protobuf.json_format import ParseDict  # type: ignore[import-untyped, unused-ignore]
 
-from tests.otlp_receivers import REQUESTS
+from tests.support.otlp_receivers import REQUESTS
 
 Reply = tuple[int, dict[str, str], bytes]
 SIGNALS = {"resourceSpans": "traces", "resourceMetrics": "metrics", "resourceLogs": "logs"}

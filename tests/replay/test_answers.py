@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTracePartialSuccess, ExportTraceServiceResponse
 
-from tests.otlp_receivers import RECEIVERS, dead_endpoint, grpc_receiver, http_receiver
 from tests.replay.conftest import Command, span, spans_line
 from tests.replay.receivers import Reply, items_of, scripted
+from tests.support.otlp_receivers import RECEIVERS, dead_endpoint, grpc_receiver, http_receiver
 
 OK: Reply = (200, {}, b"")
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.otlp_receivers import RECEIVERS, http_receiver
 from tests.replay.conftest import LOGS, METRICS, START, Command, span, spans_line
 from tests.replay.receivers import as_frames, file_items, items_of
+from tests.support.otlp_receivers import RECEIVERS, http_receiver
 
 FORMATS: dict[str, Callable[[Path], bytes]] = {
     "json": Path.read_bytes,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.attached import attached
+from tests.support.attached import attached
 
 
 class _Model(nn.Module):

@@ -21,9 +21,9 @@ from inferspan.capture.data_flow import hooks as flow_hooks
 from inferspan.capture.data_flow.operations import Operations
 from inferspan.capture.data_flow.tensors import Tensors
 from inferspan.settings import SettingsError
-from tests.attached import attached
 from tests.cases import models as real
 from tests.cases.telemetry import Telemetry
+from tests.support.attached import attached
 
 from .models import Block, Stack, edges
 

@@ -9,8 +9,8 @@ import torch
 import torch._dynamo  # so that it can tell when something is compiled
 from torch import Tensor, nn
 
-from tests.attached import attached
 from tests.cases.telemetry import Telemetry
+from tests.support.attached import attached
 
 __all__ = ["ONES", "Holder", "Scaled", "run"]
 

@@ -16,9 +16,9 @@ from inferspan.capture.modules.hook_pair import no_hook
 from inferspan.capture.modules.hooks import ModuleObservers
 from inferspan.capture.modules.selection import select
 from inferspan.settings import Settings, SettingsError
-from tests.attached import attached
 from tests.cases import models, multimodal
 from tests.cases.telemetry import Telemetry
+from tests.support.attached import attached
 
 
 class Tower(nn.Module):

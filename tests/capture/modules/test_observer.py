@@ -21,9 +21,9 @@ from inferspan.capture.compile.state import SLOT
 from inferspan.capture.modules import groups as module_groups
 from inferspan.capture.modules import observer as observed_call
 from inferspan.capture.modules.recorder import IN_C
-from tests.attached import attached
 from tests.capture.modules.observed import ONES, Holder, Scaled, run
 from tests.cases.telemetry import Telemetry
+from tests.support.attached import attached
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
 

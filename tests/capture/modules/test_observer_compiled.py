@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from inferspan import semconv
 from inferspan.capture.compile.state import SLOT
 from inferspan.capture.modules import groups as module_groups
-from tests.attached import attached
 from tests.capture.modules.observed import ONES, Holder, Scaled, run
 from tests.cases.telemetry import Telemetry
+from tests.support.attached import attached
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
 

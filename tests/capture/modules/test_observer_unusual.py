@@ -12,9 +12,9 @@ import torch
 import torch._dynamo  # so that it can tell when something is compiled
 from torch import Tensor, nn
 
-from tests.attached import attached
 from tests.capture.modules.observed import ONES, Holder, Scaled, run
 from tests.cases.telemetry import Telemetry
+from tests.support.attached import attached
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
 

@@ -18,10 +18,10 @@ import inferspan
 from inferspan import semconv
 from inferspan.capture.attention.results import Attention
 from inferspan.settings import SettingsError
-from tests.attached import attached
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
-from tests.programs import elsewhere
+from tests.support.attached import attached
+from tests.support.programs import elsewhere
 
 from .truth import check_call, eager
 

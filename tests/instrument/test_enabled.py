@@ -12,9 +12,9 @@ import torch
 
 import inferspan
 from inferspan.program.recorders import OFF
-from tests.attached import attached
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
+from tests.support.attached import attached
 
 
 @pytest.fixture(params=["argument", "file", "environment"])

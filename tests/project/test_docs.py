@@ -14,7 +14,7 @@ from docs import generate
 from inferspan.stack.plan import PROMETHEUS_FLAGS
 from inferspan.stack.programs import PROGRAMS
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("collector-config/*.md")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^]]*]\(([^)\s]+)\)")

@@ -16,8 +16,8 @@ from torch import nn
 
 import inferspan
 from inferspan.capture.target import target_of
-from tests.attached import attached
 from tests.cases.telemetry import Telemetry
+from tests.support.attached import attached
 
 PROGRAM = """
 import sys, threading

@@ -20,7 +20,7 @@ pytest.importorskip("setuptools")
 
 import hatch_build
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = "inferspan/capture/modules"
 """Where a wheel has the extension; its C files are in ``csrc``, beside it."""
 PURE = "inferspan-0.1.0-py3-none-any.whl"

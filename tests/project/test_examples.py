@@ -13,7 +13,7 @@ import pytest
 
 from inferspan.report.session import read_session
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 EXPECTED = {
     "01_quickstart": (r"The capital of France is", r"1 generate\(\) call · 24 tokens in, 16 out"),
     "02_streaming": (

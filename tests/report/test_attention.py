@@ -15,7 +15,7 @@ from inferspan.report.attention import MOST_KEYS
 from inferspan.report.payload import payload
 from inferspan.report.session import read_session
 from tests.cases import models
-from tests.cases.test_texts import tokenizer  # noqa: F401  # a fixture
+from tests.cases.generate.test_texts import tokenizer  # noqa: F401  # a fixture
 from tests.inside.attention.conftest import _nothing_compiled  # noqa: F401  # a fixture
 from tests.inside.attention.truth import eager
 from tests.support.programs import elsewhere

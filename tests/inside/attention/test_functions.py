@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.cases import models
+from tests.cases.generate.test_texts import tokenizer  # noqa: F401  # a fixture
 from tests.cases.telemetry import Telemetry
-from tests.cases.test_texts import tokenizer  # noqa: F401  # a fixture
 
 from .truth import by_layer, check_call, eager
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from inferspan import semconv
 from tests.cases import models
-from tests.cases.nets import HIDDEN, LAYERS, Block, Net, hooks_on, names
+from tests.cases.forward.nets import HIDDEN, LAYERS, Block, Net, hooks_on, names
 from tests.cases.telemetry import Telemetry
 
 COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {

@@ -11,7 +11,7 @@ import torch
 from inferspan import semconv
 from inferspan.capture.target import Target
 from tests.cases import models
-from tests.cases.nets import HIDDEN, Net, hooks_on, interrupt
+from tests.cases.forward.nets import HIDDEN, Net, hooks_on, interrupt
 from tests.cases.telemetry import Telemetry
 
 

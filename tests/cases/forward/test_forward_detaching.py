@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import inferspan
 from inferspan import semconv
 from tests.cases import models
-from tests.cases.nets import HIDDEN, LAYERS, Net, Recursive, fail, hooks_on, interrupt, names
+from tests.cases.forward.nets import HIDDEN, LAYERS, Net, Recursive, fail, hooks_on, interrupt, names
 from tests.cases.telemetry import Telemetry
 
 

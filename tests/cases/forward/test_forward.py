@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from inferspan import semconv
-from tests.cases.nets import HIDDEN, LAYERS, Block, Net, Outer, Recursive, fail, names
+from tests.cases.forward.nets import HIDDEN, LAYERS, Block, Net, Outer, Recursive, fail, names
 from tests.cases.telemetry import Telemetry
 
 

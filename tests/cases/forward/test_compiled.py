@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 
 from inferspan import semconv
 from tests.cases import models
-from tests.cases.nets import HIDDEN, Net, hooks_on
+from tests.cases.forward.nets import HIDDEN, Net, hooks_on
 from tests.cases.telemetry import Telemetry
 
 pytestmark = [

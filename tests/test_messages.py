@@ -12,7 +12,7 @@ import torch
 
 from inferspan.messages import LIMIT, chat_messages, input_messages, output_messages, structured, to_json
 from inferspan.records import Message
-from tests.integration.telemetry_made import any_value
+from tests.integration.delivery.telemetry_made import any_value
 
 
 class Letters:

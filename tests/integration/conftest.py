@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.fleet import Fleet, running_fleet
-from tests.integration.paths import running_paths
-from tests.integration.served import Served, serve
+from tests.integration.dashboards.paths import running_paths
+from tests.integration.dashboards.served import Served, serve
+from tests.integration.delivery.fleet import Fleet, running_fleet
 from tests.integration.servers import PROGRAMS, Stack, running_stack
 from tests.support.programs import need
 
@@ -55,7 +55,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 @pytest.fixture(scope="session")
 def run_program(tmp_path_factory: pytest.TempPathFactory) -> RunProgram:
-    """Run a script of this folder in a process of its own; what it says it did comes back as a dictionary."""
+    """Run a script, named by its path from this folder, in a process of its own; what it says it did comes back as a dictionary."""
 
     def run(script: str, **environment: str) -> dict[str, Any]:
         truth = tmp_path_factory.mktemp("program") / "truth.json"

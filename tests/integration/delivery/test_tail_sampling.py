@@ -16,9 +16,9 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.integration.conftest import plain_environment
-from tests.integration.fleet import Fleet, Node, running_fleet, send
+from tests.integration.delivery.fleet import Fleet, Node, running_fleet, send
+from tests.integration.delivery.telemetry_made import new_trace, request_spans, span, trace_message
 from tests.integration.servers import eventually
-from tests.integration.telemetry_made import new_trace, request_spans, span, trace_message
 from tests.support.otlp_receivers import grpc_receiver
 
 pytestmark = pytest.mark.integration

@@ -15,7 +15,7 @@ import pytest
 
 from inferspan import semconv
 from tests.integration.conftest import RunProgram, plain_environment
-from tests.integration.fleet import Fleet
+from tests.integration.delivery.fleet import Fleet
 from tests.integration.servers import Servers, eventually, get_json
 from tests.integration.spans_seen import from_jaeger, from_otlp
 from tests.support.programs import need
@@ -23,7 +23,7 @@ from tests.support.programs import need
 pytestmark = pytest.mark.integration
 
 WANTED = {"failed", "slow-first-token", "long", "forced", "non-finite"}
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SERVICE = "delivery-job"
 SAMPLING = {
     "OTELCOL_DECISION_WAIT": "2s",  # the long request takes longer
@@ -51,7 +51,7 @@ def sent(fleet: Fleet, run_program: RunProgram, tmp_path: Path) -> Iterator[Call
         agent.start()
         gateway.ready()
         run_program(
-            "delivery_job.py",
+            "delivery/delivery_job.py",
             OTEL_SERVICE_NAME=SERVICE,
             OTEL_EXPORTER_OTLP_ENDPOINT=agent.http,
             OTEL_BSP_SCHEDULE_DELAY="200",

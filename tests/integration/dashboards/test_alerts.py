@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.served import Served
+from tests.integration.dashboards.served import Served
 from tests.integration.servers import eventually, get_json
 
 pytestmark = pytest.mark.integration

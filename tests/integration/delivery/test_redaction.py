@@ -14,9 +14,9 @@ import yaml
 
 from inferspan import semconv
 from inferspan.bundles import collector_config
-from tests.integration.fleet import Fleet, Node, send
+from tests.integration.delivery.fleet import Fleet, Node, send
+from tests.integration.delivery.telemetry_made import attributes, log_message, metric_message, request_spans, trace_message
 from tests.integration.servers import eventually
-from tests.integration.telemetry_made import attributes, log_message, metric_message, request_spans, trace_message
 from tests.support.otlp_receivers import Received, attributes_of, grpc_receiver
 
 pytestmark = pytest.mark.integration

@@ -12,7 +12,7 @@ import pytest
 
 from grafana.generator.catalogue import CATALOGUE, label
 from inferspan import semconv
-from tests.integration.served import Served
+from tests.integration.dashboards.served import Served
 
 pytestmark = pytest.mark.integration
 

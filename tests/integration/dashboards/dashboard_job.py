@@ -27,7 +27,7 @@ from inferspan.demo import load_smollm2
 from inferspan.records import Sample
 from inferspan.samplers import allocator, host
 from tests.cases.models import llama
-from tests.integration.other_models import OtherModels
+from tests.integration.dashboards.other_models import OtherModels
 from tests.samplers.fake_nvml import NOT_SUPPORTED, NVMLError
 from tests.samplers.recorded_nvml import RecordedNvml, recorded_torch
 

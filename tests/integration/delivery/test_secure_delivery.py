@@ -21,9 +21,9 @@ import trustme
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 
 from tests.integration.conftest import plain_environment
-from tests.integration.fleet import ALL_TO_ONE, Fleet, Node, running_fleet, send
+from tests.integration.delivery.fleet import ALL_TO_ONE, Fleet, Node, running_fleet, send
+from tests.integration.delivery.telemetry_made import request_spans, trace_message
 from tests.integration.servers import eventually
-from tests.integration.telemetry_made import request_spans, trace_message
 from tests.support.otlp_receivers import Received, grpc_receiver
 
 pytestmark = pytest.mark.integration

@@ -67,7 +67,7 @@ def recording(run_program: RunProgram) -> Callable[[str], Path]:
     """Makes a recording of a service, ten days old."""
 
     def record(service: str) -> Path:
-        path = Path(run_program("replay_job.py", OTEL_SERVICE_NAME=service)["session"])
+        path = Path(run_program("commands/replay_job.py", OTEL_SERVICE_NAME=service)["session"])
         path.write_text(_MOMENT.sub(lambda found: f"{found[1]}{int(found[2]) - TEN_DAYS}", path.read_text()))
         return path
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferspan import semconv
-from tests.integration.served import Served
+from tests.integration.dashboards.served import Served
 from tests.integration.servers import eventually
 
 pytestmark = pytest.mark.integration

@@ -20,7 +20,7 @@ from tests.integration.servers import Collector, Servers, Stack
 __all__ = ["NAMES", "Paths", "running_paths"]
 
 NAMES = ("push", "scrape", "fleet")
-RULES = Path(__file__).resolve().parents[2] / "grafana" / "rules.yml"
+RULES = Path(__file__).resolve().parents[3] / "grafana" / "rules.yml"
 
 # No batching, no limits: what comes in goes out as it is, to each way and to a file.
 SPLITTER = """

@@ -32,7 +32,7 @@ __all__ = [
     "variables",
 ]
 
-FOLDER = Path(__file__).resolve().parents[2] / "grafana" / "dashboards"
+FOLDER = Path(__file__).resolve().parents[3] / "grafana" / "dashboards"
 ALL = "$__all"
 Values = Mapping[str, str | Sequence[str]]
 """A value of each variable: ``ALL`` where the variable has a text of its own for it, one text, or several."""

@@ -28,7 +28,7 @@ from tests.integration.spans_seen import Seen, from_otlp
 
 __all__ = ["EXAMPLES", "Service", "environment", "get", "instances", "named", "requests_of", "serving", "spans_of", "trace_parent"]
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "services"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "services"
 ROOT = EXAMPLES.parents[1]
 READY = 120.0
 

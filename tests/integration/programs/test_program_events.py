@@ -19,7 +19,7 @@ SERVICE = "events-job"
 @pytest.fixture(scope="module")
 def ran(stack: Stack, run_program: RunProgram) -> dict[str, Any]:
     """The program has run."""
-    return run_program("events_job.py", OTEL_SERVICE_NAME=SERVICE, OTEL_EXPORTER_OTLP_ENDPOINT=stack.http)
+    return run_program("programs/events_job.py", OTEL_SERVICE_NAME=SERVICE, OTEL_EXPORTER_OTLP_ENDPOINT=stack.http)
 
 
 def _received(stack: Stack) -> list[Seen]:

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from grafana.generator import units
-from tests.integration.panel_queries import Asked, Values, Variable, fill, legend_labels, used_variables
+from tests.integration.dashboards.panel_queries import Asked, Values, Variable, fill, legend_labels, used_variables
 from tests.integration.servers import Stack, get_json
 
 __all__ = ["RANGES", "Asker", "Series"]

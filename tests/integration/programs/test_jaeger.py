@@ -26,7 +26,7 @@ from tests.integration.spans_seen import Seen, from_otlp
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SERVICE = "red-job"
 REQUEST = "text_completion tiny-llama"
 MINUTE_MS = 60_000
@@ -96,7 +96,7 @@ class Run:
 @pytest.fixture(scope="module")
 def run(stack: Stack, run_program: RunProgram) -> Run:
     """The program has run, and Prometheus has every request of it."""
-    truth = run_program("red_job.py", OTEL_SERVICE_NAME=SERVICE, OTEL_EXPORTER_OTLP_ENDPOINT=stack.http, PYTHONPATH=str(ROOT))
+    truth = run_program("programs/red_job.py", OTEL_SERVICE_NAME=SERVICE, OTEL_EXPORTER_OTLP_ENDPOINT=stack.http, PYTHONPATH=str(ROOT))
 
     def arrived() -> Run:
         run = Run(truth, stack, from_otlp(stack.raw_lines(SERVICE)))

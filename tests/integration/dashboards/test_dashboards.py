@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.integration.answers import Asker
-from tests.integration.panel_queries import (
+from tests.integration.dashboards.answers import Asker
+from tests.integration.dashboards.panel_queries import (
     ALL,
     Asked,
     Values,
@@ -30,7 +30,7 @@ from tests.integration.panel_queries import (
     used_variables,
     variables,
 )
-from tests.integration.served import Served
+from tests.integration.dashboards.served import Served
 
 pytestmark = pytest.mark.integration
 

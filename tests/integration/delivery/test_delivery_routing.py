@@ -9,9 +9,9 @@ from itertools import chain
 
 import pytest
 
-from tests.integration.fleet import Fleet, send
+from tests.integration.delivery.fleet import Fleet, send
+from tests.integration.delivery.telemetry_made import request_spans, trace_message
 from tests.integration.servers import eventually
-from tests.integration.telemetry_made import request_spans, trace_message
 from tests.support.otlp_receivers import grpc_receiver
 
 pytestmark = pytest.mark.integration

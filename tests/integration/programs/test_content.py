@@ -21,7 +21,7 @@ MODES = ("NO_CONTENT", "SPAN_ONLY", "EVENT_ONLY", "SPAN_AND_EVENT")
 @pytest.fixture(scope="module")
 def truth(stack: Stack, run_program: RunProgram) -> dict[str, Any]:
     """The program has run; what it asked and got."""
-    return run_program("content_modes.py", OTEL_SERVICE_NAME=SERVICE, OTEL_EXPORTER_OTLP_ENDPOINT=stack.http)
+    return run_program("programs/content_modes.py", OTEL_SERVICE_NAME=SERVICE, OTEL_EXPORTER_OTLP_ENDPOINT=stack.http)
 
 
 def asked_and_answered(truth: dict[str, Any]) -> dict[str, Any]:

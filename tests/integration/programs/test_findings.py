@@ -21,7 +21,7 @@ SERVICE = "findings"
 @pytest.fixture(scope="module")
 def truth(stack: Stack, run_program: RunProgram) -> dict[str, Any]:
     """The program has run; the tokens that its model has generated."""
-    return run_program("looping_job.py", OTEL_SERVICE_NAME=SERVICE, OTEL_EXPORTER_OTLP_ENDPOINT=stack.http)
+    return run_program("programs/looping_job.py", OTEL_SERVICE_NAME=SERVICE, OTEL_EXPORTER_OTLP_ENDPOINT=stack.http)
 
 
 @pytest.fixture(scope="module")

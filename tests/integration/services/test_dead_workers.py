@@ -16,7 +16,7 @@ import yaml
 from inferspan.bundles import collector_config
 from tests.integration.conftest import plain_environment
 from tests.integration.servers import Collector, Servers, eventually
-from tests.integration.services import ROOT
+from tests.integration.services.running import ROOT
 from tests.support.programs import need
 
 pytestmark = pytest.mark.integration

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tests.integration.paths import Paths
+from tests.integration.dashboards.paths import Paths
 from tests.integration.servers import Stack, eventually, get_json
 from tests.integration.spans_seen import Seen, from_otlp
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.answers import Asker
-from tests.integration.panel_queries import ALL, Variable, explored, fill, links, queries, variables
-from tests.integration.served import Served
+from tests.integration.dashboards.answers import Asker
+from tests.integration.dashboards.panel_queries import ALL, Variable, explored, fill, links, queries, variables
+from tests.integration.dashboards.served import Served
 
 pytestmark = pytest.mark.integration
 

@@ -84,7 +84,7 @@ def job(request: pytest.FixtureRequest, stack: Stack, run_program: RunProgram, t
     service = "main-job-" + request.param.partition("/")[0]
     session_file = tmp_path_factory.mktemp(service) / "session.otlp.jsonl"
     truth = run_program(
-        "main_job.py",
+        "programs/main_job.py",
         OTEL_SERVICE_NAME=service,
         OTEL_RESOURCE_ATTRIBUTES="deployment.environment.name=test",
         OTEL_EXPORTER_OTLP_PROTOCOL=request.param,

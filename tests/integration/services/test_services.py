@@ -17,7 +17,7 @@ import pytest
 
 from inferspan import semconv
 from tests.integration.servers import Stack, eventually
-from tests.integration.services import (
+from tests.integration.services.running import (
     EXAMPLES,
     Service,
     environment,

@@ -235,13 +235,13 @@ Two rows with padding on the left if the prompt is text, one row where the way n
 """
 
 BATCHED_NOTE = """\
-Requests of [continuous batching](continuous-batching.md): one for each prompt, with a cache of 16 blocks.
+Requests of [continuous batching](recording/continuous-batching.md): one for each prompt, with a cache of 16 blocks.
 """
 
 
 ZERO_CODE_NOTE = """\
-Models that are built and called without `instrument()`, see [no code change](zero-code.md). What the tables around this one list is true
-of them too, from their first call on.
+Models that are built and called without `instrument()`, see [no code change](recording/zero-code.md). What the tables around this one list
+is true of them too, from their first call on.
 """
 
 

@@ -198,7 +198,7 @@ class Handle(InsideHandle, PausableHandle):
         """Figures of what was recorded of this model so far, kept in the process.
 
         Totals of the requests need no destination. Operations, events and modules are those of recorded spans, so they need one; a session
-        file is enough. See ``docs/summary.md``.
+        file is enough. See ``docs/looking/summary.md``.
         """
         if self._recorder is None:
             return summary_of(Recording())
@@ -206,7 +206,7 @@ class Handle(InsideHandle, PausableHandle):
         return summary_of(self._recorder.recording)
 
     def status(self) -> Status:
-        """What is attached to the model now, what is recorded of it, and why something is not observed. See ``docs/summary.md``."""
+        """What is attached to the model now, what is recorded of it, and why something is not observed. See ``docs/looking/summary.md``."""
         instrumentation = self._instrumentation
         return Status() if instrumentation is None else status_now(instrumentation.target, self.settings)
 

@@ -166,7 +166,7 @@ def test_64_tokens_of_rows_that_repeat_on_purpose_give_few_warnings(name: str) -
 @pytest.mark.parametrize("name", ["list", "table", "csv", "json"])
 def test_long_rows_that_repeat_on_purpose_always_give_a_warning(name: str, tokens: int) -> None:
     """Long rows that repeat on purpose always give a warning."""
-    # A known limit, documented in docs/analysis.md: such rows consist of few different tokens, as a loop does.
+    # A known limit, documented in docs/looking/analysis.md: such rows consist of few different tokens, as a loop does.
     assert false_alarms(REPEATING[name], tokens) == 1.0
 
 

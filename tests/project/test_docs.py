@@ -15,7 +15,7 @@ from inferspan.stack.plan import PROMETHEUS_FLAGS
 from inferspan.stack.programs import PROGRAMS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("collector-config/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("collector-config/*.md")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^]]*]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -69,7 +69,7 @@ def test_folder_has_its_section(folder: str) -> None:
 def test_every_page_answers_a_question() -> None:
     """The table of questions has each page, so that a reader finds it."""
     linked = LINK.findall((ROOT / "docs" / "README.md").read_text())
-    pages = {page.name for page in ROOT.glob("docs/*.md")} - {"README.md"}
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in ROOT.glob("docs/**/*.md")} - {"README.md"}
     assert pages - {link.partition("#")[0] for link in linked} == set()
 
 

@@ -119,7 +119,7 @@ class Aggregate:
         return found
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form, documented in ``docs/ranks.md``."""
+        """The JSON form, documented in ``docs/looking/ranks.md``."""
         return {
             "schema": SCHEMA,
             "files": [{"name": file.path.name, "lines": file.lines.read, "refused": file.refused} for file in self.session.files],

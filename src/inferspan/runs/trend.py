@@ -108,7 +108,7 @@ class Trend:
     refused: list[tuple[Path, str]]
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form, documented in ``docs/ranks.md``."""
+        """The JSON form, documented in ``docs/looking/ranks.md``."""
         return {
             "schema": SCHEMA,
             "groups": [

@@ -1,7 +1,7 @@
 """Requests of a session -> the analysis of what they generated: the key ``analysis`` of the JSON report, and a section of each request.
 
-In comes a ``Session``; out come plain values under the names of ``docs/analysis.md``. The figures are those that stand on the request
-spans; where none has any, the mapping is empty.
+In comes a ``Session``; out come plain values under the names of ``docs/looking/analysis.md``. The figures are those that stand on the
+request spans; where none has any, the mapping is empty.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A session -> the JSON report: one mapping with everything that the page shows in figures, under a schema number.
 
-In comes a ``Session``; out comes a mapping of plain values, as ``docs/report-json.md`` and ``assets/report.schema.json`` describe it. Its
-figures come from the same functions as those of the page. ``write_document`` writes it event by event, so that no long text is held.
+In comes a ``Session``; out comes a mapping of plain values, as ``docs/looking/report-json.md`` and ``assets/report.schema.json`` describe
+it. Its figures come from the same functions as those of the page. ``write_document`` writes it event by event, so no long text is held.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Make the pictures of the README and the documentation from a real run: ``python docs/make_pictures.py SESSION``.
+"""Make the pictures of the README and the documentation from a real run: ``python docs/images/make_pictures.py SESSION``.
 
 In comes a session file of ``inferspan demo`` and a Chromium on the path; out comes ``docs/images/trace.png``: the timeline of the streamed
 answer with its first decode step opened. Of a session of ``examples/17_inside.py --smollm2`` it is ``docs/images/activations.png``: the map
@@ -16,7 +16,7 @@ from pathlib import Path
 from inferspan.report.html import render
 from inferspan.report.session import read_session
 
-IMAGES = Path(__file__).parent / "images"
+IMAGES = Path(__file__).parent
 SIZE = (1280, 880)
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--hide-scrollbars")
 OPEN_THE_STEP = """
@@ -55,7 +55,6 @@ def main() -> None:
     inside = Path(sys.argv[1]).name.startswith("inside")
     streamed = (number for number, one in enumerate(session.requests, 1) if one.flag("gen_ai.request.stream") and not one.span.failed)
     chosen = 1 if inside else next(streamed, 1)
-    IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.html"
         page.write_text(render(session).replace("</body>", (ONLY_THE_MAP if inside else OPEN_THE_STEP) + "</body>"), encoding="utf-8")

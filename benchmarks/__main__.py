@@ -38,7 +38,7 @@ examples:
   python -m benchmarks --parts micro,scale
   python -m benchmarks --models llama-8b --mode compiled --tokens 64 --prompt 64
 
-Peers that are not installed are listed as such: pip install -r benchmarks/requirements-peers.txt
+Peers that are not installed are listed as such: pip install -r benchmarks/peers/requirements.txt
 """
 
 

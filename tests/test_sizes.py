@@ -16,6 +16,8 @@ SOURCE = Path(inferspan.__file__).parent
 ROOT = Path(__file__).resolve().parents[1]
 TABLES = ("semconv.py",)
 """Files that are one table: a reader looks things up in them."""
+NOT_KEPT = ("grafana/preview/node_modules", "grafana/preview/build", "grafana/preview/pictures", "collector-config/data")
+"""Folders that git ignores: what programs install and write."""
 
 
 def too_long(folder: Path, patterns: tuple[str, ...], most: int) -> list[str]:
@@ -33,10 +35,24 @@ def classes(path: Path) -> Iterator[tuple[str, int]]:
             yield node.name, node.end_lineno - node.lineno
 
 
+def crowded(folder: Path, pattern: str, most: int) -> dict[str, int]:
+    """Folders from ``folder`` on that hold more than ``most`` files directly, with their number."""
+    left_out = {"__pycache__", *(ROOT / name for name in NOT_KEPT)}
+    folders = [folder, *(path for path in folder.rglob("*") if path.is_dir() and left_out.isdisjoint((path.name, path, *path.parents)))]
+    counts = {path: sum(one.is_file() for one in path.glob(pattern)) for path in folders}
+    assert sum(counts.values()) > 0, f"no {pattern} in {folder}"
+    return {path.relative_to(folder.parent).as_posix(): count for path, count in counts.items() if count > most}
+
+
 def test_folders_hold_at_most_20_files() -> None:
     """No folder of the package holds more than 20 Python files directly."""
-    counts = {path: len([*path.glob("*.py")]) for path in (SOURCE, *SOURCE.rglob("*")) if path.is_dir()}
-    assert {path.name: count for path, count in counts.items() if count > 20} == {}
+    assert crowded(SOURCE, "*.py", 20) == {}
+
+
+@pytest.mark.parametrize("name", ["tests", "docs", "examples", "benchmarks", "grafana", "collector-config"])
+def test_folders_beside_the_package_hold_at_most_20_files(name: str) -> None:
+    """No folder of tests, pages, examples, measurements, dashboards and configurations holds more than 20 files directly."""
+    assert crowded(ROOT / name, "*", 20) == {}
 
 
 def test_source_files_have_at_most_400_lines() -> None:

@@ -1,6 +1,6 @@
 """Other ways to observe the same model, run beside us: each is attached, measured and taken off again.
 
-A peer that is not installed has a row that names what is missing (``pip install -r benchmarks/requirements-peers.txt``). Spans go to the same provider,
+A peer that is not installed has a row that names what is missing (``pip install -r benchmarks/peers/requirements.txt``). Spans go to the same provider,
 exporter and receiver as ours. Where a package leaves patches behind, its adapter takes them off, so that the next row begins with the plain model.
 """
 

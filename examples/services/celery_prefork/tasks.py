@@ -19,11 +19,12 @@ import inferspan
 
 # The file system as broker, so that the example needs no server: a folder for the messages and one for the results.
 FOLDER = Path(os.environ.get("CELERY_FOLDER", "celery-data"))
-for name in ("queue", "processed", "results"):
+for name in ("queue", "processed", "control", "results"):
     (FOLDER / name).mkdir(parents=True, exist_ok=True)
 app = Celery("tasks", broker="filesystem://", backend=f"file://{(FOLDER / 'results').absolute()}")
 app.conf.broker_transport_options = {
     "data_folder_in": str(FOLDER / "queue"), "data_folder_out": str(FOLDER / "queue"), "processed_folder": str(FOLDER / "processed"),
+    "control_folder": str(FOLDER / "control"),
 }  # fmt: skip
 model, tokenizer = load()
 inferspan.instrument(model, tokenizer)

@@ -19,6 +19,7 @@ from tests.cases.generate.test_texts import tokenizer  # noqa: F401  # a fixture
 from tests.inside.attention.conftest import _nothing_compiled  # noqa: F401  # a fixture
 from tests.inside.attention.truth import eager
 from tests.support.programs import elsewhere
+from tests.report.test_document import check, report_of
 
 OPTIONS: dict[str, Any] = {"do_sample": False, "max_new_tokens": 5, "min_new_tokens": 5}
 
@@ -125,3 +126,31 @@ def test_a_damaged_record_is_passed_over(tmp_path: Path, tokenizer: Any, data: s
             record[semconv.ATTENTION_MAP_DATA] = data
     queries = payload(session)["requests"][0]["attention"]["queries"]
     assert all(query is None for _, query, _ in queries)
+
+
+@pytest.mark.parametrize("maps", [True, False])
+def test_the_json_report_has_the_same_figures(tmp_path: Path, tokenizer: Any, maps: bool) -> None:  # noqa: F811
+    """Layers with entropy and sinks, keys of each query and texts are those of the page."""
+    path = tmp_path / "session.jsonl"
+    request, _ = _recorded(path, tokenizer, attention_maps=maps, capture_content="SPAN_ONLY")
+    page = request["attention"]
+    found = report_of(path)
+    check(found)
+    (own,) = found["attention"]["requests"]
+    assert own["number"] == 1
+    assert [one["module"] for one in own["layers"]] == page["layers"]
+    assert [one["entropy_mean"] for one in own["layers"]] == page["entropies"]
+    assert [one["sink_share"] for one in own["layers"]] == page["sinks"]
+    assert all(one["entropy_mean"] > 0 for one in own["layers"])
+    assert own["texts"] == page["texts"]
+    assert (own["missing"], own["left_out"]) == (page["missing"], page["leftOut"])
+    drawn = [[step, query, {page["layers"][place]: keys for place, keys in layers}] for step, query, layers in page["queries"]]
+    assert [[one["step"], one["query"], one["keys"]] for one in own["queries"]] == drawn
+    assert len(drawn) == (9 if maps else 4)
+
+
+def test_without_attention_there_is_none_in_the_json_report(session_path: Path) -> None:
+    """The key is there, and empty."""
+    found = report_of(session_path)
+    assert found["attention"] == {}
+    assert found["data_flow"] == {}

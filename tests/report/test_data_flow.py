@@ -25,6 +25,8 @@ from inferspan.spans.packed.modules import ModulePacker
 from tests.capture.data_flow.models import UNet, edges
 from tests.cases import models as real
 from tests.cases.telemetry import Telemetry
+from tests.support.programs import elsewhere
+from tests.report.test_document import check, report_of
 
 X = torch.arange(12.0).view(3, 4)
 
@@ -35,23 +37,44 @@ def _nothing_compiled() -> None:
     torch._dynamo.reset()
 
 
+def _record(path: str) -> tuple[set[str], set[str]]:
+    """Write a session file of a plain pass and of a generation; their edges as the handles have them."""
+    unet, llama = UNet().eval(), real.llama()
+    options: dict[str, Any] = {"modules": "all", "data_flow": "operations", "session_file": path, "nvml": False, "host": False}
+    first, second = inferspan.instrument(unet, **options), inferspan.instrument(llama, **options)
+    with torch.no_grad():
+        unet(X)
+    llama.generate(real.prompt(), max_new_tokens=4, min_new_tokens=4, do_sample=False)
+    found = edges(first.data_flow(), final=False), edges(second.data_flow(step=1), final=False)
+    first.uninstrument()
+    second.uninstrument()
+    inferspan.flush()
+    return found
+
+
+def _record_without(path: str) -> None:
+    """Write a session file of a pass without a data flow."""
+    model = UNet()
+    handle = inferspan.instrument(model, session_file=path, modules="all", nvml=False, host=False)
+    model(X)
+    handle.uninstrument()
+    inferspan.flush()
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, set[str], set[str]]:
+    """What ``_record`` has written and returned, in a process of its own."""
+    path = tmp_path_factory.mktemp("recorded") / "session.jsonl"
+    found = elsewhere(_record, str(path))
+    return path.read_bytes(), *found
+
+
 @pytest.fixture
-def recorded(tmp_path: Path) -> tuple[Path, set[str], set[str]]:
+def recorded(recording: tuple[bytes, set[str], set[str]], tmp_path: Path) -> tuple[Path, set[str], set[str]]:
     """A session file of a plain pass and of a generation, and their edges as the handles have them."""
     path = tmp_path / "session.jsonl"
-    unet, llama = UNet().eval(), real.llama()
-    options: dict[str, Any] = {"modules": "all", "data_flow": "operations", "session_file": str(path), "nvml": False, "host": False}
-    first, second = inferspan.instrument(unet, **options), inferspan.instrument(llama, **options)
-    try:
-        with torch.no_grad():
-            unet(X)
-        llama.generate(real.prompt(), max_new_tokens=4, min_new_tokens=4, do_sample=False)
-        found = edges(first.data_flow(), final=False), edges(second.data_flow(step=1), final=False)
-    finally:
-        first.uninstrument()
-        second.uninstrument()
-        inferspan.flush()
-    return path, *found
+    path.write_bytes(recording[0])
+    return path, recording[1], recording[2]
 
 
 def test_a_session_file_has_the_edges_of_the_handle(recorded: tuple[Path, set[str], set[str]]) -> None:
@@ -187,11 +210,8 @@ def test_wrong_arguments(
 
 def test_a_file_without_a_data_flow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command names the settings that are needed."""
-    path, model = tmp_path / "session.jsonl", UNet()
-    handle = inferspan.instrument(model, session_file=str(path), modules="all", nvml=False, host=False)
-    model(X)
-    handle.uninstrument()
-    inferspan.flush()
+    path = tmp_path / "session.jsonl"
+    elsewhere(_record_without, str(path))
     assert main(["graph", str(path)]) == 2
     assert "data_flow=operations" in capsys.readouterr().err
 
@@ -208,6 +228,18 @@ def test_the_report_shows_it(recorded: tuple[Path, set[str], set[str]]) -> None:
     """As a section of its own, with a picture in which no script runs."""
     page = render(read_session(recorded[0]))
     assert re.search(r'"flow":"data:image/svg\+xml;base64,[A-Za-z0-9+/=]{1000,}"', page)
+
+
+def test_the_json_report_has_the_pass_that_the_page_draws(recorded: tuple[Path, set[str], set[str]]) -> None:
+    """The same modules and edges, as the command writes them, with the number of the request."""
+    found = report_of(recorded[0])
+    check(found)
+    flow = found["data_flow"]
+    drawn = flow_of(read_session(recorded[0]))
+    assert drawn is not None
+    assert flow.pop("request") == 2
+    assert flow == json.loads(drawn.to_json())
+    assert len(flow["edges"]) > 10
 
 
 def test_links_that_cannot_be_read_are_counted(recorded: tuple[Path, set[str], set[str]], tmp_path: Path) -> None:

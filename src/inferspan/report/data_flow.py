@@ -15,7 +15,7 @@ from inferspan.data_flow.flow import DataFlow
 from inferspan.records import FlowCall, FlowEdge, PassFlow
 from inferspan.report.session import Request, Session, Span
 
-__all__ = ["flow_of", "passes_of"]
+__all__ = ["flow_of", "numbered_flow_of", "passes_of"]
 
 _NAMES = (semconv.MODULE_NAME, semconv.MODULE_TYPE)
 MOST_CALLS = 20_000
@@ -30,15 +30,21 @@ def flow_of(session: Session, request: int | None = None, step: int | None = Non
         request: its number in the report, from 1; default: the latest one with a data flow.
         step: number of the step; default: the first one that has it.
     """
+    found = numbered_flow_of(session, request, step)
+    return None if found is None else found[1]
+
+
+def numbered_flow_of(session: Session, request: int | None = None, step: int | None = None) -> tuple[int, DataFlow] | None:
+    """The same with the number of its request in the report; arguments as for ``flow_of``."""
     numbered = [(request, session.requests[request - 1])] if request is not None else [*enumerate(session.requests, 1)][::-1]
-    for _, one in numbered:
+    for number, one in numbered:
         if semconv.FLOW_EDGES not in one.span.attributes:
             continue
         unseen = [part for part in (one.text(semconv.UNOBSERVED) or "").split("; ") if part.startswith("data flow")]
         for above in passes_of(one):
             found = _flow(above)
             if step is None or found.step == step:
-                return DataFlow(found, one.model or one.span.name, [f"not observed: {part}" for part in unseen])
+                return number, DataFlow(found, one.model or one.span.name, [f"not observed: {part}" for part in unseen])
     return None
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from inferspan import semconv
 from inferspan.analysis.levels import MODULE, PROFILED, level_of
-from inferspan.report.attention import attention_of, for_page, name_attended
 from inferspan.report.breakdown import breakdowns
 from inferspan.report.figures.analysis import analysis_of_request
 from inferspan.report.figures.document import figures
+from inferspan.report.figures.inside import MOST_REQUESTS, attention_of_request
 from inferspan.report.metric_series import Series
 from inferspan.report.overview import request_row, totals
 from inferspan.report.plain import plain, rounded, unknown_as_none
@@ -28,7 +28,6 @@ __all__ = ["DETAIL_BUDGET", "payload"]
 
 DETAIL_BUDGET = 40_000
 """Step and module spans that one page holds; a browser stays quick with that, and the file stays under some megabytes."""
-_MOST_REQUESTS = 5_000
 _MOST_TOKENS = 4_096
 _MOST_SERIES = 5_000
 _MOST_EVENTS = 100
@@ -69,7 +68,7 @@ def payload(session: Session, *, budget: int = DETAIL_BUDGET) -> dict[str, Any]:
         budget: step and module spans to keep; requests past it come without detail.
     """
     page = _Page(budget)
-    shown = session.requests[-_MOST_REQUESTS:]
+    shown = session.requests[-MOST_REQUESTS:]
     rows = [request_row(request) for request in session.requests]
     first = len(session.requests) - len(shown) + 1
     requests = [_request(request, session, page) | {"number": number} for number, request in enumerate(shown, first)]
@@ -101,8 +100,7 @@ def payload(session: Session, *, budget: int = DETAIL_BUDGET) -> dict[str, Any]:
 def _request(request: Request, session: Session, page: _Page) -> dict[str, Any]:
     span = request.span
     tokens = tokens_of(request)
-    attended = attention_of(request, session.attention.get((span.trace_id, span.span_id), ()))
-    texts = name_attended(tokens, attended, request.texts(semconv.ATTENTION_PROMPT))
+    attention = attention_of_request(request, session, tokens)
     exception = next((event.attributes for event in span.events if event.name == "exception"), {})
     others = [event for event in span.events if event.attributes is not exception]
     hidden = (*_ARRAYS_SHOWN_AS_TOKENS, *_MESSAGES, semconv.ATTENTION_PROMPT)
@@ -131,7 +129,7 @@ def _request(request: Request, session: Session, page: _Page) -> dict[str, Any]:
             plain(part._asdict()) | {"parts": [plain(piece._asdict()) for piece in part.parts]} for part in breakdowns(request)
         ],
         "analysis": analysis_of_request(request),
-        "attention": for_page(request, attended, texts),
+        "attention": attention,
         "unobserved": request.text(semconv.UNOBSERVED),
     }
 

@@ -15,6 +15,7 @@ from typing import Any
 from inferspan import semconv
 from inferspan.report.figures.analysis import analysis_of
 from inferspan.report.figures.events import Events, events_of, left_out
+from inferspan.report.figures.inside import attention_document, data_flow_document
 from inferspan.report.figures.memory import memory_document
 from inferspan.report.figures.statistics import begin_of, metric_statistics, operation_statistics, timeline
 from inferspan.report.figures.summary import phases, summary_of
@@ -32,7 +33,7 @@ SCHEMA = 1
 
 
 def figures(session: Session) -> dict[str, Any]:
-    """The keys that page and JSON report share; without ``events``, ``timeline`` and ``statistics.metrics``, which the page draws anew."""
+    """The keys that page and JSON report share, besides those that the page draws in its own form."""
     labels = process_labels(session)
     events = events_of(session)
     rows = [request_row(request) for request in session.requests]
@@ -64,6 +65,8 @@ def document(session: Session) -> dict[str, Any]:
         "schema": SCHEMA,
         "version": version(),
         **shared,
+        "attention": attention_document(session),
+        "data_flow": data_flow_document(session),
         "timeline": timeline(session, labels),
         "statistics": {"operations": operations, "metrics": metric_statistics(session, labels)},
         "requests": [_request(number, request, labels) for number, request in enumerate(session.requests, 1)],

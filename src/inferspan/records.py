@@ -201,6 +201,8 @@ class RequestStart:
     """Gives the streamer of the call while it lives."""
     attached: bool = True
     """Whether the span of a ``generate()`` or pipeline is the current one until its end; false for a request that other threads work on."""
+    begun: Callable[[Any], None] | None = None
+    """Is given the scope as soon as there is one: an interrupt that comes then must not lose it."""
 
 
 class BatchFigures(NamedTuple):

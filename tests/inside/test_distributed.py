@@ -13,6 +13,8 @@ from inferspan import semconv
 from tests.cases.telemetry import Telemetry
 
 tensors = pytest.importorskip("torch.distributed.tensor")
+if not hasattr(tensors, "distribute_tensor"):  # private until torch 2.5
+    tensors = pytest.importorskip("torch.distributed._tensor")
 NAN = float("nan")
 
 

@@ -132,7 +132,8 @@ def test_compiled_autograd(telemetry: Telemetry) -> None:
     loss = model(given).sum()
     torch._dynamo.utils.counters.clear()
     compiler = torch.compile(backend="eager", fullgraph=True)
-    with autograd._enable(compiler):
+    enable = getattr(autograd, "_enable", None) or autograd.enable  # the name until torch 2.5
+    with enable(compiler):
         loss.backward()
         model(given)
     for mine, parameter in zip(expected, model.parameters(), strict=True):

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from inferspan.capture.data_flow.log import FlowLog
     from inferspan.capture.device.clock import Measured
     from inferspan.capture.inside.hooks import InsideLog
+    from inferspan.capture.modules.groups import Observed
     from inferspan.capture.modules.hooks import ModuleObservers
     from inferspan.capture.modules.output_stats import OutputStats
     from inferspan.capture.profiler.window import WindowClaim
@@ -73,8 +74,7 @@ def around_here() -> Call | None:
     call = current.call
     if call is None:
         call = loop_by_hand.get()
-        if call is not None and getattr(call, "end", None) is not None:
-            return None
+        return None if getattr(call, "end", None) is not None else call
     return call
 
 
@@ -108,10 +108,14 @@ UNDER_REQUEST = PhaseKey(semconv.PHASE_FORWARD)
 class Call(CallLog):
     """State of one running request; the base of plain forward and generate calls.
 
-    It is the call log of its model's observers.
+    It is the call log of its model's observers. ``compiled``: whether passes of it run inside something that was compiled.
+    ``nonfinite_seen``: whether an output of a module, or a request inside it, had NaN or Inf. ``stages_ran``: whether stages of the model
+    ran in the pass that was closed last. ``moving_ns``: time in which offloaded weights were moved. ``made`` gets it.
     """
 
-    def __init__(self, scope: RequestScope, *, start: int, offset: int, budget: Budget, outer: Call | None) -> None:
+    def __init__(
+        self, scope: RequestScope, *, start: int, offset: int, budget: Budget, outer: Call | None, made: list[Any] | None = None
+    ) -> None:
         super().__init__()
         self.scope = scope
         self.recording = scope.recording
@@ -123,30 +127,24 @@ class Call(CallLog):
         self.measured: Measured | None = None
         """Device times of the forward pass that was closed last, still to be read."""
         self.pending: list[Record] = []
-        self.overhead = 0
+        self.held: list[Observed] = []
+        """Observers that are on modules because of this call."""
         self.window_claim: WindowClaim | None = None
         """The profiler window that this call has a part in."""
-        self._numbers = 0
         self.stage_seconds: list[tuple[str, float]] = []
         """Names and durations of the stages that the metric counts."""
-        self._granted = self._stages_granted = 0
-        self._watched = False
+        self._numbers = self._granted = self._stages_granted = self.overhead = self.moving_ns = 0
+        self._watched = self.compiled = self.nonfinite_seen = self.stages_ran = False
         self._staged: list[ModuleBatch] = []
         """Passes with calls of stages, until the request ends."""
         self.root_id = 0
         """Identity of the object whose ``generate()`` this is; 0 for a plain forward pass."""
-        self.compiled = False
-        """Whether passes of this call run inside something that was compiled."""
-        self.stages_ran = False
-        """Whether stages of the model ran in the pass that was closed last."""
         self.adapter: Any = None
         """Translates a loop into this request; its wrappers find it here. ``None`` for a plain forward pass."""
         self.counts: str | None = None
         """The kind of tokens that its usage counts, ``generated`` or ``embedded``; requests inside it that count the same are nested."""
         self.inside: list[Outcome] | None = None
         """How the requests inside this one have ended, if it has the sums over them."""
-        self.moving_ns = 0
-        """Time in which offloaded weights were moved."""
         self._statistics: dict[int, Attributes] = {}
         """Of the passes since they were read last, by slot."""
         self.looking: InsideLog | None = None
@@ -157,11 +155,11 @@ class Call(CallLog):
         """What flows between modules in recorded passes; ``None`` if that is not recorded."""
         self.pausing: Pausing | None = None
         """Knows that this request runs."""
-        self.nonfinite_seen = False
-        """Whether an output of a module, or a request inside this one, had NaN or Inf."""
+        if made is not None:
+            made.append(self)
 
     def is_inside(self, counts: str) -> bool:
-        """Whether this call, or one around it, counts tokens of this kind already."""
+        """Whether this call, or one around it, counts tokens of this kind."""
         call: Call | None = self
         while call is not None:
             if call.counts == counts:
@@ -346,11 +344,12 @@ class Call(CallLog):
 
     def hand_over(self) -> None:
         """Give the collected detail to the recorder."""
-        if self.pending:
-            with contain("statistics of modules"):
-                self.read_output_stats()
-            records, self.pending = self.pending, []
-            self.scope.detail(records)
+        if not self.pending:
+            return
+        with contain("statistics of modules"):
+            self.read_output_stats()
+        records, self.pending = self.pending, []
+        self.scope.detail(records)
 
     def epoch(self, moment: int) -> int:
         """Nanoseconds since the epoch of a monotonic reading."""
@@ -368,6 +367,8 @@ class Call(CallLog):
                 end = settle_flow(self, end)
             self.release()
         finally:
+            if self.held:
+                self.held[-1].release_all(self.held)
             self.scope.end(end)
             if self.pausing is not None:
                 self.pausing.ends(self)
@@ -376,7 +377,7 @@ class Call(CallLog):
         """Collect statistics of recorded calls in ``outputs``, and look at outputs until the request ends, as far as that is wanted."""
         self.output_stats = outputs
         if engine.inside.active:
-            engine.acquire_inside()
+            engine.acquire_inside(self.held)
             self.looking = engine.inside.begin(self)
 
     def release(self) -> None:

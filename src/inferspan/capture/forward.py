@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from inferspan.capture.compile.transforms import is_transforming
 from inferspan.capture.compile.watch import compiling
 from inferspan.capture.logits.heads import Masks
 from inferspan.capture.modules.shapes import Described, describe
+from inferspan.capture.values.unseen import hidden
 from inferspan.guard import contain
 from inferspan.records import AttributeValue, Failure, ModuleInfo, RequestEnd, RequestScope
 
@@ -96,13 +98,13 @@ class ForwardCall(Call):
         self.budget.reserved = 0 if self.compiled else engine.stages
         if expected and self.budget.modules_allowed(expected, whole=False):
             self.open_modules(expected, whole=False)
-            engine.acquire()
+            engine.acquire(self.held)
             self.modules = True
         else:
             self.budget.leave_out(expected)
         if self.budget.reserved:
             self.open_stages()
-            engine.acquire_stages()
+            engine.acquire_stages(self.held)
             self.stages = True
         self.clock = owner.new_device_clock()
         if self.clock is not None:
@@ -148,6 +150,7 @@ class ForwardCall(Call):
                 self.pop(now)
                 self.release_window_claim()
 
+    @hidden
     def _end(self, output: Any, failure: Failure | None, now: int) -> None:
         end = RequestEnd(self.epoch(now), failure, {})
         # An interrupt that arrives in here must not leave the span open or hooks attached.
@@ -189,10 +192,10 @@ class ForwardCall(Call):
         """Take the observers off."""
         if self.modules:
             self.modules = False
-            self.owner.engine.release()
+            self.owner.engine.release(self.held)
         if self.stages:
             self.stages = False
-            self.owner.engine.release_stages()
+            self.owner.engine.release_stages(self.held)
 
     def _claim(self) -> bool:
         """Claim the right to end the request; true for the first caller only."""
@@ -347,6 +350,7 @@ def start_forward(
     return open_forward(owner, opened, made, adapters=call_adapters(kwargs), operation=operation, facts=facts)
 
 
+@hidden
 def open_forward(
     owner: Owner,
     opened: OpenPass,
@@ -373,9 +377,8 @@ def open_forward(
     if not owner.open_pass(opened):
         return None
     try:
-        opened.call = call = open_call("forward", owner, make, operation=operation, info=owner.info_with(adapters), facts=facts)
-        if call is not None:
-            _begin(call, embeds=operation is not None)
+        info, ready = owner.info_with(adapters), partial(_begin, embeds=operation is not None)
+        opened.call = call = open_call("forward", owner, make, operation=operation, info=info, facts=facts, ready=ready)
     except BaseException:
         opened.close()
         raise
@@ -385,16 +388,13 @@ def open_forward(
 
 
 def _begin(call: ForwardCall, *, embeds: bool) -> None:
-    try:
-        if embeds:
-            call.counts = "embedded"
-        call.push()
-        if call.window_claim is not None:
-            with contain("profiler window"):
-                call.window_claim.begin()
-            if call.clock is not None:
-                call.clock.begin()
-        call.overhead = perf_counter_ns() - call.start
-    except BaseException:
-        call.finish(None, INTERRUPTED, perf_counter_ns())
-        raise
+    if embeds:
+        call.counts = "embedded"
+    call.opened_pass.call = call
+    call.push()
+    if call.window_claim is not None:
+        with contain("profiler window"):
+            call.window_claim.begin()
+        if call.clock is not None:
+            call.clock.begin()
+    call.overhead = perf_counter_ns() - call.start

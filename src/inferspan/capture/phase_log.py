@@ -108,7 +108,7 @@ class PhaseLog:
 
     def end(self, now: int, failure: str | None, attributes: Mapping[str, AttributeValue]) -> None:
         """End the open phase or stage, if there is one; a stage gets more ``attributes``."""
-        phase, self.open = self.open, None
+        phase = self.open
         if phase is None:
             return
         request = self._request
@@ -118,7 +118,10 @@ class PhaseLog:
             request.steps.modules.cut_before_step(phase.key, phase.start, now)
         if request.clock is not None:
             request.clock.anchor()
-        self._ended.append(phase.ended(end=now, ends=self._boundary(), failure=failure, attributes=known))
+        ended = phase.ended(end=now, ends=self._boundary(), failure=failure, attributes=known)
+        # Without a call in between: an interrupt must not lose a phase, whose steps have it as their parent, or end it twice.
+        self._ended += [ended]
+        self.open = None
 
     def close(self, *, empty: bool) -> PhaseKey | None:
         """The request is being closed: no phase is open any more.
@@ -129,18 +132,20 @@ class PhaseLog:
         Returns:
             The phase or stage that module calls belong to which no step has.
         """
-        phase, self.open = self.open, None
+        phase = self.open or self._last
         if phase is not None and self._ended and empty and phase.first_step == self._request.steps.index:
             phase = None
-        self._last = phase
+        self._last, self.open = phase, None
         last = phase or (self._ended[-1] if self._ended else None)
         return None if last is None else last.key
 
     def end_last(self, now: int, failure: str | None) -> None:
         """End the phase that was open then."""
-        phase, self._last = self._last, None
+        phase = self._last
         if phase is not None:
-            self._ended.append(phase.ended(end=now, ends=self._boundary(), failure=failure))
+            ended = phase.ended(end=now, ends=self._boundary(), failure=failure)
+            self._ended += [ended]
+            self._last = None
 
     def stretch(self, key: PhaseKey, now: int) -> None:
         """A phase or stage lasts as long as the module calls directly under it."""

@@ -114,17 +114,15 @@ def start(
     """
     with contain(f"start of {kind}()"):
         made = partial(Request, kind, owner, budget=Budget(owner.settings.span_budget), root=root, cached=cached, now=now)
+        def ready(request: Request) -> None:
+            request.overhead = now() - request.start
+            if bound:
+                request.push()
+
         request = open_call(
-            kind, owner, made, parent, operation=operation, facts=facts, streamer=streamer, info=info, now=now, epoch=epoch
+            kind, owner, made, parent, operation=operation, facts=facts, streamer=streamer, info=info, ready=ready, now=now, epoch=epoch
         )
         if request is not None:
-            try:
-                if bound:
-                    request.push()
-                request.overhead = now() - request.start
-            except BaseException as error:
-                request.fail(error)
-                raise
             return request
     return UNRECORDED
 
@@ -187,6 +185,7 @@ def open_call(
     streamer: Callable[[], Any] | None = None,
     info: ModelInfo | None = None,
     attached: bool = True,
+    ready: Callable[[C], None] | None = None,
     now: Callable[[], int] = perf_counter_ns,
     epoch: Callable[[], int] = time.time_ns,
 ) -> C | None:
@@ -202,6 +201,7 @@ def open_call(
         streamer: as for ``start``.
         info: as for ``start``.
         attached: whether its span is the current one on this thread until it ends; false for a request that other threads work on.
+        ready: is given the call; if it raises, the call is withdrawn.
         now: monotonic clock, in nanoseconds.
         epoch: nanoseconds since the epoch.
 
@@ -216,17 +216,37 @@ def open_call(
     base, began = epoch(), now()
     offset = base - began if around is None else around.offset
     nested = _is_nested(kind, operation, around)
-    scope = owner.recorder.start(
-        RequestStart(kind, operation, info or owner.info, began + offset, nested, facts or {}, streamer, attached),
-        None if around is None else around.scope,
-    )
-    if scope is None:
-        return None
+    # They know what there is by now, whatever interrupt comes.
+    scopes: list[Any] = []
+    made: list[C] = []
     try:
-        call = make(scope=scope, start=began, offset=offset, outer=outer)
+        scope = owner.recorder.start(
+            RequestStart(kind, operation, info or owner.info, began + offset, nested, facts or {}, streamer, attached, scopes.append),
+            None if around is None else around.scope,
+        )
+        if scope is None:
+            return None
+        call = make(scope=scope, start=began, offset=offset, outer=outer, made=made)
         owner.pausing.begins(call)
+        if ready is not None:
+            ready(call)
         return call
     except BaseException:
-        # Nothing else would end the request, and its span would stay the current one.
-        scope.end(RequestEnd(began + offset, None, {}))
+        # Nothing else would end the request: its span would stay the current one, and its observers on the modules.
+        for left in made:
+            _withdraw(left)
+        for opened in scopes:
+            opened.end(RequestEnd(began + offset, None, {}))
         raise
+
+
+def _withdraw(call: Call) -> None:
+    """Take off what a call has attached that nobody knows yet. Contains errors of its own."""
+    if current.call is call:
+        current.call = call.outer
+    with contain("start of a request"):
+        Call.release(call)
+        if call.held:
+            call.held[-1].release_all(call.held)
+        if call.pausing is not None:
+            call.pausing.ends(call)

@@ -55,7 +55,7 @@ class Request(Call):
         self.counts = "generated"
         self.compiled = False
         self.end: int | None = None
-        self._finished = False
+        self._finished = self._closed = False
         self.phases = PhaseLog(self)
         self._positions = cached
         """Of a row, in the cache and in the step, where the adapter begins steps here."""
@@ -234,9 +234,12 @@ class Request(Call):
 
         An adapter that has to look at results first closes the request before, so that its time ends here.
         """
-        if self.end is not None:
+        if self._closed:
             return
-        self.end = now = self.steps.now() if at is None else at
+        # Again from the start after an interrupt in here: what has been done is not done twice.
+        now = self.end
+        if now is None:
+            self.end = now = self.steps.now() if at is None else at
         kind = None if failure is None else failure.type
         self.pop(now)
         steps = self.steps
@@ -263,6 +266,7 @@ class Request(Call):
             if self.clock is not None:
                 self.clock.anchor()
             self.phases.end_last(now, kind)
+        self._closed = True
 
     def finish(self, outcome: Outcome) -> None:
         """End the request; once only, a second call does nothing."""

@@ -142,7 +142,15 @@ class SpanRecorder(RequestSinks):
                     record_exception=False,
                     set_status_on_exception=False,
                 )
-        scope = LiveRequestSpan(self, start, span, third_party, parent if isinstance(parent, LiveRequestSpan) else None)
+        try:
+            scope = LiveRequestSpan(self, start, span, third_party, parent if isinstance(parent, LiveRequestSpan) else None)
+            self.metrics.started(start)
+        except BaseException:
+            # An interrupt: nobody knows of the span yet.
+            span.end()
+            raise
+        if start.begun is not None:
+            start.begun(scope)
         with contain("summary"):
             scope.figures = figures.parts_of(self.recording, name, start, span, current)
         scope.given = attributes
@@ -155,7 +163,6 @@ class SpanRecorder(RequestSinks):
                 # Without a span of ours the caller's stays the parent of what is inside.
                 inside = current if span is trace.INVALID_SPAN else trace.set_span_in_context(span, current)
                 scope.attach(announce(inside, start, third_party))
-        self.metrics.started(start)
         return scope
 
     @property

@@ -7,10 +7,12 @@ ended with their times. A span that cannot be made costs itself and nothing else
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import islice
+from types import FrameType
 from typing import NamedTuple, Protocol
 
 from opentelemetry import trace
@@ -44,7 +46,8 @@ MAX_QUEUE_WAIT = 2.0
 
 
 class _ThisThread(threading.local):
-    busy = False
+    busy: FrameType | None = None
+    """The frame of ours that is inside a provider."""
 
 
 _this_thread = _ThisThread()
@@ -52,7 +55,17 @@ _this_thread = _ThisThread()
 
 def inside_a_provider() -> bool:
     """Whether this thread is inside a call of ours into a provider; a model that runs there is not recorded, which would never end."""
-    return _this_thread.busy
+    inside = _this_thread.busy
+    if inside is None:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame is inside:
+            return True
+        frame = frame.f_back
+    # An interrupt has kept ``our_call`` from saying that it has ended.
+    _this_thread.busy = None
+    return False
 
 
 class our_call:
@@ -61,7 +74,7 @@ class our_call:
     __slots__ = ("_before",)
 
     def __enter__(self) -> None:
-        self._before, _this_thread.busy = _this_thread.busy, True
+        self._before, _this_thread.busy = _this_thread.busy, sys._getframe(1)
 
     def __exit__(self, *raised: object) -> None:
         _this_thread.busy = self._before

@@ -179,10 +179,10 @@ def _names_of(root: nn.Module) -> list[str]:
 
 
 def attach(
-    root: nn.Module | None, selection: Sequence[tuple[weakref.ref[nn.Module], ModuleInfo, Any, Any]], engine: Any, fused: set[int]
-) -> tuple[list[Any], bool]:
-    """Hook the model and modules; handles of the hooks, and whether some could not be hooked."""
-    handles: list[Any] = []
+    root: nn.Module | None, selection: Sequence[tuple[weakref.ref[nn.Module], ModuleInfo, Any, Any]], engine: Any, fused: set[int],
+    handles: list[Any],
+) -> bool:  # fmt: skip
+    """Hook the model and modules; ``handles`` gets the handles of the hooks. Returns whether some could not be hooked."""
     refused = False
     if root is not None and not isinstance(root, torch.jit.ScriptModule) and may_hook(root):
         info = ModuleInfo("", type(root).__name__, None, "")
@@ -197,4 +197,4 @@ def attach(
             continue
         handles.append(module.register_forward_pre_hook(_Before(info, engine), with_kwargs=True))
         handles.append(module.register_forward_hook(_After(info, engine), with_kwargs=True))
-    return handles, refused
+    return refused

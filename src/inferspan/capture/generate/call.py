@@ -22,6 +22,7 @@ from inferspan.capture.failures import error_type
 from inferspan.capture.forward import close_stale
 from inferspan.capture.owner import Owner
 from inferspan.capture.passes.pipelines import SPEAKING, pipeline_task
+from inferspan.capture.values.unseen import hidden
 from inferspan.guard import contain
 from inferspan.records import Failure
 
@@ -288,6 +289,7 @@ class GenerateCall:
         """End the request with the result of ``generate()``."""
         self._end(result, None)
 
+    @hidden
     def _end(self, result: Any, failure: Failure | None) -> None:
         outcome = recording.Outcome(failure=failure)
         # An interrupt that arrives in here must not leave the span open or its context attached.
@@ -323,6 +325,7 @@ def _operation(arguments: Arguments, chat: object, *, makes_media: bool) -> str:
     return semconv.OPERATION_GENERATE_CONTENT if arguments.media or makes_media else semconv.OPERATION_TEXT_COMPLETION
 
 
+@hidden
 def start_generate(owner: Owner, model: Any, arguments: Arguments) -> GenerateCall | None:
     """Open the request of a ``generate()``, or ``None`` where telemetry stays out."""
     compiling.listen()

@@ -318,6 +318,10 @@ class StepLog:
         if modules.refused:
             self._budget.leave_out(modules.refused)
         request.measured = None
+        rows = self.rows.kept
+        if kept:
+            # Before its calls, which an interrupt in here would leave without a parent; completed below.
+            rows.append((index, self._start, now, self.phase, failure, (), (), None, 0, None, None))
         if modules.attached:
             modules.cut(index if kept else None, self.phase, self._start if kept else self._phase_start, now, failure)
         elif profiled:
@@ -333,7 +337,7 @@ class StepLog:
             more = claim.attributes if profiled and claim is not None else None
             if self.memory is not None:
                 more = {**self.memory.end_step(), **(more or {})}
-            self.rows.kept.append((index, self._start, now, self.phase, failure, inputs, outputs, width, length, more, request.measured))
+            rows[-1] = (index, self._start, now, self.phase, failure, inputs, outputs, width, length, more, request.measured)
         coming = index + 1
         unlike = modules.attached or modules.every_step or coming == modules.next_sampled or claim is not None
         if unlike or self._owner.windows.active:

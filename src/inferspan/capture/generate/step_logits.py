@@ -16,6 +16,7 @@ from inferspan.capture.logits.figures import FigureSeries
 from inferspan.capture.logits.ring import LogitRing
 from inferspan.capture.logits.statistics import StepLogits, whole_logits
 from inferspan.capture.modules.shapes import Described, describe
+from inferspan.capture.values.unseen import hidden
 from inferspan.guard import contain
 
 from .end import MAX_TOKENS_IN_ARRAYS
@@ -81,6 +82,7 @@ class StepStatistics:
         self.nonfinite: dict[tuple[str, str], int] = {}
         self.figures = FigureSeries()
 
+    @hidden
     def last_position(self, logits: Any, *, whole: bool = False) -> Tensor | None:
         """The logits of the last position, ``[rows, 1, vocabulary]``, or of the whole pass, if statistics are taken of such."""
         if logits is None:
@@ -94,6 +96,7 @@ class StepStatistics:
         positions = logits.shape[1]
         return logits if positions == 1 or whole else logits.narrow(1, positions - 1, 1).clone()
 
+    @hidden
     def describe(self, logits: Tensor) -> Described:
         """Shape and type of the logits of one position, in most steps those of the last one."""
         rows, _, vocabulary = logits.shape
@@ -102,6 +105,7 @@ class StepStatistics:
             self._described = describe(logits.select(1, -1))
         return self._described
 
+    @hidden
     def launch_several(self, number: int, logits: Tensor, ids: Tensor) -> bool:
         """Launch the statistics of a step that has taken several tokens, of one row.
 

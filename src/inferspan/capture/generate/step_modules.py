@@ -92,7 +92,7 @@ class StepModules:
         if not opened:
             self._release_modules()
         elif not self.sampled:
-            owner.engine.acquire()
+            owner.engine.acquire(request.held)
             self.sampled = True
         if self._stages_due:
             try:
@@ -107,7 +107,7 @@ class StepModules:
     def _open_stages(self) -> None:
         self._request.open_stages()
         if not self._stages_on:
-            self._owner.engine.acquire_stages()
+            self._owner.engine.acquire_stages(self._request.held)
             self._stages_on = True
 
     def expect_stages(self) -> None:
@@ -137,13 +137,13 @@ class StepModules:
         self._request.calls_left = 0
         if self.sampled:
             self.sampled = False
-            self._owner.engine.release()
+            self._owner.engine.release(self._request.held)
 
     def _release_stages(self) -> None:
         self._request.cancel_stages()
         if self._stages_on:
             self._stages_on = False
-            self._owner.engine.release_stages()
+            self._owner.engine.release_stages(self._request.held)
 
     def drop_unended(self) -> None:
         """Forget the calls of a pass that ran while ``uninstrument()`` took the hooks off: when some of them ended was not seen."""

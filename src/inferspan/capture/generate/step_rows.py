@@ -103,7 +103,9 @@ class StepRows:
                 statistics.fetch(wait=wait)
                 if not wait:
                     count = statistics.known_of([row[0] for row in self.kept[:count]])
-            request.pending.extend(self._records(self.kept[:count]))
+            records = self._records(self.kept[:count])
+            # Without a call in between, so that no interrupt has them handed over twice, or never.
+            request.pending += records
             del self.kept[:count]
             if statistics is not None:
                 statistics.drop_taken()

@@ -16,7 +16,7 @@ from torch import nn
 from inferspan.capture.call import current
 from inferspan.capture.compile.state import is_compiling
 from inferspan.capture.owner import Owner
-from inferspan.capture.recording import run_recorded
+from inferspan.capture.recording import Request, run_recorded
 from inferspan.guard import contain, report
 
 from .arguments import generate_arguments, loop_config, main_input, pass_end
@@ -63,15 +63,20 @@ def around_generate(target_of: Callable[[object], Owner | None]) -> Any:
             return original(*args, **kwargs)
         call: GenerateCall | None = None
         inner: GenerateCall | None = None
-        with contain("start of generate()"):
-            running = _running(model)
-            if running is not None and running.request.root_id != id(model):
-                inner = running
-                inner.enter_inner(generate_arguments(args, kwargs))
-            else:
-                target = target_of(model)
-                if target is not None and target.pausing.admits(current.call):
-                    call = start_generate(target, model, generate_arguments(args, kwargs))
+        around = current.call
+        try:
+            with contain("start of generate()"):
+                running = _running(model)
+                if running is not None and running.request.root_id != id(model):
+                    inner = running
+                    inner.enter_inner(generate_arguments(args, kwargs))
+                else:
+                    target = target_of(model)
+                    if target is not None and target.pausing.admits(current.call):
+                        call = start_generate(target, model, generate_arguments(args, kwargs))
+        except BaseException as error:
+            _end_unknown(model, around, error)
+            raise
         if inner is not None:
             result = original(*args, **kwargs)
             with contain("inner generate()"):
@@ -82,6 +87,13 @@ def around_generate(target_of: Callable[[object], Owner | None]) -> Any:
         return run_recorded(call, original, args, kwargs)
 
     return generate
+
+
+def _end_unknown(model: Any, around: Any, error: BaseException) -> None:
+    """End a request on ``model`` that an interrupt has lost between its start and its return from it; ``around`` was there before."""
+    left = current.call
+    if left is not None and left is not around and left.root_id == id(model) and isinstance(left, Request):
+        left.fail(error)
 
 
 def prepare_inputs(original: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from inferspan.capture.compile.state import leave_alone
+from inferspan.capture.values.unseen import hidden
 from inferspan.guard import report
 from inferspan.records import ModuleInfo
 
@@ -283,6 +284,7 @@ def _exit_hook(call: WatchedCall, inputs: Sequence[tuple[int, int]]) -> Any:
     return _alone(hook)
 
 
+@hidden
 def _add(run: BackwardPass, seen: BackwardCall, index: int, gradient: Tensor) -> None:
     """Add a gradient to that of an input; the statistics are those of the sum."""
     expected = seen.call.inputs.get(index, 1)

@@ -16,6 +16,7 @@ from inferspan.capture.compile.transforms import is_capturing
 from inferspan.capture.inside.watch import reason_of
 from inferspan.capture.modules.device_rows import is_plain, raw_stream
 from inferspan.capture.modules.output_stats import LARGEST, Piece, moments, pieces_of, reduce_piece
+from inferspan.capture.values.unseen import hidden
 
 from .figures import GradientFigures
 
@@ -67,6 +68,7 @@ class GradientRows:
         self._values: dict[_Key, list[list[float]]] = {}
         self.left_out: Counter[str] = Counter()
 
+    @hidden
     def add(self, gradient: Tensor) -> Spot | None:
         """Launch the statistics of a gradient; ``None`` if it cannot be looked at."""
         if not is_plain(gradient):
@@ -89,6 +91,7 @@ class GradientRows:
         group.count += len(pieces)
         return key, first, tuple(piece.numel() for piece in pieces)
 
+    @hidden
     def send(self) -> None:
         """Copy everything to the host, behind what computes it; waits for nothing."""
         for (device, _, stream), group in self._groups.items():
@@ -118,6 +121,7 @@ class GradientRows:
         """Whether ``read`` would not wait."""
         return all(group.event is None or group.event.query() for group in self._groups.values())
 
+    @hidden
     def read(self) -> None:
         """Wait for what has been sent, and keep it as numbers."""
         groups, self._groups = self._groups, {}

@@ -101,9 +101,10 @@ class AfterHook(_Hook):
             raise error
 
 
-def attach(entries: Sequence[tuple[weakref.ref[nn.Module], ModuleInfo, Any, Any]], engine: Any, fused: set[int]) -> tuple[list[Any], bool]:
-    """Hook modules; handles of the hooks, and whether some could not be hooked."""
-    handles: list[Any] = []
+def attach(
+    entries: Sequence[tuple[weakref.ref[nn.Module], ModuleInfo, Any, Any]], engine: Any, fused: set[int], handles: list[Any]
+) -> bool:
+    """Hook modules; ``handles`` gets the handles of the hooks. Returns whether some could not be hooked."""
     refused = engine.inside.reads_modules = False
     device = engine.inside.device() if engine.inside.read_memory != "none" else None
     for reference, info, *_ in entries:
@@ -128,4 +129,4 @@ def attach(entries: Sequence[tuple[weakref.ref[nn.Module], ModuleInfo, Any, Any]
         if plan.after:
             handles.append(module.register_forward_hook(AfterHook(info, plan, engine), with_kwargs=True))
         handles += passes.attach(module, info.name, engine)
-    return handles, refused
+    return refused

@@ -22,6 +22,7 @@ from inferspan.capture.attention.model import ModelAttention, settle
 from inferspan.capture.device.memory import device_of
 from inferspan.capture.modules.patterns import matches
 from inferspan.capture.modules.selection import select, walk
+from inferspan.capture.values.unseen import hidden
 from inferspan.guard import contain
 from inferspan.records import ModuleInfo, RequestEnd
 from inferspan.settings import Settings
@@ -271,6 +272,7 @@ class InsideLog:
                 )
         return None
 
+    @hidden
     def read(self) -> None:
         """Read what has been launched; may wait for the device."""
         if self.passes is not None:
@@ -341,7 +343,7 @@ class InsideLog:
 
     def release(self) -> None:
         """Take the hooks off, and drop everything."""
-        self._call.engine.release_inside()
+        self._call.engine.release_inside(self._call.held)
         self._call = self.attention = None
         self.latest.clear()
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from inferspan.capture.compile.transforms import is_capturing
 from inferspan.capture.modules.device_rows import DeviceRows, Place, is_plain
+from inferspan.capture.values.unseen import hidden
 from inferspan.guard import contain
 
 from .results import PositionLogits, TopLogits
@@ -46,6 +47,7 @@ class PositionLog:
         self._passes: list[tuple[int | None, int, tuple[int, ...], int, int, Place[tuple[int, int]] | None]] = []
         self._taken = 0
 
+    @hidden
     def add(self, step: int | None, time: int, output: Any) -> None:
         """Launch the largest logits ``[rows, positions, vocabulary]`` of a pass; anything else is passed over."""
         if not is_plain(output) or output.dim() not in (2, 3) or not output.numel() or (output.is_cuda and is_capturing()):
@@ -63,6 +65,7 @@ class PositionLog:
             self._taken += kept_rows * width
         self._passes.append((step, time, tuple(output.shape), positions - width, width, place))
 
+    @hidden
     def read(self, offset: int, decode: Callable[[int], str] | None) -> list[TopLogits]:
         """Everything, which may wait for the device.
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from inferspan.capture.compile.transforms import is_capturing
 from inferspan.capture.modules.device_rows import is_plain
+from inferspan.capture.values.unseen import hidden, unseen
 from inferspan.guard import report
 
 from .kernel_cache import FUSED, FusedLogits, KernelCall
@@ -25,6 +27,9 @@ from .source import LogitSource, StepBuffer, is_forked
 from .statistics import Kind, StepLogits
 
 __all__ = ["LogitRing"]
+
+_functions: Any = torch._C._is_torch_function_mode_enabled
+_dispatches: Any = torch._C._len_torch_dispatch_stack
 
 ROWS_KEPT = 16
 """Largest batch whose rows are kept one by one; of larger ones only the first row and the mean."""
@@ -92,6 +97,9 @@ class LogitRing:
             Number of the step, in the order in which ``landed`` and ``read`` return them, counted from the first one of the ring;
             None if the ring is full, reading it has failed, or statistics of such a tensor are not taken.
         """
+        if _functions() or _dispatches():
+            with unseen():
+                return self.append(logits, chosen)
         if self._taken - self._given >= self._capacity:
             return None
         source = self._source
@@ -122,6 +130,9 @@ class LogitRing:
             logits: raw logits ``[B, 1, V]``.
             ids: ``[B, n]``, of which the last ones were taken; None, or of other rows or another device, if it is not known which were.
         """
+        if _functions() or _dispatches():
+            with unseen():
+                return self.append_last(logits, ids)
         source = self._source
         if source is not None and source.call is not None and self._taken - self._given < self._capacity:
             numbers = source.numbers(logits, ids)
@@ -158,6 +169,7 @@ class LogitRing:
                 self._source = None
         return self._taken - 1
 
+    @hidden
     def landed(self) -> list[StepLogits]:
         """The next steps whose statistics have arrived on the host; does not wait. Not while the stream captures."""
         self._settle()
@@ -169,6 +181,7 @@ class LogitRing:
             raise
         return self._give()
 
+    @hidden
     def read(self) -> list[StepLogits]:
         """The statistics of all steps that are left, in the order of their ``append``. May wait for the device."""
         self._settle()

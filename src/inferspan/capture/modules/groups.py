@@ -18,12 +18,12 @@ from inferspan.capture.data_flow import hooks as data_flow
 from inferspan.capture.inside.attaching import attach
 from inferspan.records import ModuleInfo
 
-from .hook_pair import EnterHook, ExitHook
+from .hook_pair import CopiedAway, EnterHook, ExitHook
 from .observer import ObservedCall, can_observe
 from .recorder import current
 from .stages import device_of, with_device
 
-__all__ = ["FlowGroup", "InsideGroup", "Observed", "in_hooks_of_a_failure", "iterates_hooks"]
+__all__ = ["FlowGroup", "Held", "InsideGroup", "Observed", "in_hooks_of_a_failure", "iterates_hooks"]
 
 
 def _end_of_normal_path() -> int:
@@ -59,6 +59,10 @@ def iterates_hooks() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+Held = list[Any] | None
+"""Groups that a recorded call has acquired and not released; ``None`` where nobody keeps them."""
 
 
 class Observed:
@@ -120,24 +124,52 @@ class Observed:
         """Paths of the modules."""
         return [info.name for _, info, _, _ in self.selection]
 
-    def acquire(self) -> None:
-        """Attach, unless another recorded call has done so."""
+    def acquire(self, held: Held = None) -> None:
+        """Attach, unless another recorded call has done so.
+
+        Args:
+            held: groups that the recorded call has acquired; this one joins them, whatever interrupt comes.
+        """
         self.users += 1
+        if held is not None:
+            held.append(self)  # no interrupt comes between this call and the line above
         if self.users > 1:
             return
         try:
             self.attach()
         except BaseException:
             self.users = 0
+            if held is not None:
+                held.remove(self)
             self.detach()
+            self._take_off_the_unknown()
             raise
 
-    def release(self) -> None:
-        """Detach, if no other recorded call needs the observers."""
+    def release(self, held: Held = None) -> None:
+        """Detach, if no other recorded call needs the observers; does nothing for a call that has not acquired them."""
+        if held is not None and self not in held:
+            return
         if self.users:
             self.users -= 1
-            if not self.users:
-                self.detach()
+        if held is not None:
+            held.remove(self)
+        if not self.users:
+            self.detach()
+
+    def release_all(self, held: list[Any]) -> None:
+        """Release what a call that ends has acquired and, because of an interrupt, not released; takes the lock."""
+        self._engine.release_held(held)
+
+    def _take_off_the_unknown(self) -> None:
+        """After an interrupt: take off hooks of ours whose handle was lost between torch and here."""
+        known = {handle.id for group in self._engine.groups for handle in group._handles}
+        for reference, *_ in self.selection:
+            module = reference()
+            tables: tuple[Any, ...] = () if module is None else (module._forward_pre_hooks, module._forward_hooks)
+            for hooks in tables:
+                for number, hook in [*hooks.items()]:
+                    if number not in known and isinstance(hook, CopiedAway) and getattr(hook, "_engine", None) is self._engine:
+                        hooks.pop(number, None)
 
     def attach(self) -> None:
         """Attach to all of the modules."""
@@ -214,7 +246,7 @@ class InsideGroup(Observed):
         self.detach()
         compiling.watch(self._engine)
         self._engine.inside.attention.patch()
-        self._handles, self.refused = attach(self.selection, self._engine, self._engine.fused_modules())
+        self.refused = attach(self.selection, self._engine, self._engine.fused_modules(), self._handles)
 
     def detach(self) -> None:
         """Detach whatever is attached."""
@@ -233,7 +265,7 @@ class FlowGroup(Observed):
     def attach(self) -> None:
         """Attach to all of the modules, and to the model itself."""
         self.detach()
-        self._handles, self.refused = data_flow.attach(self._engine.root, self.selection, self._engine, self._engine.fused_modules())
+        self.refused = data_flow.attach(self._engine.root, self.selection, self._engine, self._engine.fused_modules(), self._handles)
 
     def detach(self) -> None:
         """Detach whatever is attached."""

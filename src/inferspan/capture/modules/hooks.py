@@ -24,7 +24,7 @@ from inferspan.records import ModuleInfo
 from inferspan.setting_checks import warn_once
 from inferspan.settings import Settings
 
-from .groups import FlowGroup, InsideGroup, Observed, in_hooks_of_a_failure, iterates_hooks
+from .groups import FlowGroup, Held, InsideGroup, Observed, in_hooks_of_a_failure, iterates_hooks
 from .patterns import matches
 from .routers import UNREADABLE, Router, Routing, find_router, has_experts
 from .selection import select, select_stages, walk
@@ -62,8 +62,8 @@ class ModuleObservers:
         self._stages = stages
         self._lock = threading.Lock()
         self._closed = False
-        self._groups = (Observed(self), Observed(self), InsideGroup(self), FlowGroup(self))
-        self._of_modules, self._of_stages, self._of_inside, self._of_flow = self._groups
+        self.groups = (Observed(self), Observed(self), InsideGroup(self), FlowGroup(self))
+        self._of_modules, self._of_stages, self._of_inside, self._of_flow = self.groups
         self.flows = Flows(root, settings.data_flow)
         self.inside = Inside(root, settings)
         self._above: list[tuple[weakref.ref[nn.Module], bool, list[int]]] = []
@@ -126,7 +126,7 @@ class ModuleObservers:
     @property
     def hooks(self) -> int:
         """Observers that are on modules and stages now."""
-        return sum(group.hooks for group in self._groups)
+        return sum(group.hooks for group in self.groups)
 
     @property
     def module_names(self) -> list[str]:
@@ -208,7 +208,7 @@ class ModuleObservers:
         with self._lock:
             if self._is_current():
                 return
-            if any(group.users for group in self._groups):
+            if any(group.users for group in self.groups):
                 self.structure += 1  # the selection waits for the requests that use it
                 return
             with contain("module selection"):
@@ -221,17 +221,17 @@ class ModuleObservers:
             module = reference()
             if module is None or is_compiled(module) is not compiled or [*map(id, module._modules.values())] != children:
                 return False
-        return all(group.is_current() for group in self._groups)
+        return all(group.is_current() for group in self.groups)
 
-    def acquire(self) -> None:
-        """Attach to the modules, unless another recorded call has done so."""
+    def acquire(self, held: Held = None) -> None:
+        """Attach to the modules, unless another recorded call has done so; ``held`` as for the groups, also below."""
         with self._lock:
             if not self._closed:
-                self._of_modules.acquire()
+                self._of_modules.acquire(held)
                 if self.flows.active:
-                    self._of_flow.acquire()
+                    self._of_flow.acquire(held)
 
-    def acquire_stages(self) -> None:
+    def acquire_stages(self, held: Held = None) -> None:
         """Attach to the stages, unless another recorded call has done so."""
         with self._lock:
             if self._closed:
@@ -240,7 +240,7 @@ class ModuleObservers:
             again = self._of_flow.attached and not self._of_stages.users
             if again:
                 self._of_flow.detach()
-            self._of_stages.acquire()
+            self._of_stages.acquire(held)
             if again:
                 self._of_flow.attach()
 
@@ -263,28 +263,34 @@ class ModuleObservers:
                 self.inside.functions.remove(function)
                 self._changed = True
 
-    def acquire_inside(self) -> None:
+    def acquire_inside(self, held: Held = None) -> None:
         """Attach what looks at outputs in every step, unless another recorded call has done so."""
         with self._lock:
             if not self._closed:
-                self._of_inside.acquire()
+                self._of_inside.acquire(held)
 
-    def release_inside(self) -> None:
+    def release_inside(self, held: Held = None) -> None:
         """Detach it, if no other recorded call needs it."""
         with self._lock:
-            self._of_inside.release()
+            self._of_inside.release(held)
+
+    def release_held(self, held: list[Observed]) -> None:
+        """Release what a call that ends has acquired and, because of an interrupt, not released."""
+        with self._lock:
+            while held:
+                held[-1].release(held)
 
     def compilation_begins(self) -> None:
         """A compilation begins, perhaps in the middle of a pass: detach everything, so that Dynamo does not see it."""
         with self._lock:
-            for group in self._groups:
+            for group in self.groups:
                 if group.attached:
                     group.detach()
 
     def compilation_ends(self) -> None:
         """Attach again, for the rest of the interrupted pass."""
         with self._lock:
-            for group in self._groups:
+            for group in self.groups:
                 if group.users and not self._closed:
                     group.attach()
 
@@ -292,17 +298,17 @@ class ModuleObservers:
         """TorchScript would compile hooks: detach, or attach again."""
         (self.compilation_begins if begins else self.compilation_ends)()
 
-    def release(self) -> None:
+    def release(self, held: Held = None) -> None:
         """Detach from the modules, if no other recorded call needs the observers."""
         with self._lock:
             if self._of_flow.users:
-                self._of_flow.release()
-            self._of_modules.release()
+                self._of_flow.release(held)
+            self._of_modules.release(held)
 
-    def release_stages(self) -> None:
+    def release_stages(self, held: Held = None) -> None:
         """Detach from the stages, if no other recorded call needs the observers."""
         with self._lock:
-            self._of_stages.release()
+            self._of_stages.release(held)
 
     def close(self) -> None:
         """Detach everything, for good."""
@@ -320,6 +326,6 @@ class ModuleObservers:
     def close_in_child(self) -> None:
         """Detach the observers of requests on other threads of the parent: those threads do not run in a forked child."""
         with self._lock:
-            for group in self._groups:
+            for group in self.groups:
                 group.users = 0
                 group.detach()

@@ -19,6 +19,7 @@ from inferspan import semconv
 from inferspan.capture.values import host
 from inferspan.capture.values.pieces import LARGEST, PIECE, pieces_of
 from inferspan.capture.values.staging import LARGEST_STAGED, Staged, StagedRows
+from inferspan.capture.values.unseen import hidden, unseen
 from inferspan.records import AttributeValue, ModuleInfo
 
 from .device_rows import DeviceRows, Place, is_plain
@@ -27,6 +28,8 @@ from .shapes import all_tensors
 __all__ = ["LARGEST", "OutputStats", "Piece", "moments", "pieces_of", "reduce_piece"]
 
 INF = math.inf
+_functions: Any = torch._C._is_torch_function_mode_enabled
+_dispatches: Any = torch._C._len_torch_dispatch_stack
 
 
 class Piece(NamedTuple):
@@ -97,6 +100,9 @@ class OutputStats:
         Returns:
             Index in the result of ``read``; None if the output is refused: full, without such a tensor, or too large.
         """
+        if _functions() or _dispatches():
+            with unseen():
+                return self.append(output, module)
         if self.full:
             return None
         tensors = [output] if is_plain(output) else all_tensors(output, is_plain, [])
@@ -122,6 +128,7 @@ class OutputStats:
             rows = torch.cat([_reduce(piece.reshape(1, -1)) for piece in pieces])
         return self._rows.append(tuple(piece.numel() for piece in pieces), rows)
 
+    @hidden
     def read(self) -> list[dict[str, AttributeValue]]:
         """The attributes of every output in the order of their ``append``; empties the store. May wait for the device."""
         places, self._places = self._places, []

@@ -92,7 +92,10 @@ def test_no_metric_of_requests_changes_while_paused(telemetry: Telemetry) -> Non
     _generate(model)
     _forward(model)
     inferspan.flush()
-    assert telemetry.metrics() == before
+    after = telemetry.metrics()
+    # An old SDK exports no gauge again that has got no value since.
+    assert set(before) - set(after) <= {semconv.M_KV_CACHE}
+    assert after == {name: before[name] for name in after}
 
 
 def test_nothing_is_on_a_paused_model(telemetry: Telemetry) -> None:

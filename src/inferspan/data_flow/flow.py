@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from inferspan.pictures.picture import Picture
-from inferspan.pictures.text import clean, size_text
+from inferspan.pictures.text import clean
 from inferspan.records import FlowCall, PassFlow
+from inferspan.text.quantities import bytes_text
 
 from .analysis import MODEL, Analysis
 from .picture import draw
@@ -62,7 +63,7 @@ class FlowTensor:
         target = _called(self.consumer, self.consumer_call) if self.consumer or self.consumer_call else "the model's result"
         if self.kind == "output" and self.consumer_call:
             target = f"result of {target}"
-        facts = [f"{shape} {self.dtype}, {size_text(self.bytes)}"]
+        facts = [f"{shape} {self.dtype}, {bytes_text(self.bytes)}"]
         facts += [f"via {', '.join(self.via)}"] if self.via else []
         facts += ["skips"] if self.skip else []
         facts += [f"{self.consumers} consumers"] if self.consumers > 1 else []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from inferspan.pictures.text import size_text
+from inferspan.text.quantities import bytes_text
 
 from .errors import TraceError
 from .nodes import Node
@@ -99,18 +99,18 @@ def _row(choice: Choice) -> tuple[str, ...]:
 
     def token(size: int) -> str:
         value = choice.per_token(size)
-        return "-" if value is None else size_text(round(value))
+        return bytes_text(None if value is None else round(value))
 
     return (
         name,
         str(choice.subgraphs),
-        size_text(choice.largest_parameter_bytes),
-        size_text(choice.largest_bytes),
+        bytes_text(choice.largest_parameter_bytes),
+        bytes_text(choice.largest_bytes),
         token(choice.largest_bytes),
-        size_text(choice.total_bytes),
+        bytes_text(choice.total_bytes),
         token(choice.total_bytes),
         str(choice.moves),
-        size_text(choice.moved_bytes),
+        bytes_text(choice.moved_bytes),
     )
 
 
@@ -162,7 +162,7 @@ class IgnoreCost:
         need = {True: "needed", False: "not needed", None: "not known whether needed"}[self.needed]
         lost = f", {len(self.lost_targets)} matches of the targets' names lost" if self.lost_targets else ""
         return (
-            f"{self.path} ({self.module_class}): {size_text(self.parameter_bytes)} of weights as one block, "
+            f"{self.path} ({self.module_class}): {bytes_text(self.parameter_bytes)} of weights as one block, "
             f"{self.modules} modules inside that can no longer be targets{lost}; {need}"
         )
 

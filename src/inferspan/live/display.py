@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from inferspan.analysis.findings import wording
-from inferspan.report.quantities import real_text, seconds_text
 from inferspan.report.running.machine import card_text, cleaned, host_text
 from inferspan.text.numbers import counted
+from inferspan.text.quantities import real_text, seconds_text
 
 from .figures import Ended, Snapshot
 from .lines import ended_text

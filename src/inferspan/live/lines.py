@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator
 
 from inferspan.analysis.findings import wording
-from inferspan.report.quantities import count_text, real_text, seconds_text
 from inferspan.report.running.machine import card_text, cleaned, host_text
 from inferspan.text.numbers import counted
+from inferspan.text.quantities import count_text, real_text, seconds_text
 
 from .figures import Ended, Snapshot
 

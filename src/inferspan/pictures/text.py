@@ -5,22 +5,11 @@ from __future__ import annotations
 import re
 
 from inferspan.text.numbers import counted
+from inferspan.text.quantities import bytes_text
 
 from .boxes import Box, Frame, Link, Value
 
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-
-
-def size_text(size: int | None) -> str:
-    """Bytes for a reader: ``12.3 MiB``; ``?`` if not known."""
-    if size is None:
-        return "?"
-    value, unit = float(size), "B"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            break
-        value /= 1024
-    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
 def clean(text: str) -> str:
@@ -34,7 +23,7 @@ def box_lines(box: Box) -> list[str]:
         return [box.path]
     facts = []
     if box.parameter_bytes:
-        facts.append(f"{size_text(box.parameter_bytes)} of weights")
+        facts.append(f"{bytes_text(box.parameter_bytes)} of weights")
     if box.kind == "ignored":
         facts.append("ignored")
     if box.operations and box.kind == "module":
@@ -58,7 +47,7 @@ def value_text(value: Value) -> str:
     if value.dims is None and value.bytes is None:
         return value.name
     shape = f" {value.dtype or ''}[{', '.join(value.dims)}]" if value.dims is not None else ""
-    return f"{value.name}{shape} {size_text(value.bytes)}"
+    return f"{value.name}{shape} {bytes_text(value.bytes)}"
 
 
 def link_lines(link: Link, most: int) -> list[str]:

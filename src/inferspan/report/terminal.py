@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from inferspan.analysis.findings import FINDINGS
 from inferspan.report.overview import RequestRow, Totals, request_rows, totals
-from inferspan.report.quantities import bytes_text, count_text, real_text, seconds_text
 from inferspan.report.session import Session
 from inferspan.summaries.lines import RecordingSummary
 from inferspan.text.numbers import counted
+from inferspan.text.quantities import bytes_text, count_text, real_text, seconds_text
 
 __all__ = ["MEANINGS", "clean", "events_lines", "legend", "summary", "table", "totals_line"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 
-from inferspan.report.quantities import ABSENT, count_text, real_text, seconds_text
 from inferspan.report.terminal import clean
 from inferspan.text.numbers import counted
+from inferspan.text.quantities import ABSENT, count_text, real_text, seconds_text
 
 from .aggregate import Aggregate, Spread
 from .trend import FIGURES, Group, Trend

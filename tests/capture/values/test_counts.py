@@ -142,6 +142,7 @@ def test_a_small_tensor_on_a_device_is_one_launch() -> None:
     rows = DeviceCounts()
     tensors = [torch.ones(1, 1, 64) for _ in range(MOST_ROWS)]
     rows.add(tensors[0])
+    DeviceCounts().add(torch.ones(LARGEST_STAGED + 1, dtype=tensors[0].dtype))  # makes the limits of the dtype
     with Launches() as launches:
         for tensor in tensors[1:-1]:
             rows.add(tensor)
@@ -149,7 +150,18 @@ def test_a_small_tensor_on_a_device_is_one_launch() -> None:
     with Launches() as launches:
         rows.add(tensors[-1])
     assert launches.names[0] == "copy_"
-    assert len(launches.names) <= 13
+    assert launches.names[1:4] == ["bitwise_and", "ge", "sum"]
+    assert len(launches.names) <= 5
+
+
+def test_a_large_tensor_is_three_launches() -> None:
+    """And none that joins pieces where there is one; the limits of a dtype are made once."""
+    rows = DeviceCounts()
+    tensor = torch.ones(LARGEST_STAGED + 1)
+    rows.add(tensor)
+    with Launches() as launches:
+        rows.add(tensor)
+    assert launches.names == ["bitwise_and", "ge", "sum"]
 
 
 @pytest.mark.skipif(not IN_C, reason="needs the C extension")

@@ -12,7 +12,7 @@ from tests.cases import models
 from tests.cases.generate.test_texts import tokenizer  # noqa: F401  # a fixture
 from tests.cases.telemetry import Telemetry
 
-from .truth import by_layer, check_call, eager
+from .truth import OLD_TORCH, by_layer, check_call, eager
 
 OPTIONS: dict[str, Any] = {"do_sample": False, "max_new_tokens": 5, "min_new_tokens": 5}
 
@@ -88,6 +88,7 @@ def test_the_arguments_of_flash_attention(telemetry: Telemetry, flash: str, make
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.skipif(OLD_TORCH, reason="flex attention of transformers needs torch 2.5")
 def test_flex_attention(telemetry: Telemetry) -> None:
     """Its mask is a function of indices; the kernels are not compiled here."""
     torch._dynamo.reset()

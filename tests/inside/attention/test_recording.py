@@ -23,7 +23,7 @@ from tests.cases.telemetry import Telemetry
 from tests.support.attached import attached
 from tests.support.programs import elsewhere
 
-from .truth import check_call, eager
+from .truth import OLD_TRANSFORMERS, check_call, eager
 
 OPTIONS: dict[str, Any] = {"do_sample": False, "max_new_tokens": 6, "min_new_tokens": 6}
 
@@ -296,6 +296,7 @@ def test_weights_in_a_session_file(tmp_path: Path) -> None:
         assert torch.allclose(found, weights, atol=scale)
 
 
+@pytest.mark.skipif(OLD_TRANSFORMERS, reason="T5 returns its weights at another place before transformers 5")
 def test_t5_returns_its_bias_before_its_weights(telemetry: Telemetry) -> None:
     """The position bias is a tensor of the same shape, and no weights."""
     model = models.t5()

@@ -20,7 +20,7 @@ Counted = Staged | Place[int]
 
 
 class DeviceCounts:
-    """The counts of one request: one launch for a small tensor, eight for each piece of a large one."""
+    """The counts of one request: one launch for a small tensor, and three for 64 of a shape; three for each piece of a large one."""
 
     def __init__(self) -> None:
         self._small = StagedRows(counts_of_rows)
@@ -31,7 +31,8 @@ class DeviceCounts:
         if tensor.numel() <= LARGEST_STAGED:
             return self._small.append(tensor)
         with torch.no_grad():
-            parts = torch.cat([counts_of_rows(piece.reshape(1, -1)) for piece in pieces_of(tensor)])
+            found = [counts_of_rows(piece.reshape(1, -1)) for piece in pieces_of(tensor)]
+            parts = found[0] if len(found) == 1 else torch.cat(found)
         return self._large.append(parts.shape[0], parts)
 
     def read(self) -> Callable[[Counted], tuple[int, int, int]]:

@@ -18,8 +18,8 @@ from tests.cases import models
 from tests.cases.generate.test_texts import tokenizer  # noqa: F401  # a fixture
 from tests.inside.attention.conftest import _nothing_compiled  # noqa: F401  # a fixture
 from tests.inside.attention.truth import eager
-from tests.support.programs import elsewhere
 from tests.report.test_document import check, report_of
+from tests.support.programs import elsewhere
 
 OPTIONS: dict[str, Any] = {"do_sample": False, "max_new_tokens": 5, "min_new_tokens": 5}
 

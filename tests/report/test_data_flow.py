@@ -25,8 +25,8 @@ from inferspan.spans.packed.modules import ModulePacker
 from tests.capture.data_flow.models import UNet, edges
 from tests.cases import models as real
 from tests.cases.telemetry import Telemetry
-from tests.support.programs import elsewhere
 from tests.report.test_document import check, report_of
+from tests.support.programs import elsewhere
 
 X = torch.arange(12.0).view(3, 4)
 

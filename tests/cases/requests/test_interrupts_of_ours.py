@@ -22,7 +22,7 @@ from inferspan.capture.request import Request
 from inferspan.spans.recorder import SpanRecorder
 from inferspan.spans.writer import inside_a_provider
 from tests.cases import models
-from tests.cases.nets import hooks_on
+from tests.cases.forward.nets import hooks_on
 from tests.cases.telemetry import Telemetry
 
 pytestmark = pytest.mark.usefixtures("one_thread")

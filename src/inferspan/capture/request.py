@@ -237,12 +237,11 @@ class Request(Call):
         if self._closed:
             return
         # Again from the start after an interrupt in here: what has been done is not done twice.
+        if self.end is None:
+            self.end = self.steps.now() if at is None else at
         now = self.end
-        if now is None:
-            self.end = now = self.steps.now() if at is None else at
-        kind = None if failure is None else failure.type
+        kind, steps = None if failure is None else failure.type, self.steps
         self.pop(now)
-        steps = self.steps
         # Each on its own, so that no child is handed over without its parent.
         with contain(self._ending):
             if steps.awaiting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -68,7 +69,7 @@ class _Interrupts:
 
 
 def _codes(*functions: Any) -> set[CodeType]:
-    return {function.__code__ for function in functions}
+    return {inspect.unwrap(function).__code__ for function in functions}
 
 
 PLACES = {

@@ -301,14 +301,12 @@ class StepLog:
         profiled = claim is not None and claim.holds_events
         if not self.open:
             self._start = max(self.last, self._phase_start)
-        index, self.index = self.index, self.index + 1
-        self.open = False
+        index, self.index, self.open = self.index, self.index + 1, False
         main, self.main = self.main, None
         self._phase_seconds.append((now - self._start) / 1e9)
         if not self._recording:
             return None
-        wanted = profiled or self._all_steps
-        wanted = wanted or (self._owner.steps_wanted == "sampled" and (modules.sampled or modules.refused > 0))
+        wanted = profiled or self._all_steps or (self._owner.steps_wanted == "sampled" and (modules.sampled or modules.refused > 0))
         kept = False
         # On its own, so that the modules of this step are not taken for those of a later one.
         try:
@@ -318,10 +316,8 @@ class StepLog:
         if modules.refused:
             self._budget.leave_out(modules.refused)
         request.measured = None
-        rows = self.rows.kept
-        if kept:
-            # Before its calls, which an interrupt in here would leave without a parent; completed below.
-            rows.append((index, self._start, now, self.phase, failure, (), (), None, 0, None, None))
+        if kept:  # its row comes before its calls, which an interrupt in here would leave without a parent; completed below
+            self.rows.kept.append((index, self._start, now, self.phase, failure, (), (), None, 0, None, None))
         if modules.attached:
             modules.cut(index if kept else None, self.phase, self._start if kept else self._phase_start, now, failure)
         elif profiled:
@@ -337,7 +333,7 @@ class StepLog:
             more = claim.attributes if profiled and claim is not None else None
             if self.memory is not None:
                 more = {**self.memory.end_step(), **(more or {})}
-            rows[-1] = (index, self._start, now, self.phase, failure, inputs, outputs, width, length, more, request.measured)
+            self.rows.kept[-1] = (index, self._start, now, self.phase, failure, inputs, outputs, width, length, more, request.measured)
         coming = index + 1
         unlike = modules.attached or modules.every_step or coming == modules.next_sampled or claim is not None
         if unlike or self._owner.windows.active:

@@ -87,7 +87,7 @@ class LogitRing:
         return self._taken - self._given >= self._capacity
 
     def append(self, logits: Tensor, chosen: Tensor | None) -> int | None:
-        """Launch the statistics of one step.
+        """Launch the statistics of one step. The caller hides the operations from modes, as ``append_last`` does.
 
         Args:
             logits: raw logits ``[B, V]`` of the last position.
@@ -97,9 +97,6 @@ class LogitRing:
             Number of the step, in the order in which ``landed`` and ``read`` return them, counted from the first one of the ring;
             None if the ring is full, reading it has failed, or statistics of such a tensor are not taken.
         """
-        if _functions() or _dispatches():
-            with unseen():
-                return self.append(logits, chosen)
         if self._taken - self._given >= self._capacity:
             return None
         source = self._source

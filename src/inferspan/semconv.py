@@ -308,6 +308,13 @@ OUTPUT_SHAPES = "inferspan.output.shapes"
 INPUT_DTYPES = "inferspan.input.dtypes"
 OUTPUT_DTYPES = "inferspan.output.dtypes"
 DEVICE_TIME = "inferspan.device.time"
+DEVICE_FLOPS = "inferspan.device.flops"
+DEVICE_BYTES = "inferspan.device.bytes"
+DEVICE_BOUND = "inferspan.device.bound"
+DEVICE_PEAK_SHARE = "inferspan.device.peak.share"
+DEVICE_PEAK_FLOPS = "inferspan.device.peak.flops"
+DEVICE_PEAK_BANDWIDTH = "inferspan.device.peak.bandwidth"
+BOUND_COMPUTE, BOUND_MEMORY, BOUND_LAUNCH, BOUND_TRANSFER, BOUND_SYNC = BOUNDS = "compute", "memory", "launch", "transfer", "sync"
 PROFILER_STEPS = "inferspan.profiler.steps"
 PROFILER_OPS = "inferspan.profiler.ops"
 PROFILER_KERNELS = "inferspan.profiler.kernels"
@@ -594,6 +601,7 @@ B_BATCH = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 B_ENTROPY = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 B_IMBALANCE = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0)
 B_MAGNITUDE = (0.0001, 0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0, 60000.0)
+B_SHARE = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 B_PROBABILITY = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 1.0)
 
 HISTOGRAM = "Histogram"
@@ -608,6 +616,7 @@ _GEN_AI = (OPERATION_NAME, PROVIDER_NAME, REQUEST_MODEL, RESPONSE_MODEL, ADAPTER
 _MODEL = (REQUEST_MODEL, ADAPTER)
 # Type and layer follow from the name, so they add no series.
 _MODULE = (MODEL_NAME, MODULE_NAME, MODULE_TYPE, MODULE_LAYER_INDEX)
+_PEAKS = "roofline, and the peaks of the device are known"
 _LATEST = "semconv = dup or latest"
 _LEGACY = "semconv = dup or legacy"
 _GPU = (HW_ID, HW_NAME, HW_MODEL, HW_VENDOR, HW_PARENT, HW_DRIVER_VERSION, HW_FIRMWARE_VERSION, DEVICE)
@@ -658,6 +667,11 @@ M_TOP1 = "inferspan.logits.top1_probability"
 M_EXPERTS_IMBALANCE = "inferspan.experts.imbalance"
 M_NONFINITE = "inferspan.numerics.nonfinite"
 M_HEALTH_FINDINGS = "inferspan.health.findings"
+M_DEVICE_FLOPS = DEVICE_FLOPS
+M_DEVICE_BYTES = DEVICE_BYTES
+M_DEVICE_PEAK_SHARE = DEVICE_PEAK_SHARE
+M_UTILIZATION_FLOPS = "inferspan.device.utilization.flops"
+M_UTILIZATION_BANDWIDTH = "inferspan.device.utilization.bandwidth"
 M_MODULE_DURATION = "inferspan.module.duration"
 M_ACTIVATION_STD = "inferspan.activation.std"
 M_ACTIVATION_ABS_MAX = "inferspan.activation.abs_max"
@@ -793,6 +807,11 @@ _REQUEST_METRICS = (
         M_NONFINITE, COUNTER, "{element}", "NaN and Inf values: logits, and module outputs with `output_stats`", (*_MODULE, NONFINITE_KIND)
     ),
     Metric(M_HEALTH_FINDINGS, COUNTER, "{finding}", "findings about outputs, at most one a request and kind: low, loop, flat, nonfinite", (*_MODEL, HEALTH_KIND), None, "analysis"),
+    Metric(M_DEVICE_FLOPS, COUNTER, "{flop}", "floating point operations of the matrix products of a phase, counted from shapes; a multiply-add is 2", (PHASE, *_MODEL), None, "roofline"),
+    Metric(M_DEVICE_BYTES, COUNTER, "By", "least traffic to the memory of the device in a phase: weights, keys and values, activations once", (PHASE, *_MODEL), None, "roofline"),
+    Metric(M_DEVICE_PEAK_SHARE, HISTOGRAM, "1", "achieved rate / ceiling of the nearer roof, once a phase and request", (PHASE, DEVICE_BOUND, *_MODEL), B_SHARE, _PEAKS),
+    Metric(M_UTILIZATION_FLOPS, HISTOGRAM, "1", "MFU: achieved FLOP/s of a request / peak of the device", _MODEL, B_SHARE, _PEAKS),
+    Metric(M_UTILIZATION_BANDWIDTH, HISTOGRAM, "1", "MBU: achieved bytes/s of a request / peak bandwidth of the device", _MODEL, B_SHARE, _PEAKS),
     Metric(
         M_EXPERTS_IMBALANCE, HISTOGRAM, "1", "tokens of the busiest expert / mean of all, one value for each recorded call of a router",
         (MODEL_NAME, MODULE_LAYER_INDEX), B_IMBALANCE, "routing",
@@ -1138,6 +1157,12 @@ ATTRIBUTES = (
         f"{_R}, {_PSM}",
         "s between two events on the CUDA device, its waiting included; absent where the device was not done in time, and on CPU, MPS and XPU, whose times are the host's",
     ),
+    Attribute(DEVICE_FLOPS, "int", f"{_R}, phase; {_S} and {_M} with `roofline` = all", "floating point operations of matrix products, convolutions and attention, counted from shapes as torch's FlopCounterMode does; a multiply-add is 2; absent where a class of module has no rule"),
+    Attribute(DEVICE_BYTES, "int", f"{_R}, phase; {_S} and {_M} with `roofline` = all", "By, least traffic to the memory of the device: weights, keys and values, activations once"),
+    Attribute(DEVICE_BOUND, "string", f"phase; {_S} and {_M} with `roofline` = all", f"what limits it: {', '.join(f'`{name}`' for name in BOUNDS)}; absent where that is not known"),
+    Attribute(DEVICE_PEAK_SHARE, "double", f"{_R}, phase; {_S} and {_M} with `roofline` = all", "0 to 1, achieved rate / ceiling of the nearer roof, compute or memory; absent without peaks of the device"),
+    Attribute(DEVICE_PEAK_FLOPS, "double", _R, "FLOP/s, the ceiling that is assumed for the dtype of the weights; dense, without sparsity"),
+    Attribute(DEVICE_PEAK_BANDWIDTH, "double", _R, "By/s, the ceiling that is assumed for the memory of the device"),
     Attribute(
         PROFILER_STEPS,
         "int",

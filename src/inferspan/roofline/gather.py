@@ -1,0 +1,269 @@
+"""What is read of a model once, when it is instrumented: the cost of its modules, and how positions go through them.
+
+In: a module. Out: :class:`~inferspan.roofline.model.ModelCosts`. Only shapes, dtypes, storage and the configuration are read, no values,
+and nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from .costs import Cost, cost_of, features_of, is_registered
+from .model import CROSS, ENCODER, FRAMES, HEAD, MAIN, OTHER, PATCHES, ROWS, ModelCosts, ModulePart
+from .peaks import Peaks
+
+__all__ = ["gather"]
+
+_QUERIES = ("q_proj", "query", "q", "q_lin", "query_proj", "q_attn")
+_KEYS = ("k_proj", "key", "k", "k_lin", "key_proj")
+_VALUES = ("v_proj", "value", "v", "v_lin", "value_proj")
+_FUSED = ("c_attn", "qkv_proj", "qkv", "query_key_value", "Wqkv", "W_pack")
+_OUTPUTS = ("o_proj", "out_proj", "o", "out_lin", "c_proj", "dense", "proj")
+_CROSS = ("cross", "encoder_attn", "encdec")
+_ROWS = ("pooler", "classifier", "pre_classifier")
+"""Names of modules that see one position of each row, where the class of the model says that it classifies rows."""
+
+
+class _Found(NamedTuple):
+    """A module with its path and those above it."""
+
+    path: str
+    module: Any
+    above: tuple[Any, ...]
+
+
+def _walk(root: Any) -> Iterator[_Found]:
+    """Modules in order, each object once; not what is inside those whose cost covers it."""
+    seen = {id(root)}
+    pending: list[_Found] = [_Found("", root, ())]
+    while pending:
+        found = pending.pop()
+        yield found
+        if is_registered(found.module):
+            continue
+        children = []
+        for name, child in found.module._modules.items():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                children.append(_Found(f"{found.path}.{name}" if found.path else name, child, (*found.above, found.module)))
+        pending.extend(reversed(children))
+
+
+def _child(module: Any, names: tuple[str, ...]) -> tuple[int, int] | None:
+    for name in names:
+        child = module._modules.get(name)
+        if child is not None and (features := features_of(child)) is not None:
+            return features
+    return None
+
+
+def _attention(module: Any, above: tuple[Any, ...]) -> tuple[int, int] | None:
+    """Width of the queries, and elements of keys and values of a position, of a module that computes attention; ``None`` for others."""
+    output = _child(module, _OUTPUTS)
+    if output is None and above:  # BERT has it in a module of its own
+        output = next((found for child in above[-1]._modules.values() if child is not None and (found := _child(child, _OUTPUTS))), None)
+    queries, keys, values = (_child(module, names) for names in (_QUERIES, _KEYS, _VALUES))
+    if queries is not None and keys is not None and values is not None:
+        return (output[0] if output is not None and queries[1] % output[0] == 0 else queries[1]), keys[1] + values[1]
+    fused = _child(module, _FUSED)
+    if fused is None or output is None:
+        return None
+    if queries is not None:  # GPT-2: the fused ones are keys and values
+        return queries[1], fused[1]
+    return output[0], fused[1] - output[0]
+
+
+def _looks_like_attention(module: Any) -> bool:
+    return "attention" in type(module).__name__.lower() and any(
+        child is not None and features_of(child) is not None for child in module._modules.values()
+    )
+
+
+def _window(module: Any) -> int:
+    window = getattr(module, "sliding_window", None)
+    return window if isinstance(window, int) and not isinstance(window, bool) and window > 0 else 0
+
+
+class _Streams:
+    """Which positions go through which module, from the configuration and the names of modules."""
+
+    def __init__(self, root: Any) -> None:
+        self.config = getattr(root, "config", None)
+        self.name = type(root).__name__
+        self.paths = {id(found.module): found.path for found in _walk(root)}
+        self.encoder = self._encoder(root)
+        self.language = self._language(root)
+        embeddings = _called(root, "get_output_embeddings")
+        self.head = self.paths.get(id(embeddings)) if embeddings is not None else None
+        self.vocabulary = int(embeddings.weight.shape[0]) if self.head is not None and hasattr(embeddings, "weight") else 0
+        self.kind = self._kind(root)
+
+    def _encoder(self, root: Any) -> str | None:
+        if not getattr(self.config, "is_encoder_decoder", False):
+            return None
+        encoder = _called(root, "get_encoder")
+        return self.paths.get(id(encoder)) if encoder is not None else None
+
+    def _language(self, root: Any) -> str | None:
+        """Path of the language model of one that takes more than text."""
+        if not any(hasattr(self.config, name) for name in ("vision_config", "audio_config")):
+            return None
+        decoder = _called(root, "get_decoder")
+        return None if decoder is None else self.paths.get(id(decoder))
+
+    def _kind(self, root: Any) -> str:
+        if self.config is None or not hasattr(root, "get_input_embeddings"):
+            return ""
+        if getattr(self.config, "is_encoder_decoder", False):
+            return "encoder-decoder" if self.encoder else ""
+        if getattr(root, "main_input_name", None) == "pixel_values":
+            return "vision" if hasattr(self.config, "patch_size") and self.vocabulary == 0 else ""
+        if hasattr(self.config, "vision_config") or hasattr(self.config, "audio_config"):
+            return "decoder" if self.language is not None and self.head is not None else ""
+        if getattr(root, "main_input_name", None) != "input_ids":
+            return ""
+        return "decoder" if _called(root, "can_generate") else "encoder"
+
+    def of(self, path: str, module: Any) -> str:
+        """The stream of a module."""
+        if self.head is not None and path == self.head:
+            return HEAD
+        if self.encoder and _below(path, self.encoder):
+            return FRAMES if type(module).__name__ == "Conv1d" else ENCODER
+        if self.language is not None and not _below(path, self.language):
+            return OTHER
+        parts = path.split(".")
+        if self.kind == "vision" and type(module).__name__ == "Conv2d":
+            return PATCHES
+        if "pooler" in parts:
+            return ROWS
+        if parts[0] in _ROWS and self.name.endswith(("ForSequenceClassification", "ForImageClassification")):
+            return ROWS
+        if _is_cross(parts) and parts[-1] in (*_KEYS, *_VALUES, "c_attn"):
+            return CROSS
+        return MAIN
+
+
+def _below(path: str, above: str) -> bool:
+    return path == above or path.startswith(f"{above}.")
+
+
+def _is_cross(parts: list[str]) -> bool:
+    return any(word in part.lower() for part in parts for word in _CROSS)
+
+
+def _called(root: Any, name: str) -> Any:
+    method = getattr(root, name, None)
+    return method() if callable(method) else None
+
+
+def _experts(cost: Cost, above: tuple[Any, ...], config: Any) -> Cost:
+    """The cost of experts with how many of them a position goes through."""
+    for place in (*reversed(above), config):
+        for name in ("top_k", "num_experts_per_tok", "moe_k"):
+            chosen = getattr(place, name, None)
+            if isinstance(chosen, int) and not isinstance(chosen, bool) and chosen > 0:
+                return cost._replace(chosen=chosen)
+    return cost
+
+
+def _separate_experts(found: list[_Found], config: Any) -> tuple[set[str], list[tuple[str, Cost]]]:
+    """Experts that are modules of their own, in a list: paths of lists, and for each the cost of all of them together."""
+    lists, costs = set[str](), []
+    for path, module, above in found:
+        if path.rpartition(".")[2] != "experts" or type(module).__name__ != "ModuleList" or not len(module):
+            continue
+        one = [cost_of(part) for part in module[0].modules()]
+        if any(cost is None for cost in one):
+            continue
+        known = [cost for cost in one if cost is not None]
+        each = Cost(
+            flops=sum(cost.flops for cost in known), weights=len(module) * sum(cost.weights for cost in known),
+            moved=sum(cost.moved for cost in known), experts=len(module),
+        )  # fmt: skip
+        lists.add(path)
+        costs.append((path, _experts(each, above, config)))
+    return lists, costs
+
+
+def _is_sharded(root: Any) -> bool:
+    """Whether parameters are parts of larger ones, so that one device does not do all of the work."""
+    return any(hasattr(parameter, "placements") or type(parameter).__name__ == "FlatParameter" for parameter in root.parameters())
+
+
+def _scales(parts: list[ModulePart], strides: dict[str, int]) -> list[ModulePart]:
+    """Convolutions in front of an encoder, with how many points each has for a position: the strides of those behind it."""
+    scale, scaled = 1, []
+    for part in reversed(parts):
+        if part.stream == FRAMES:
+            part, scale = part._replace(scale=scale), scale * strides.get(part.path, 1)
+        scaled.append(part)
+    return scaled[::-1]
+
+
+def gather(root: Any, *, element: int, peaks: Peaks | None, asynchronous: bool) -> ModelCosts | None:
+    """Read what passes of a model cost.
+
+    Args:
+        root: the model, out of its wrappers.
+        element: bytes of an element of its activations.
+        peaks: ceilings of its device, if known.
+        asynchronous: whether the device works while the host goes on.
+
+    Returns:
+        The costs, or ``None`` for a model that several devices compute together.
+    """
+    if _is_sharded(root):
+        return None
+    streams, found = _Streams(root), list(_walk(root))
+    parts, unknown, strides = list[ModulePart](), list[str](), dict[str, int]()
+    lists, separate = _separate_experts(found, streams.config)
+    parts += [ModulePart(path, cost, streams.of(path, None)) for path, cost in separate]
+    for path, module, above in found:
+        if any(_below(path, one) for one in lists):
+            continue
+        cost = cost_of(module)
+        heads = None if is_registered(module) else _attention(module, above)
+        if cost is None or (heads is None and _looks_like_attention(module) and not is_registered(module)):
+            unknown.append(path)
+            continue
+        if heads is not None:
+            cost = cost._replace(attention=heads[0], keys=heads[1], window=_window(module))
+        if cost.experts and not cost.chosen:
+            cost = _experts(cost, above, streams.config)
+        if cost == Cost():
+            continue
+        stream = streams.of(path, module)
+        if stream == FRAMES:
+            strides[path] = int(module.stride[0])
+        cross = bool(heads) and stream not in (ENCODER, FRAMES) and _is_cross(path.split("."))
+        parts.append(ModulePart(path, cost, stream, cross=cross))
+    config = streams.config
+    patch = getattr(config, "patch_size", None) if streams.kind == "vision" else None
+    return ModelCosts(
+        parts=tuple(_scales(parts, strides)),
+        unknown=tuple(unknown),
+        element=element,
+        kind=streams.kind,
+        head=1 if streams.head is not None and _keeps_logits(root) else None,
+        vocabulary=streams.vocabulary,
+        patch=() if patch is None else tuple(patch) if isinstance(patch, tuple | list) else (patch, patch),
+        extra=_extra(found) if streams.kind == "vision" else 0,
+        source=getattr(config, "max_source_positions", None) if any(part.stream == FRAMES for part in parts) else None,
+        peaks=peaks,
+        asynchronous=asynchronous,
+    )
+
+
+def _keeps_logits(root: Any) -> bool:
+    """Whether ``generate()`` asks a model for the logits of the last position alone."""
+    return "logits_to_keep" in inspect.signature(type(root).forward).parameters
+
+
+def _extra(found: list[_Found]) -> int:
+    """Positions that a vision model puts before the patches: tokens that it has learned."""
+    names = ("cls_token", "distillation_token", "register_tokens")
+    tensors = [module._parameters.get(name) for _, module, _ in found for name in names]
+    return sum(int(tensor.shape[1]) for tensor in tensors if tensor is not None and tensor.dim() == 3)

@@ -90,6 +90,8 @@ text_completion
   | inferspan.analysis.unique_tokens = <tokens>
   | inferspan.batch.size = 1
   | inferspan.decode.steps = 1
+  | inferspan.device.bytes = 97600
+  | inferspan.device.flops = 121216
   | inferspan.device.id = cpu
   | inferspan.device.type = cpu
   | inferspan.health.kinds = [low]
@@ -119,6 +121,8 @@ text_completion
   | inferspan.tokens_per_second = <tokens/s>
   | inferspan.warmup = True
     prefill
+      | inferspan.device.bytes = 54656
+      | inferspan.device.flops = 100864
       | inferspan.phase = prefill
         prefill_step
           | inferspan.device.id = cpu
@@ -173,6 +177,8 @@ text_completion
                   | inferspan.phase = prefill
                   | inferspan.step.index = 0
     decode
+      | inferspan.device.bytes = 42944
+      | inferspan.device.flops = 20352
       | inferspan.phase = decode
         decode_step
           | inferspan.device.id = cpu
@@ -240,6 +246,8 @@ def test_generate(telemetry: Telemetry) -> None:
 FORWARD = """\
 forward Sequential
   | inferspan.batch.size = 2
+  | inferspan.device.bytes = 240
+  | inferspan.device.flops = 128
   | inferspan.device.id = cpu
   | inferspan.device.type = cpu
   | inferspan.input.dtypes = [float32]

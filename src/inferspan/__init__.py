@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from .program.events import event
     from .program.sessions import session
     from .program.stages import method, stage
+    from .roofline.costs import Cost, register_cost
     from .settings import Settings, SettingsError
     from .zero_code.loading import instrument_loading
 
 __all__ = [
+    "Cost",
     "Handle",
     "NonfiniteError",
     "Settings",
@@ -41,12 +43,14 @@ __all__ = [
     "instrument_loading",
     "method",
     "model_parameters",
+    "register_cost",
     "session",
     "stage",
     "uninstrument",
 ]
 
 _HOMES = {
+    "Cost": "roofline.costs",
     "Handle": "instrument",
     "NonfiniteError": "capture.inside.results",
     "Settings": "settings",
@@ -63,6 +67,7 @@ _HOMES = {
     "instrument_loading": "zero_code.loading",
     "method": "program.stages",
     "model_parameters": "program.decorators",
+    "register_cost": "roofline.costs",
     "session": "program.sessions",
     "stage": "program.stages",
     "uninstrument": "instrument",

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 __all__ = [
-    "FlowCall", "FlowEdge", "ModuleCall", "ModuleCalls", "ModuleColumns", "ModuleInfo", "ModuleStage", "Moments", "PassFlow", "RowFigures",
+    "FlowCall", "FlowEdge", "ModuleCall", "ModuleCalls", "ModuleColumns", "ModuleInfo", "ModuleStage", "Moments", "PassFacts", "PassFlow",
+    "PassRun", "RowFigures",
 ]  # fmt: skip
 
 
@@ -123,6 +124,11 @@ class ModuleColumns(NamedTuple):
     failures: list[str | None]
     slots: list[int | None]
 
+    def row(self, place: int) -> ModuleRow:
+        """The fields of one call."""
+        row: ModuleRow = tuple(column[place] for column in self)  # type: ignore[assignment]
+        return row
+
     def cut(self, first: int, stop: int) -> ModuleColumns:
         """The calls from index ``first`` to before ``stop``."""
         if first == 0 and stop >= len(self.numbers):
@@ -167,6 +173,45 @@ class ModuleCalls:
     def begun_before(self, moment: int) -> bool:
         """Whether some call began earlier."""
         return min(self._flat[_START::_FIELDS], default=moment) < moment
+
+
+class PassFacts:
+    """What the shapes of the passes of a request leave open; filled in while it runs, read when its spans are made.
+
+    Attributes:
+        static: positions of its cache, if that has a fixed size.
+        source: positions of a row of the encoder's output.
+        length: positions of a row in the cache after a plain forward pass, the cache that was passed in included.
+        hidden: whether it has a cache that cannot be looked into.
+    """
+
+    __slots__ = ("hidden", "length", "source", "static")
+
+    def __init__(self) -> None:
+        self.static: int | None = None
+        self.source: int | None = None
+        self.length: int | None = None
+        self.hidden = False
+
+
+class PassRun(NamedTuple):
+    """Forward passes in a row whose inputs have one shape.
+
+    Attributes:
+        rows: sequences.
+        width: positions of each that go in.
+        length: positions of each in the cache and in the first pass.
+        passes: how many.
+        growth: positions by which the length grows from one to the next; ``None`` if that differs.
+        first: whether the first of them is that of the request.
+    """
+
+    rows: int
+    width: int
+    length: int
+    passes: int = 1
+    growth: int | None = 1
+    first: bool = False
 
 
 class Moments(NamedTuple):

@@ -21,7 +21,9 @@ from .module_records import (
     ModuleInfo,
     ModuleStage,
     Moments,
+    PassFacts,
     PassFlow,
+    PassRun,
     RowFigures,
 )
 
@@ -44,7 +46,9 @@ __all__ = [
     "ModuleInfo",
     "ModuleStage",
     "Moments",
+    "PassFacts",
     "PassFlow",
+    "PassRun",
     "Phase",
     "PhaseKey",
     "Profiled",
@@ -126,6 +130,8 @@ class ModuleBatch(NamedTuple):
     """Tokens of the sequence that the output of a stage stands for, by the ``number`` of its call, where that is known."""
     flow: PassFlow | None = None
     """How tensors flowed between the calls, if that was recorded."""
+    roofline: Any = None
+    """Gives the attributes of the roofline of calls, if they are wanted."""
 
 
 class Step(NamedTuple):
@@ -143,6 +149,8 @@ class Step(NamedTuple):
     size: int = 1500
     links: Sequence[RequestScope] = ()
     """Requests of a batch that ran in it; empty for a step of one request."""
+    roofline: Any = None
+    """Gives its attributes of the roofline, if they are wanted."""
 
 
 class Phase(NamedTuple):
@@ -153,6 +161,8 @@ class Phase(NamedTuple):
     end_ns: int
     failure: str | None
     attributes: Attributes
+    roofline: Any = None
+    """Gives its attributes of the roofline, if they are known."""
 
 
 class Stage(NamedTuple):
@@ -184,6 +194,8 @@ class ModelInfo:
     provider: str
     architecture: str
     attributes: Attributes = field(default_factory=dict)
+    costs: Any = field(default=None, compare=False)
+    """``ModelCosts`` of the model, if they are wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +289,8 @@ class RequestEnd:
     nonfinite_logits: int = 0
     decode: Callable[[int], str] | None = None
     """Text of a token id, where spans may carry such; ``None`` also without a tokenizer."""
+    roofline: Any = None
+    """``RequestRoofline``, whose figures are computed when they are asked for."""
     findings: Sequence[str] = ()
     """Kinds of what is wrong with the output."""
 

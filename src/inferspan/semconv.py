@@ -1488,6 +1488,7 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("gradients",), "spans and statistics of a backward pass"),
     ErrorPlaces(("largest logits",), "what `top_k_positions` asks for"),
     ErrorPlaces(("statistics of inputs",), "figures of `input_stats` and `numerics_inputs`"),
+    ErrorPlaces(("roofline",), "operations, bytes and what limits a request or a part of it"),
     ErrorPlaces(("analysis",), "the analysis of what was generated, and its findings"),
     ErrorPlaces(("evaluation event",), "the events of findings"),
     ErrorPlaces(("summary",), "figures of `handle.summary()` and `session.summary()`"),

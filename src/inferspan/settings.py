@@ -18,6 +18,7 @@ from . import setting_checks as check
 from .setting_checks import SettingsError
 from .setting_sources.file import FILE_VARIABLE, read_file, read_named_file, unknown
 from .setting_sources.observe import kinds, meant_by
+from .setting_sources.peaks import peaks as given_peaks
 from .setting_sources.presets import PRESETS, with_mode
 
 __all__ = ["PRESETS", "Settings", "SettingsError"]
@@ -64,6 +65,8 @@ class Settings:
     span_hard_cap: int = _setting(5000, check.integer(1, 100_000_000), "what `max_spans_per_trace` may not exceed; raise both by name to lift the budget", live=True)
     module_span_name: str = _setting("layer", check.choice("layer", "path", "type"), 'name of a module span: "layer 12 mlp", the path, or the class', live=True)
     logits: bool = _setting(True, check.boolean, "statistics of the raw logits of every recorded step", live=True)
+    roofline: str = _setting("phases", check.choice("none", "phases", "all"), 'operations, bytes and what limits them: of requests and their phases, of "all" steps and module calls that are recorded as well, or "none"', live=True)
+    peaks: Mapping[str, float] | Sequence[tuple[str, float]] | None = _setting(None, given_peaks, "ceilings of the device for the roofline, instead of those of `inferspan peaks`: a mapping of flops (FLOP/s) and bandwidth (bytes a second), in the environment flops=989e12,bandwidth=4.8e12")
     top_k: int = _setting(5, check.integer(0, 100), "most likely tokens kept per step, only with content capture", live=True)
     top_k_positions: str = _setting("last", check.choice("last", "all"), 'with "all" and content capture: the `top_k` largest raw logits of every row and position of each pass, as log records and in `handle.top_logits()`; at most 1,024 of a pass and 4,096 of a request', live=True)
     token_arrays: bool = _setting(True, check.boolean, "log-probabilities, entropies and intervals per token on the request span")

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["MODELS", "CNN"]
+__all__ = ["CNN", "MODELS"]
 
-_TEXT = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+_TEXT: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
 def _made(name: str, config: str, attention: str = "eager", **options: Any) -> Any:

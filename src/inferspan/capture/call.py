@@ -154,7 +154,7 @@ class Call(CallLog):
         self.flow: FlowLog | None = None
         """What flows between modules in recorded passes; ``None`` if that is not recorded."""
         self.pausing: Pausing | None = None
-        """Knows that this request runs."""
+        self.roofline: Any = None
         if made is not None:
             made.append(self)
 
@@ -233,7 +233,7 @@ class Call(CallLog):
         self.stages_ran = stages > 0
 
     def _add_batch(self, batch: ModuleBatch) -> None:
-        # The tokens of stages are known when the request ends.
+        batch = batch._replace(roofline=self.roofline.of_calls) if self.roofline and self.roofline.of_calls else batch
         (self._staged if batch.stages else self.pending).append(batch)
 
     def settle_stages(self, tokens: Mapping[str, int], cached: Mapping[str, int]) -> None:

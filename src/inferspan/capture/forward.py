@@ -38,6 +38,7 @@ from .owner import OpenPass, Owner
 from .passes.facts import embedding, logit_facts, look_at_input, nonfinite_of
 from .passes.given import Given, given_of, unobserved_of
 from .passes.later import runs_later
+from .passes.roofline import with_roofline
 from .recording import open_call
 from .running import invocations
 
@@ -174,6 +175,7 @@ class ForwardCall(Call):
             if self.clock is not None:
                 with contain("device clock"):
                     end = self._with_device_time(self.clock, end)
+            end = with_roofline(self, output, end)
             with contain("hand-over of a forward pass"):
                 self.settle_stages(self.given.tokens, {})
                 self.hand_over()
@@ -356,10 +358,8 @@ def open_forward(
     opened: OpenPass,
     make: Callable[..., ForwardCall],
     *,
-    adapters: tuple[str, ...] | None = None,
-    operation: str | None = None,
-    facts: Mapping[str, AttributeValue] | None = None,
-) -> ForwardCall | None:
+    adapters: tuple[str, ...] | None = None, operation: str | None = None, facts: Mapping[str, AttributeValue] | None = None,
+) -> ForwardCall | None:  # fmt: skip
     """Open a request and make it the innermost one of the thread.
 
     Args:

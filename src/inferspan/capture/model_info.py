@@ -25,6 +25,7 @@ from inferspan.records import AttributeValue, ModelInfo
 from inferspan.settings import Settings
 
 from .adapters import ActiveAdapters
+from .device.costs import costs_of
 from .generate.modalities import takes_modalities
 
 __all__ = [
@@ -365,13 +366,16 @@ def _collect(model: nn.Module, settings: Settings, state: _State | None) -> Mode
         count = _parameter_count(model, semconv.MODEL_QUANTIZATION_METHOD in attributes)
         if count is not None:
             attributes[semconv.MODEL_PARAMETERS] = count
+    costs: Any = None
     if state is not None:
         attributes |= _of_state(state)
+        with contain("roofline"):
+            costs = costs_of(unwrapped(getattr(model, "_orig_mod", model)), state.place.device, state.place.dtype, settings)
     kind = type(unwrapped(model))
     libraries = {base.__module__.partition(".")[0] for base in kind.__mro__}
     huggingface = bool(libraries & _HUGGINGFACE) or hasattr(kind, "generate")
     provider = settings.provider_name or (semconv.PROVIDER_HUGGINGFACE if huggingface else semconv.PROVIDER_PYTORCH)
-    return ModelInfo(settings.model_name or name or (architecture if config is None else None), provider, architecture, attributes)
+    return ModelInfo(settings.model_name or name or (architecture if config is None else None), provider, architecture, attributes, costs)
 
 
 def _of_state(state: _State) -> dict[str, AttributeValue]:

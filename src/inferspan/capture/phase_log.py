@@ -5,16 +5,18 @@ In: beginnings and ends; one phase or stage runs at a time. Out: records, once t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from inferspan import semconv
 from inferspan.guard import contain
 from inferspan.records import AttributeValue, Phase, PhaseKey, RequestEnd
+from inferspan.roofline.request import OpenRoofline, PhaseRoofline, RequestRoofline
 
 from .budget import PHASES
 from .device.memory import MemoryMeter
+from .generate.pass_shapes import runs_of
 
 __all__ = ["PhaseLog"]
 
@@ -55,6 +57,9 @@ class _Request(Protocol):
     steps: Any
     pending: list[Any]
     stage_seconds: list[tuple[str, float]]
+    roofline: OpenRoofline | None
+    start: int
+    moving_ns: int
 
     def epoch(self, now: int) -> int: ...
 
@@ -166,6 +171,11 @@ class PhaseLog:
                 whole = clock.between(0, clock.anchors - 1)
                 if whole is not None and end is not None:
                     end = replace(end, attributes={**end.attributes, semconv.DEVICE_TIME: whole})
+        figures = self._rooflines(seconds)
+        if end is not None and figures and request.roofline is not None:
+            took = (end.end_ns - request.epoch(request.start)) / 1e9
+            whole_request = RequestRoofline(request.roofline.costs, [*figures.values()], took, request.moving_ns / 1e9)
+            end = replace(end, roofline=whole_request)
         for phase, device in zip(phases, seconds, strict=True):
             attributes = {**(phase.attributes or {}), **({} if device is None else {semconv.DEVICE_TIME: device})}
             (name, number), start, failure = phase.key, phase.start, phase.failure
@@ -173,8 +183,22 @@ class PhaseLog:
             if phase.attributes is not None and number is not None:
                 request.add_stage(name, start, ended, number=number, failure=failure, attributes=attributes, budgeted=True)
             elif request.recording:
-                request.pending.append(Phase(phase.key, request.epoch(start), request.epoch(ended), failure, attributes))
+                record = Phase(phase.key, request.epoch(start), request.epoch(ended), failure, attributes, figures.get(phase.key))
+                request.pending.append(record)
         return end if end is None or not request.stage_seconds else replace(end, stages=tuple(request.stage_seconds))
+
+    def _rooflines(self, seconds: Sequence[float | None]) -> dict[PhaseKey, PhaseRoofline]:
+        """What gives the figures of each phase that has passes; ``seconds`` are those of the phases on the device."""
+        request, open_one = self._request, self._request.roofline
+        found: dict[PhaseKey, PhaseRoofline] = {}
+        with contain("roofline"):
+            runs = runs_of(request.steps.rows.marks, request.steps.index, request.steps.length) if open_one is not None else {}
+            for phase, device in zip(self._ended, seconds, strict=True):
+                if open_one is not None and phase.attributes is None and phase.key in runs:
+                    took, name = (phase.end - phase.start) / 1e9, phase.key.name
+                    launches = request.steps.seconds.get(name, ())
+                    found[phase.key] = PhaseRoofline(open_one.costs, name, open_one.facts, runs[phase.key], took, device, launches)
+        return found
 
     def drop(self) -> None:
         """Drop the reference back to the request."""

@@ -27,6 +27,7 @@ from torch import Tensor
 from inferspan import semconv
 from inferspan.guard import contain
 from inferspan.records import Attributes, AttributeValue, Failure, ModelInfo, ModuleCalls, RequestEnd, RequestStart
+from inferspan.roofline.request import OpenRoofline
 
 from .budget import Budget
 from .call import Call, around_here, current
@@ -216,17 +217,20 @@ def open_call(
     base, began = epoch(), now()
     offset = base - began if around is None else around.offset
     nested = _is_nested(kind, operation, around)
+    model = info or owner.info
     # They know what there is by now, whatever interrupt comes.
     scopes: list[Any] = []
     made: list[C] = []
     try:
         scope = owner.recorder.start(
-            RequestStart(kind, operation, info or owner.info, began + offset, nested, facts or {}, streamer, attached, scopes.append),
+            RequestStart(kind, operation, model, began + offset, nested, facts or {}, streamer, attached, scopes.append),
             None if around is None else around.scope,
         )
         if scope is None:
             return None
         call = make(scope=scope, start=began, offset=offset, outer=outer, made=made)
+        if model.costs is not None:
+            call.roofline = OpenRoofline(model.costs, every=owner.settings.roofline == "all")
         owner.pausing.begins(call)
         if ready is not None:
             ready(call)

@@ -21,6 +21,7 @@ from .call import Call
 from .compile.state import compiled_graphs
 from .device.memory import MemoryMeter
 from .generate.end import Measured, describe_end
+from .generate.pass_shapes import run_at
 from .generate.step_log import StepLog
 from .generate.step_logits import StepStatistics
 from .generate.step_modules import StepModules
@@ -377,10 +378,9 @@ class Request(Call):
         )
 
     def close_modules(self, step: int | None, phase: PhaseKey, now: int, failure: str | None) -> None:
-        """Turn recorded module calls into a batch; a phase lasts as long as the calls directly under it.
-
-        It is known here, at the end of the pass: the writer would have to search the calls for the last one.
-        """
+        """Turn recorded module calls into a batch; a phase lasts as long as those directly under it, which the writer had to search."""
+        if self.roofline is not None and self.roofline.every:
+            self.roofline.of_calls = self.roofline.of_step(None if step is None else run_at(self.steps.rows.marks, step))
         super().close_modules(step, phase, now, failure)
         if step is None:
             self.phases.stretch(phase, now)

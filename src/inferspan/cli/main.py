@@ -23,6 +23,7 @@ from .doctor import add_doctor
 from .failure import Failure
 from .graph import add_graph
 from .live import add_live, add_tail
+from .machine.peaks import add_peaks
 from .parser import Parser
 from .replay import add_replay
 from .report import add_report
@@ -128,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
 
     for add in (
         add_run, add_report, add_live, add_tail, add_replay, add_aggregate, add_trend, add_doctor,
-        add_settings, add_version, add_demo, add_stack, add_bundle, add_trace_graph, add_graph,
+        add_settings, add_version, add_demo, add_stack, add_bundle, add_trace_graph, add_graph, add_peaks,
     ):  # fmt: skip
         add(commands)
     return parser

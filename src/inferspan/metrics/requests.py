@@ -24,6 +24,7 @@ from inferspan.settings import Settings
 
 from .activations import ActivationLabels, values_of
 from .first_request import FirstRequest, first_request
+from .roofline import roofline_values
 from .summary import Summary
 from .waiting import Waiting
 
@@ -177,6 +178,10 @@ class RequestMetrics:
             self._generate(start, end, seconds, of, third_party=third_party)
         for name, took in end.stages:
             self._later(semconv.M_STAGE_DURATION, took, {semconv.STAGE_NAME: name, **self._model(start)}, of)
+        if end.roofline is not None and not start.nested:
+            with contain("roofline"):
+                for name, value, labels in roofline_values(end.roofline.figures, self._model(start)):
+                    self._later(name, value, labels, of)
         for kind in end.findings:
             self._later(semconv.M_HEALTH_FINDINGS, 1, {**self._model(start), semconv.HEALTH_KIND: kind})
         for (place, kind), count in end.nonfinite.items():

@@ -30,7 +30,7 @@ class Card(NamedTuple):
 def _flops(half: float | None = None, **others: float) -> dict[str, float]:
     """TFLOP/s to FLOP/s; ``half`` is that of float16 and bfloat16."""
     found = {} if half is None else {"float16": half, "bfloat16": half}
-    return {dtype: value * T for dtype, value in {**found, **others}.items()}
+    return {dtype: float(round(value * T)) for dtype, value in {**found, **others}.items()}
 
 
 def _eight(value: float) -> dict[str, float]:
@@ -45,10 +45,10 @@ CARDS: tuple[Card, ...] = (
     Card("H100", _flops(989.4, tf32=494.7, float32=66.9, float64=66.9, **_eight(1978.9)), 3.35 * T, f"{_NVIDIA}/h100/"),
     Card("H100 PCIe", _flops(756, tf32=378, float32=51, float64=51, **_eight(1513)), 2.0 * T, f"{_NVIDIA}/h100/"),
     Card("H100 NVL", _flops(835.5, tf32=417.5, float32=60, float64=60, **_eight(1670.5)), 3.9 * T, f"{_NVIDIA}/h100/"),
-    Card("A100 SXM4 80GB", _flops(312, tf32=156, float32=19.5, float64=19.5, int8=624), 2.039 * T, f"{_NVIDIA}/a100/"),
-    Card("A100 80GB PCIe", _flops(312, tf32=156, float32=19.5, float64=19.5, int8=624), 1.935 * T, f"{_NVIDIA}/a100/"),
-    Card("A100 SXM4 40GB", _flops(312, tf32=156, float32=19.5, float64=19.5, int8=624), 1.555 * T, f"{_NVIDIA}/a100/"),
-    Card("A100 PCIE 40GB", _flops(312, tf32=156, float32=19.5, float64=19.5, int8=624), 1.555 * T, f"{_NVIDIA}/a100/"),
+    Card("A100 SXM4 80GB", _flops(312, tf32=156, float32=19.5, float64=19.5, int8=624), 2.039e12, f"{_NVIDIA}/a100/"),
+    Card("A100 80GB PCIe", _flops(312, tf32=156, float32=19.5, float64=19.5, int8=624), 1.935e12, f"{_NVIDIA}/a100/"),
+    Card("A100 SXM4 40GB", _flops(312, tf32=156, float32=19.5, float64=19.5, int8=624), 1.555e12, f"{_NVIDIA}/a100/"),
+    Card("A100 PCIE 40GB", _flops(312, tf32=156, float32=19.5, float64=19.5, int8=624), 1.555e12, f"{_NVIDIA}/a100/"),
     Card("A10", _flops(125, tf32=62.5, float32=31.2, int8=250), 0.6 * T, f"{_NVIDIA}/products/a10-gpu/"),
     Card("L4", _flops(121, tf32=60, float32=30.3, **_eight(242.5)), 0.3 * T, f"{_NVIDIA}/l4/"),
     Card("L40S", _flops(362.05, tf32=183, float32=91.6, **_eight(733)), 0.864 * T, f"{_NVIDIA}/l40s/"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 __all__ = ["Cost", "bytes_of", "cost_of", "features_of", "is_registered", "register_cost"]
 
@@ -55,6 +56,8 @@ class Cost(NamedTuple):
 
 CostFunction = Callable[[Any], "Cost | None"]
 _registered: dict[type, CostFunction] = {}
+_rules: WeakKeyDictionary[type, tuple[CostFunction, bool]] = WeakKeyDictionary()
+"""What was found for each class, until something is registered."""
 
 
 def register_cost(module_class: type, function: CostFunction) -> None:
@@ -73,23 +76,40 @@ def register_cost(module_class: type, function: CostFunction) -> None:
     if not callable(function):
         raise TypeError(f"inferspan.register_cost: a function of a module is needed, not {function!r}")
     _registered[module_class] = function
+    _rules.clear()
 
 
 def is_registered(module: Any) -> bool:
     """Whether the program, or the table, covers a module with all that is inside."""
-    return any(kind in _registered or _name(kind) in _WHOLE for kind in type(module).__mro__)
+    return _rule_of(type(module))[1]
 
 
 def cost_of(module: Any) -> Cost | None:
     """The cost of a module without those inside, ``None`` if it is not known."""
-    kinds = type(module).__mro__
-    for kind in kinds:
-        if (function := _registered.get(kind)) is not None:
-            return function(module)
-    for kind in kinds:
-        if (known := _TABLE.get(_name(kind))) is not None:
-            return known(module)
-    return _by_parameters(module)
+    return _rule_of(type(module))[0](module)
+
+
+def _rule_of(kind: type) -> tuple[CostFunction, bool]:
+    """What gives the cost of modules of a class, and whether that covers the modules inside."""
+    known = _rules.get(kind)
+    if known is None:
+        known = _rules[kind] = _find_rule(kind)
+    return known
+
+
+def _find_rule(kind: type) -> tuple[CostFunction, bool]:
+    for one in kind.__mro__:
+        if (function := _registered.get(one)) is not None:
+            return function, True
+    names = [_name(one) for one in kind.__mro__]
+    if "torch.jit._script.RecursiveScriptModule" in names or "torch.jit._script.ScriptModule" in names:
+        return _unknown, True
+    rule = next((_TABLE[name] for name in names if name in _TABLE), _by_parameters)
+    return rule, any(name in _WHOLE for name in names)
+
+
+def _unknown(_: Any) -> None:
+    """The cost of a scripted module, into which nothing can look."""
 
 
 def _name(kind: type) -> str:
@@ -100,7 +120,8 @@ def _name(kind: type) -> str:
 def bytes_of(module: Any) -> int:
     """Bytes in which a module keeps its own parameters and, if it is quantized, their scales."""
     tensors = [tensor for tensor in module._parameters.values() if tensor is not None]
-    if any(not tensor.is_floating_point() for tensor in tensors) or not tensors:
+    packed = any(not tensor.is_floating_point() for tensor in tensors) or (not tensors and features_of(module) is not None)
+    if packed:
         tensors += [tensor for tensor in module._buffers.values() if tensor is not None]
         tensors += _quantization_state(tensors)
     return sum(_stored(tensor) for tensor in tensors)
@@ -169,11 +190,11 @@ def _multihead(module: Any) -> Cost | None:
 def _by_parameters(module: Any) -> Cost | None:
     """A class that is not in the table: experts and routers by their parameters, what has vectors alone costs no products."""
     parameters = {name: tensor for name, tensor in module._parameters.items() if tensor is not None}
+    if features_of(module) is not None and not module._modules and set(parameters) <= {"weight", "bias"}:
+        return _linear(module)  # also one whose weights are packed in buffers
     widest = max((tensor.dim() for tensor in parameters.values()), default=0)
     if widest <= 1:
         return Cost(weights=bytes_of(module))
-    if features_of(module) is not None and set(parameters) <= {"weight", "bias"}:
-        return _linear(module)
     experts, chosen = getattr(module, "num_experts", None), getattr(module, "top_k", None)
     if isinstance(experts, int) and widest == 3 and all(tensor.shape[0] == experts for tensor in parameters.values()):
         matrices = [tensor for tensor in parameters.values() if tensor.dim() == 3]

@@ -20,6 +20,7 @@ _QUERIES = ("q_proj", "query", "q", "q_lin", "query_proj", "q_attn")
 _KEYS = ("k_proj", "key", "k", "k_lin", "key_proj")
 _VALUES = ("v_proj", "value", "v", "v_lin", "value_proj")
 _FUSED = ("c_attn", "qkv_proj", "qkv", "query_key_value", "Wqkv", "W_pack")
+_PROJECTIONS = (*_QUERIES, *_FUSED)
 _OUTPUTS = ("o_proj", "out_proj", "o", "out_lin", "c_proj", "dense", "proj")
 _CROSS = ("cross", "encoder_attn", "encdec")
 _ROWS = ("pooler", "classifier", "pre_classifier")
@@ -61,6 +62,8 @@ def _child(module: Any, names: tuple[str, ...]) -> tuple[int, int] | None:
 
 def _attention(module: Any, above: tuple[Any, ...]) -> tuple[int, int] | None:
     """Width of the queries, and elements of keys and values of a position, of a module that computes attention; ``None`` for others."""
+    if not any(name in module._modules for name in _PROJECTIONS):
+        return None
     output = _child(module, _OUTPUTS)
     if output is None and above:  # BERT has it in a module of its own
         output = next((found for child in above[-1]._modules.values() if child is not None and (found := _child(child, _OUTPUTS))), None)
@@ -89,10 +92,10 @@ def _window(module: Any) -> int:
 class _Streams:
     """Which positions go through which module, from the configuration and the names of modules."""
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, found: list[_Found]) -> None:
         self.config = getattr(root, "config", None)
         self.name = type(root).__name__
-        self.paths = {id(found.module): found.path for found in _walk(root)}
+        self.paths = {id(one.module): one.path for one in found}
         self.encoder = self._encoder(root)
         self.language = self._language(root)
         embeddings = _called(root, "get_output_embeddings")
@@ -155,8 +158,12 @@ def _is_cross(parts: list[str]) -> bool:
 
 
 def _called(root: Any, name: str) -> Any:
+    """What a method of the model returns; ``None`` if it has none, or one that cannot be called like that."""
     method = getattr(root, name, None)
-    return method() if callable(method) else None
+    try:
+        return method() if callable(method) else None
+    except Exception:  # a method of the program, which is asked and not needed
+        return None
 
 
 def _experts(cost: Cost, above: tuple[Any, ...], config: Any) -> Cost:
@@ -213,11 +220,12 @@ def gather(root: Any, *, element: int, peaks: Peaks | None, asynchronous: bool) 
         asynchronous: whether the device works while the host goes on.
 
     Returns:
-        The costs, or ``None`` for a model that several devices compute together.
+        The costs, or ``None`` for a model that several devices compute together, and for one whose weights have no shape yet.
     """
-    if _is_sharded(root):
+    if _is_sharded(root) or any(type(parameter).__name__ == "UninitializedParameter" for parameter in root.parameters()):
         return None
-    streams, found = _Streams(root), list(_walk(root))
+    found = list(_walk(root))
+    streams = _Streams(root, found)
     parts, unknown, strides = list[ModulePart](), list[str](), dict[str, int]()
     lists, separate = _separate_experts(found, streams.config)
     parts += [ModulePart(path, cost, streams.of(path, None)) for path, cost in separate]

@@ -183,8 +183,13 @@ class ModelCosts:
     @cached_property
     def leaves(self) -> Mapping[str, Cost]:
         """Parts by path that have no others inside."""
-        inner = {path.rpartition(".")[0] for path, *_ in self.parts}
-        return {part.path: part.cost for part in self.parts if part.path not in inner}
+        above = set[str]()
+        for part in self.parts:
+            path = part.path.rpartition(".")[0]
+            while path and path not in above:
+                above.add(path)
+                path = path.rpartition(".")[0]
+        return {part.path: part.cost for part in self.parts if part.path not in above}
 
     def knows(self, path: str) -> bool:
         """Whether all that is at a path and below is known."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 from .cards import CARDS
 
-__all__ = ["Peaks", "cache_file", "cpu_name", "peaks_of", "read_measured"]
+__all__ = ["Peaks", "apple_chip", "cache_file", "cpu_name", "peaks_of", "read_measured"]
 
 
 class Peaks(NamedTuple):
@@ -67,9 +68,19 @@ def cpu_name() -> str:
                 return line.partition(":")[2].strip()
     except OSError:
         pass
-    import platform
-
     return platform.processor() or platform.machine()
+
+
+def apple_chip() -> str | None:
+    """Name of an Apple chip, such as ``Apple M1 Max``; ``None`` on other machines."""
+    import ctypes
+
+    if platform.system() != "Darwin":
+        return None
+    size = ctypes.c_size_t(128)
+    text = ctypes.create_string_buffer(size.value)
+    failed = ctypes.CDLL(None).sysctlbyname(b"machdep.cpu.brand_string", text, ctypes.byref(size), None, 0)
+    return None if failed else text.value.decode("ascii", "replace")
 
 
 def cache_file(environ: Mapping[str, str] | None = None) -> Path:

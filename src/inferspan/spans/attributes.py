@@ -15,6 +15,7 @@ from typing import Any
 
 from inferspan import semconv
 from inferspan.attribute_values import shape_attributes
+from inferspan.guard import contain
 from inferspan.records import Attributes, AttributeValue, ModuleBatch, ModuleInfo, Phase, Profiled, Stage, Step
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "of_pass",
     "of_phase",
     "of_profiled",
+    "of_roofline",
     "of_stage",
     "of_step",
     "of_tokens",
@@ -39,6 +41,9 @@ _Described = tuple[tuple[Any, Any], ...]
 def of_phase(phase: Phase) -> dict[str, AttributeValue]:
     """Attributes of the span of a phase."""
     found = {**phase.attributes, semconv.PHASE: phase.key.name}
+    if phase.roofline is not None:
+        with contain("roofline"):
+            found.update(phase.roofline.attributes())
     if phase.failure is not None:
         found.update(of_failure(phase.failure))
     return found
@@ -53,6 +58,9 @@ def of_step(step: Step, device: str | None) -> dict[str, AttributeValue]:
     """
     known = step.attributes
     found: dict[str, AttributeValue] = {**(known() if callable(known) else known)}
+    if step.roofline is not None:
+        with contain("roofline"):
+            found.update(step.roofline.of_step(found, (step.end_ns - step.start_ns) / 1e9))
     if device is not None:
         found[semconv.DEVICE] = device
     found[semconv.PHASE] = step.phase.name
@@ -120,6 +128,19 @@ def of_tokens(tokens: int) -> dict[str, AttributeValue]:
     return {semconv.STAGE_TOKENS: tokens}
 
 
+def of_roofline(batch: ModuleBatch, call: tuple[Any, ...]) -> dict[str, AttributeValue]:
+    """The attributes of the roofline of a module call; none if they are not wanted, or not known."""
+    if batch.roofline is None:
+        return {}
+    with contain("roofline"):
+        number, _, info, start, end, inputs, outputs, *_ = call
+        found: dict[str, AttributeValue] = batch.roofline.of_module(
+            info.name, inputs, outputs, (end - start) / 1e9, batch.device.get(number)
+        )
+        return found
+    return {}
+
+
 def of_failure(failure: str) -> dict[str, AttributeValue]:
     """The attribute of a phase, step or module call that an exception of this type has ended."""
     return {semconv.ERROR_TYPE: failure}
@@ -141,6 +162,8 @@ def of_call(batch: ModuleBatch, call: tuple[Any, ...]) -> dict[str, AttributeVal
         found = {**of_tokens(tokens), **found}
     if slot is not None:
         found = {**statistics.get(slot, {}), **found}
+    if batch.roofline is not None:
+        found = {**of_roofline(batch, call), **found}
     if failure is not None:
         found.update(of_failure(failure))
     return found

@@ -185,6 +185,9 @@ class LiveRequestSpan(RequestSpan):
         """Attributes of a request at its end, without its messages."""
         attributes: dict[str, AttributeValue] = {**end.attributes}
         attributes |= usage_attributes(end)
+        if end.roofline is not None:
+            with contain("roofline"):
+                attributes |= end.roofline.figures.attributes
         if end.streaming and end.time_to_first_token is not None:
             attributes[semconv.TIME_TO_FIRST_CHUNK] = end.time_to_first_token
         if end.spans_dropped:

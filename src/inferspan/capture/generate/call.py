@@ -30,6 +30,7 @@ from .arguments import Arguments, PassEnd, drafts_tokens, features_of, main_inpu
 from .criteria import observe_criteria
 from .modalities import makes_media
 from .outcome import Run, cache_hit, describe_outcome, reused_tokens
+from .pass_shapes import note_cache
 from .passes import RootPasses
 from .tokens import Loop, sequences_of
 
@@ -157,6 +158,7 @@ class GenerateCall:
         """Collect facts of the loop from a pass."""
         run = self.run
         loop = run.loops[-1] if run.loops else None
+        self._note_cache(loop)
         if loop is None or not end.outputs:
             return
         if loop.prompt_width is None:
@@ -168,6 +170,13 @@ class GenerateCall:
             loop.mask_seen = True
             loop.attention_mask = end.attention_mask if isinstance(end.attention_mask, Tensor) else None
         self._settle(loop)
+
+    def _note_cache(self, loop: Loop | None) -> None:
+        """Note the shapes of the cache, at the first passes of a loop and at the end: they decide what attention takes."""
+        roofline = self.request.roofline
+        if roofline is not None and (loop is None or loop.prompt_width is None):
+            with contain("roofline"):
+                note_cache(roofline.facts, self.cache)
 
     def _settle(self, loop: Loop) -> None:
         """Decide whether steps of the loop may be alike from now on."""
@@ -301,6 +310,7 @@ class GenerateCall:
             if self.run.drafts.seen and failure is None:
                 with contain("drafted tokens"):
                     self.run.drafts.settle(sequences_of(result))
+            self._note_cache(None)
             self.request.close(failure, at=end)
             with contain("end of generate()"):
                 outcome = describe_outcome(

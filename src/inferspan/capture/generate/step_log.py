@@ -78,42 +78,11 @@ class StepLog:
 
     # Slots lie side by side; in a dictionary of a hundred entries each of them is a cache miss.
     __slots__ = (
-        "_all_steps",
-        "_budget",
-        "_inputs",
-        "_owner",
-        "_pattern",
-        "_phase_seconds",
-        "_phase_start",
-        "_recording",
-        "_request",
-        "_start",
-        "awaiting",
-        "cached",
-        "chunked",
-        "embedded",
-        "first_token",
-        "index",
-        "last",
-        "length",
-        "logits",
-        "main",
-        "memory",
-        "modules",
-        "now",
-        "open",
-        "overhead",
-        "phase",
-        "rows",
-        "seconds",
-        "statistics",
-        "token_counts",
-        "token_times",
-        "uniform",
-        "when_first_token",
-        "width",
-        "without_ids",
-    )
+        "_all_steps", "_budget", "_inputs", "_owner", "_pattern", "_phase_seconds", "_phase_start", "_recording", "_request",
+        "_start", "awaiting", "cached", "chunked", "embedded", "first_token", "index", "last", "length", "logits", "main",
+        "memory", "modules", "now", "open", "overhead", "phase", "rows", "seconds", "statistics", "token_counts", "token_times",
+        "uniform", "when_first_token", "width", "without_ids",
+    )  # fmt: skip
 
     def __init__(
         self, request: Call, owner: Owner, statistics: StepStatistics | None, modules: StepModules, *,
@@ -304,6 +273,9 @@ class StepLog:
         index, self.index, self.open = self.index, self.index + 1, False
         main, self.main = self.main, None
         self._phase_seconds.append((now - self._start) / 1e9)
+        # One that continues the run before is not told of, so that it costs no call.
+        if self.length is None or self.rows.run != (getattr(main, "shape", None), self.phase, self.length - index):
+            self.rows.mark(index, self.phase, main, self.length, self.cached if self.first_token is None else 0)
         if not self._recording:
             return None
         wanted = profiled or self._all_steps or (self._owner.steps_wanted == "sampled" and (modules.sampled or modules.refused > 0))

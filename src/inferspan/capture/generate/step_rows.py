@@ -13,8 +13,9 @@ from torch import Tensor
 from inferspan.capture.call import Call
 from inferspan.capture.owner import Owner
 from inferspan.guard import contain, report
-from inferspan.records import Step
+from inferspan.records import PassRun, PhaseKey, Step
 
+from .pass_shapes import Mark, add_mark
 from .step_attributes import AnyStepRow, StepFacts
 from .step_logits import StepStatistics
 
@@ -40,10 +41,12 @@ class StepRows:
     Attributes:
         kept: rows that have not been handed over.
         most: how many of them there may be until some are.
+        marks: passes that are unlike the one before.
+        run: shape, phase, and length less number of the steps that the last of them begins.
         running: sequences that run in every step, where the statistics of the logits do not tell; ``None`` if that is not known.
     """
 
-    __slots__ = ("_owner", "_request", "kept", "most", "running", "statistics")
+    __slots__ = ("_owner", "_request", "kept", "marks", "most", "run", "running", "statistics")
 
     def __init__(self, request: Call, owner: Owner, statistics: StepStatistics | None) -> None:
         self._request = request
@@ -52,6 +55,13 @@ class StepRows:
         self.kept: list[AnyStepRow] = []
         self.most = LIVE
         self.running: int | None = None
+        self.marks: list[Mark] = []
+        self.run: tuple[Any, PhaseKey, int] | None = None
+
+    def mark(self, index: int, phase: PhaseKey, main: Any, length: int | None, cached: int) -> None:
+        """Note a pass that does not continue the run before; see ``add_mark``."""
+        self.run = None if length is None else (getattr(main, "shape", None), phase, length - index)
+        add_mark(self.marks, index, phase, main, length, cached)
 
     def holds(self, number: int) -> bool:
         """Whether the step ``number`` is the newest one that is kept."""
@@ -120,6 +130,7 @@ class StepRows:
         content = owner.ids_on_spans
         decode = owner.decode_token if content and owner.tokenizer is not None else None
         records = []
+        wanted = self._request.roofline if self._request.roofline is not None and self._request.roofline.every else None
         for row in rows:
             number, start, end, phase, failure = row[:5]
             logits = None
@@ -130,5 +141,8 @@ class StepRows:
                 report("logit statistics", error)
             size = SIZE if logits is None else SIZE + ROW_BYTES * logits.rows_kept
             facts = StepFacts(row, logits, running=self.running, content=content, decode=decode)
-            records.append(Step(number, phase, start + offset, end + offset, failure, facts, size))
+            roofline = None if wanted is None or not row[5] or row[7] is None else wanted.of_step(
+                PassRun(int(row[5][0][0][0]), row[7], row[8], first=number == 0)
+            )
+            records.append(Step(number, phase, start + offset, end + offset, failure, facts, size, roofline=roofline))
         return records

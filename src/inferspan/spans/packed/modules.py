@@ -177,7 +177,7 @@ class ModulePacker:
             else:
                 times = struct.pack(f"<{len(seconds)}d", *seconds)
         count = len(calls.numbers)
-        if batch.tokens or calls.slots.count(None) < count or calls.failures.count(None) < count:
+        if batch.tokens or batch.roofline is not None or calls.slots.count(None) < count or calls.failures.count(None) < count:
             for place in range(count):
                 more = self._extra(batch, calls, place)
                 if more:
@@ -204,6 +204,8 @@ class ModulePacker:
             found = protobuf.attributes(batch.statistics.get(slot, {}))
         if batch.tokens and (tokens := batch.tokens.get(calls.numbers[place])) is not None:
             found += protobuf.attributes(attributes.of_tokens(tokens))
+        if batch.roofline is not None:
+            found += protobuf.attributes(attributes.of_roofline(batch, calls.row(place)))
         if failure is not None:
             found += protobuf.attributes(attributes.of_failure(failure)) + protobuf.error_status(failure)
         return found

@@ -126,6 +126,6 @@ function graphView() {
 function findingsView() {
   const list = (title, id, found, head) => (found.length ? [make("h2", { id }, title), make("div", { class: "panel" }, found.map((one) => make("details", {}, make("summary", {},
     one.severity && make("span", { class: "tag" + (one.severity === "high" ? " bad" : "") }, one.severity), head(one)), pairs(one))))] : []);
-  const found = [...list("Bottlenecks", "bottlenecks", data.bottlenecks, (one) => plain(one.name || one.rule)), ...list("Suggestions", "suggestions", data.suggestions, (one) => plain(one.advice || one.rule))];
+  const found = [...list("Bottlenecks", "bottlenecks", data.bottlenecks, (one) => plain(one.text || one.name || one.rule)), ...list("Suggestions", "suggestions", data.suggestions, (one) => plain(one.advice || one.rule))];
   return found.length ? found : null;
 }

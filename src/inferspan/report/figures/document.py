@@ -14,6 +14,7 @@ from typing import Any
 
 from inferspan import semconv
 from inferspan.report.figures.analysis import analysis_of
+from inferspan.report.figures.bottlenecks import bottlenecks
 from inferspan.report.figures.events import Events, events_of, left_out
 from inferspan.report.figures.inside import attention_document, data_flow_document
 from inferspan.report.figures.memory import memory_document
@@ -42,7 +43,7 @@ def figures(session: Session) -> dict[str, Any]:
         "system": systems_of(session),
         "phases": plain_list(phases(session)),
         "operations": operation_statistics(session),
-        "bottlenecks": [],
+        "bottlenecks": plain_list(bottlenecks(session)),
         "suggestions": [],
         "summary": plain_tree(summary_of(session, events).as_dict()),
         "analysis": analysis_of(session.requests),

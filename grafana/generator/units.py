@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "CORES",
     "ERRORS",
+    "FLOPS",
     "NATS",
     "OWN",
     "PER_SECOND",
@@ -27,6 +28,8 @@ TIMES = "suffix:x"
 """Multiples."""
 PER_SECOND = "suffix:/s"
 """Where the title says of what: short, as Grafana writes a long number so small that its course comes up to it."""
+FLOPS = "suffix:FLOP/s"
+"""Floating point operations a second."""
 TOKENS, TOKENS_S, TOKENS_J = "suffix:tok", "suffix:tok/s", "suffix:tok/J"
 NATS, REQUESTS, SEQUENCES, SERIES = "suffix:nats", "suffix:requests", "suffix:sequences", "suffix:series"
 ERRORS, RANKS, REPLAYS, ROWS, VALUES = "suffix:errors", "suffix:ranks", "suffix:replays", "suffix:rows", "suffix:values"

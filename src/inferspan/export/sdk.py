@@ -38,7 +38,7 @@ __all__ = [
 ]  # fmt: skip
 
 _UNSET = Status()
-MOST_ATTRIBUTES = 100
+MOST_ATTRIBUTES = 120
 """No span under a request has more attributes."""
 
 

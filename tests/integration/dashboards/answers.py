@@ -51,6 +51,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "short": (0, HUGE),
     "none": (0, HUGE),
     **dict.fromkeys(units.OWN, (0.0, 1e7)),
+    units.FLOPS: (0.0, 1e15),
     "locale": (0, HUGE),
     "bool_on_off": (0, 1),
 }

@@ -184,7 +184,7 @@ def main(path: str) -> None:
         entropy_metric=True,
         module_metric=tiny,
         activation_metric=tiny,
-        peaks={"flops": 2e11, "bandwidth": 2e10},
+        peaks={"flops": 1e8, "bandwidth": 1e7},  # so low that even the small model is limited by them
         max_spans_per_trace=30 if tiny else 200,
     )
     encoder = llama(seed=1).model

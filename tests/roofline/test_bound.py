@@ -6,9 +6,13 @@ from dataclasses import dataclass
 
 import pytest
 
+from inferspan import semconv
+from inferspan.records import PassFacts, PassRun, Profiled
 from inferspan.roofline.bound import Rates, Times, rates_of
-from inferspan.roofline.model import Work
+from inferspan.roofline.costs import Cost
+from inferspan.roofline.model import ModelCosts, ModulePart, Work
 from inferspan.roofline.peaks import Peaks, peaks_of
+from inferspan.roofline.request import PhaseRoofline, RequestRoofline, StepRoofline
 
 H200 = peaks_of("cuda", "NVIDIA H200", "bfloat16")
 CPU = Peaks(200e9, 20e9)
@@ -95,3 +99,48 @@ def test_share_is_at_most_one() -> None:
     """What stays in the caches of a card may come faster than its memory gives it."""
     rates = rates_of(Work(1, 10**9), Times(0.1 * MS, asynchronous=True), H200)
     assert rates.share == 1.0
+
+
+DECODE = ModelCosts(parts=(ModulePart("head", Cost(flops=2 * 10**9, weights=4 * 10**9)),), kind="decoder", peaks=H200, asynchronous=True)
+"""A model whose pass of one token reads 4 GB."""
+TOKEN = PassRun(1, 1, 9)
+
+
+def _rows(*planted: tuple[str, str, float]) -> list[Profiled]:
+    """Rows of a profiler window: name, kind, seconds."""
+    return [Profiled(n, -1, name, 0, round(seconds * 1e9), {semconv.PROFILER_KIND: kind}) for n, (name, kind, seconds) in enumerate(planted)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "bound"),
+    [
+        (_rows(("Memcpy HtoD", "memcpy", 7 * MS), ("gemv", "kernel", 1 * MS)), "transfer"),
+        (_rows(("aten::_local_scalar_dense", "op", 8 * MS), ("gemv", "kernel", 1 * MS)), "sync"),
+        (_rows(("aten::linear", "op", 8 * MS), ("gemv", "kernel", 1 * MS)), "launch"),
+    ],
+    ids=["copies", "waits", "neither"],
+)
+def test_rows_of_a_profiler_window(rows: list[Profiled], bound: str) -> None:
+    """Copies and waits that a window has seen in a step are what limits it, if they take most of its time."""
+    step = StepRoofline(DECODE, TOKEN, PassFacts(), rows)
+    found = step.of_step({semconv.DEVICE_TIME: 10 * MS, semconv.PROFILER_KERNEL_TIME: 1 * MS}, 9 * MS)
+    assert found[semconv.DEVICE_BOUND] == bound
+
+
+@pytest.mark.parametrize(
+    ("moving", "launches", "bound"),
+    [(0.0, [0.9 * MS] * 10, "memory"), (0.0, [2.4 * MS] * 10, "launch"), (20 * MS, [0.1 * MS] * 10, "transfer")],
+    ids=["the host runs ahead", "the device waits", "weights are moved"],
+)
+def test_phase_of_ten_steps(moving: float, launches: list[float], bound: str) -> None:
+    """A phase of 25 ms whose passes take 8 ms at the peak bandwidth is limited by what the host did meanwhile."""
+    run = PassRun(1, 1, 9, 10)
+    phase = PhaseRoofline(DECODE, "decode", PassFacts(), [run], 26 * MS, 25 * MS, launches)
+    RequestRoofline(DECODE, [phase], 26 * MS, moving)
+    assert phase.attributes()[semconv.DEVICE_BOUND] == bound
+
+
+def test_runs_without_a_known_shape_have_no_figures() -> None:
+    """A phase with a pass of unknown shape, or with lengths that grow irregularly, has none."""
+    assert PhaseRoofline(DECODE, "decode", PassFacts(), None, 1.0).attributes() == {}
+    assert PhaseRoofline(DECODE, "decode", PassFacts(), [PassRun(1, 1, 9, 3, None)], 1.0).attributes() == {}

@@ -1,4 +1,4 @@
-"""Ten tiny models with random weights: one of each kind that the figures of the roofline are compared on."""
+"""Tiny models with random weights: one of each kind that the figures of the roofline are compared on."""
 
 from __future__ import annotations
 
@@ -81,6 +81,32 @@ def whisper() -> Any:
     )  # fmt: skip
 
 
+def mistral() -> Any:
+    """A window of six positions."""
+    return _made("MistralForCausalLM", "MistralConfig", num_key_value_heads=2, sliding_window=6, **_TEXT)
+
+
+def bart() -> Any:
+    """Encoder and decoder with learned positions."""
+    return _made(
+        "BartForConditionalGeneration", "BartConfig", vocab_size=64, d_model=32, encoder_layers=2, decoder_layers=2,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=64,
+    )  # fmt: skip
+
+
+def clip() -> Any:
+    """A vision encoder whose class token is a vector."""
+    return _made(
+        "CLIPVisionModel", "CLIPVisionConfig", image_size=16, patch_size=4,
+        **{key: value for key, value in _TEXT.items() if key != "vocab_size"},
+    )  # fmt: skip
+
+
+def mamba() -> Any:
+    """No attention, but recurrences of which nothing is known."""
+    return _made("MambaForCausalLM", "MambaConfig", vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4)
+
+
 class CNN(nn.Module):
     """Convolutions with a stride, groups and one transposed, then a linear layer."""
 
@@ -106,5 +132,5 @@ def cnn() -> Any:
 
 
 MODELS: dict[str, Callable[[], Any]] = {
-    made.__name__: made for made in (llama, gpt2, qwen2, gemma, mixtral, bert, t5, vit, whisper, cnn)
+    made.__name__: made for made in (llama, gpt2, qwen2, gemma, mixtral, bert, t5, vit, whisper, cnn, mistral, bart, clip, mamba)
 }

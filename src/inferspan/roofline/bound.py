@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from inferspan import semconv
+from inferspan.records import Profiled
 
 from .model import Work
 from .peaks import Peaks
@@ -101,11 +102,11 @@ def _bound(times: Times, flops: float | None, bandwidth: float | None) -> str | 
     return semconv.BOUND_LAUNCH if share < NEVER_KERNELS else nearer
 
 
-def copies_of(profiled: Iterable[Any]) -> float:
+def copies_of(profiled: Iterable[Profiled]) -> float:
     """Seconds of copies among the rows of a profiler window."""
     return math.fsum((row.end - row.start) / 1e9 for row in profiled if row.attributes.get(semconv.PROFILER_KIND) == "memcpy")
 
 
-def waits_of(profiled: Iterable[Any]) -> float:
+def waits_of(profiled: Iterable[Profiled]) -> float:
     """Seconds in which operations among the rows of a profiler window waited for the device."""
     return math.fsum((row.end - row.start) / 1e9 for row in profiled if row.name in _WAITS)

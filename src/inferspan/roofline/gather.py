@@ -85,7 +85,11 @@ def _looks_like_attention(module: Any) -> bool:
 
 
 def _window(module: Any) -> int:
-    window = getattr(module, "sliding_window", None)
+    config = getattr(module, "config", None)
+    window = getattr(module, "sliding_window", getattr(config, "sliding_window", None))
+    types, place = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
+    if isinstance(types, list | tuple) and isinstance(place, int) and place < len(types) and "sliding" not in str(types[place]):
+        return 0
     return window if isinstance(window, int) and not isinstance(window, bool) and window > 0 else 0
 
 
@@ -274,4 +278,6 @@ def _extra(found: list[_Found]) -> int:
     """Positions that a vision model puts before the patches: tokens that it has learned."""
     names = ("cls_token", "distillation_token", "register_tokens")
     tensors = [module._parameters.get(name) for _, module, _ in found for name in names]
-    return sum(int(tensor.shape[1]) for tensor in tensors if tensor is not None and tensor.dim() == 3)
+    whole = [module._parameters.get("class_embedding") for _, module, _ in found]  # CLIP has it as a vector
+    extra = sum(int(tensor.shape[1]) for tensor in tensors if tensor is not None and tensor.dim() == 3)
+    return extra + len([tensor for tensor in whole if tensor is not None and tensor.dim() == 1])

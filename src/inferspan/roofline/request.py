@@ -11,9 +11,9 @@ from math import prod
 from typing import Any, NamedTuple
 
 from inferspan import semconv
-from inferspan.records import AttributeValue, PassFacts, PassRun
+from inferspan.records import AttributeValue, PassFacts, PassRun, Profiled
 
-from .bound import Rates, Times, rates_of
+from .bound import Rates, Times, copies_of, rates_of, waits_of
 from .model import ENCODER, FRAMES, HEAD, PATCHES, ROWS, ModelCosts, Pass, Work
 
 __all__ = [
@@ -246,9 +246,9 @@ class OpenRoofline:
         self.costs, self.every, self.facts = costs, every, PassFacts()
         self.of_calls = StepRoofline(costs, None, self.facts) if every else None
 
-    def of_step(self, run: PassRun | None) -> StepRoofline | None:
+    def of_step(self, run: PassRun | None, profiled: Sequence[Profiled] = ()) -> StepRoofline | None:
         """Gives the attributes of a step, or of the calls in it; ``None`` if these are not wanted."""
-        return StepRoofline(self.costs, run, self.facts) if self.every else None
+        return StepRoofline(self.costs, run, self.facts, profiled) if self.every else None
 
 
 class StepRoofline(NamedTuple):
@@ -257,6 +257,8 @@ class StepRoofline(NamedTuple):
     costs: ModelCosts
     run: PassRun | None
     facts: PassFacts
+    profiled: Sequence[Profiled] = ()
+    """Rows of a profiler window over the step."""
 
     def of_step(self, found: Mapping[str, Any], host: float) -> dict[str, AttributeValue]:
         """The attributes of a step.
@@ -272,7 +274,7 @@ class StepRoofline(NamedTuple):
         device = found.get(semconv.DEVICE_TIME)
         times = Times(
             host if device is None else device, host=None if device is None else host, kernels=found.get(semconv.PROFILER_KERNEL_TIME),
-            asynchronous=self.costs.asynchronous,
+            copies=copies_of(self.profiled) or None, waits=waits_of(self.profiled) or None, asynchronous=self.costs.asynchronous,
         )  # fmt: skip
         timed = device is not None or not self.costs.asynchronous
         return attributes_of(work, rates_of(work, times, self.costs.peaks) if timed else None)

@@ -6,6 +6,7 @@ rest at its end.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from inferspan.capture.call import Call
 from inferspan.capture.owner import Owner
 from inferspan.guard import contain, report
-from inferspan.records import PassRun, PhaseKey, Step
+from inferspan.records import ModuleBatch, PassRun, PhaseKey, Profiled, Step
 
 from .pass_shapes import Mark, add_mark
 from .step_attributes import AnyStepRow, StepFacts
@@ -131,6 +132,7 @@ class StepRows:
         decode = owner.decode_token if content and owner.tokenizer is not None else None
         records = []
         wanted = self._request.roofline if self._request.roofline is not None and self._request.roofline.every else None
+        profiled = {} if wanted is None else self._profiled()
         for row in rows:
             number, start, end, phase, failure = row[:5]
             logits = None
@@ -142,7 +144,12 @@ class StepRows:
             size = SIZE if logits is None else SIZE + ROW_BYTES * logits.rows_kept
             facts = StepFacts(row, logits, running=self.running, content=content, decode=decode)
             roofline = None if wanted is None or not row[5] or row[7] is None else wanted.of_step(
-                PassRun(int(row[5][0][0][0]), row[7], row[8], first=number == 0)
+                PassRun(int(row[5][0][0][0]), row[7], row[8], first=number == 0), profiled.get(number, ())
             )
             records.append(Step(number, phase, start + offset, end + offset, failure, facts, size, roofline=roofline))
         return records
+
+    def _profiled(self) -> dict[int | None, Sequence[Profiled]]:
+        """Rows of profiler windows by the number of their step, of steps whose modules wait as well."""
+        batches = [record for record in self._request.pending if isinstance(record, ModuleBatch) and record.profiled]
+        return {batch.step: batch.profiled for batch in batches}

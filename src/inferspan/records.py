@@ -196,6 +196,8 @@ class ModelInfo:
     attributes: Attributes = field(default_factory=dict)
     costs: Any = field(default=None, compare=False)
     """``ModelCosts`` of the model, if they are wanted."""
+    ranks: Any = field(default=None, compare=False)
+    """``RankGroup`` of the ranks that run each request on the model together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -467,6 +467,7 @@ OTHER_STAGE = "other"
 
 # resource
 RANK = "inferspan.distributed.rank"
+RANKS_JOINED = "inferspan.distributed.joined"
 LOCAL_RANK = "inferspan.distributed.local_rank"
 WORLD_SIZE = "inferspan.distributed.world_size"
 TORCH_VERSION = "inferspan.framework.torch.version"
@@ -1318,6 +1319,7 @@ ATTRIBUTES = (
     ),
     Attribute(RANK, "int", "resource, request", "rank under a launcher"),
     Attribute(LOCAL_RANK, "int", "resource, request", "rank on this host"),
+    Attribute(RANKS_JOINED, "boolean", _R, "true on the requests of further ranks that run a request together with the first one, in its trace"),
     Attribute(WORLD_SIZE, "int", "resource, request", "ranks of the job"),
     Attribute(TORCH_VERSION, "string", "resource", "version of torch"),
     Attribute(TRANSFORMERS_VERSION, "string", "resource", "version of transformers"),
@@ -1479,6 +1481,7 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("token texts",), "texts of tokens on step spans"),
     ErrorPlaces(("function of on_module", "results of functions"), "the result of a function given to `handle.on_module()`"),
     ErrorPlaces(("pause",), "the switch of stages of the program, or the counts, when a model is paused or resumed"),
+    ErrorPlaces(("ranks",), "one trace for a request that several ranks run together"),
     ErrorPlaces(("data flow",), "the data flow between modules of a pass, or a part of it"),
     ErrorPlaces(("attention",), "attention weights that `attention` looks at"),
     ErrorPlaces(("numerics watch",), "NaN and Inf that `numerics` looks for"),

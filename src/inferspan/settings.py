@@ -140,6 +140,7 @@ class Settings:
     session_file_limit: float | None = _setting(None, check.number(1.0, 1e7), "MiB after which a session file is renamed to its name with .1 (which is replaced) and a new one begun; default: no limit")
     report: str | None = _setting(None, check.choice("html", "json", "both"), "make a report at the end of the outermost `inferspan.session()`, and of the process: html, json or both")
     report_dir: str | None = _setting(None, check.path_of_process, "folder of these reports, made if it is not there; default: the current one; with the placeholders of `session_file`")
+    ranks: str = _setting("auto", check.choice("auto", "joined", "separate"), "ranks of a distributed job whose requests are one trace: those over which the model is divided (`auto`: tensor and pipeline parallelism, not data parallelism), all (`joined`) or none (`separate`)")
     exit_timeout: float = _setting(5.0, check.number(0.0, 600.0), "longest time in seconds that our providers may hold up the exit")
     flush_on_sigterm: bool | None = _setting(None, check.boolean, "flush on SIGTERM: where the program has no handler for it (default), also before its handler runs (`true`), or never (`false`)")
 

@@ -12,6 +12,7 @@ import inspect
 import re
 import sys
 import weakref
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from inferspan.settings import Settings
 from .adapters import ActiveAdapters
 from .device.costs import costs_of
 from .generate.modalities import takes_modalities
+from .ranks.group import RankGroup, group_of, has_process_group
 
 __all__ = [
     "ModelFacts",
@@ -270,6 +272,7 @@ class _State(NamedTuple):
     path: Any
     adapters: tuple[str, ...]
     structure: tuple[int, int]
+    has_process_group: bool
 
 
 class ModelFacts:
@@ -284,6 +287,7 @@ class ModelFacts:
         self._adapters = ActiveAdapters()
         self._known: tuple[_State | None, ModelInfo] | None = None
         self._structure = 0
+        self._ranks: RankGroup | None = None
         self._spot: _Spot | None = None
 
     def forget(self) -> None:
@@ -313,11 +317,15 @@ class ModelFacts:
                 getattr(config, "_name_or_path", None),
                 adapters,
                 (self._structure, structure),
+                has_process_group(),
             )
         known = self._known
         if known is not None and state is not None and known[0] == state:
             return known[1]
         info = _collect(model, self._settings, state)
+        self._ranks = group_of(unwrapped(model), self._settings.ranks, self._ranks)
+        if self._ranks is not None:
+            info = replace(info, ranks=self._ranks)
         self._known = state, info
         return info
 

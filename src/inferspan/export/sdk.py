@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 __all__ = [
-    "SpanParts", "SpanStarter", "attribute_limits", "do_before_flush", "next_chunk", "queue_room", "record_at", "span_parts",
+    "SpanParts", "SpanStarter", "attribute_limits", "do_before_flush", "move_span", "next_chunk", "queue_room", "record_at", "span_parts",
     "wants_order", "wants_start",
 ]  # fmt: skip
 
@@ -227,6 +227,16 @@ def _methods(tracer: Any, names: Sequence[str]) -> Iterator[Any]:
             method = getattr(processor, name, None)
             if method is not None:
                 yield getattr(method, "__func__", method)
+
+
+def move_span(span: Span, above: SpanContext) -> bool:
+    """Put a running root span of the SDK below a span of another process, in its trace; false where that cannot be done."""
+    context = getattr(span, "_context", None)
+    if not isinstance(context, SpanContext) or getattr(span, "_parent", span) is not None or not span.is_recording():
+        return False
+    span._context = SpanContext(above.trace_id, context.span_id, False, above.trace_flags, context.trace_state)  # type: ignore[attr-defined]
+    span._parent = above  # type: ignore[attr-defined]
+    return True
 
 
 _BEFORE_THE_END = ("on_start", "_on_ending")

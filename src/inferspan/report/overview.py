@@ -43,7 +43,7 @@ class RequestRow(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Sums and percentiles over the requests that are not nested in another one, as ``handle.summary()`` takes them.
+    """Sums and percentiles over the requests that are not nested in another one, here or on another rank, as in ``handle.summary()``.
 
     A request that failed counts with the work done until then; times to first token and per token are of those that did not fail.
     """
@@ -86,8 +86,13 @@ def request_row(request: Request) -> RequestRow:
         peak_memory=_whole(request.number(semconv.MEMORY_PEAK)),
         energy=request.number(semconv.ENERGY),
         dropped=_whole(request.number(semconv.SPANS_DROPPED)) or 0,
-        notes=(*(word for key, word in _NOTES if request.flag(key)), *request.texts(semconv.HEALTH_KINDS), *_decision(request)),
-        nested=request.flag(semconv.NESTED),
+        notes=(
+            *_rank(request),
+            *(word for key, word in _NOTES if request.flag(key)),
+            *request.texts(semconv.HEALTH_KINDS),
+            *_decision(request),
+        ),
+        nested=request.flag(semconv.NESTED) or request.flag(semconv.RANKS_JOINED),
     )
 
 
@@ -97,6 +102,11 @@ _NOTES = (
     (semconv.NESTED, "nested"),
     (semconv.NONFINITE, "NaN/Inf"),
 )
+
+
+def _rank(request: Request) -> tuple[str, ...]:
+    number = _whole(request.number(semconv.RANK))
+    return () if number is None else (f"rank {number}",)
 
 
 def _decision(request: Request) -> tuple[str, ...]:

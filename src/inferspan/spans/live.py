@@ -35,6 +35,7 @@ from .attributes import nonfinite_attributes
 from .content import attention_events, content_event, exception_attributes, exception_event, position_events, set_content
 from .flight_recorder import FlightRecorder, HeldDetail, weight_of
 from .genai_interop import ThirdPartyCall
+from .ranks.joining import WAIT
 from .totals import usage_attributes, vllm_latency
 from .writer import Detail, RequestSpan, SpanWriter, our_call
 
@@ -144,8 +145,12 @@ class LiveRequestSpan(RequestSpan):
     def end(self, end: RequestEnd) -> None:
         """End the span, whatever else fails, and record the metrics; on the hand-over thread, unless the end is an unusual one."""
         self.detach()
+        self.end_ns = end.end_ns
         with contain("summary"):
             figures.closes(self.span)
+        if self.tell_end is not None:
+            with contain("ranks"):
+                self.tell_end(end.end_ns)
         ending = _Ending(self, end)
         if self._can_wait(end) and self.sinks.writer.put_end(ending):
             self.metrics.waiting.put(ending.measure)
@@ -274,6 +279,7 @@ class _Ending:
         """Do all of it that has not been done, on the hand-over thread; ``pause`` is called in between."""
         self._analysed()
         pause()
+        self.scope.join(WAIT)
         self._context.run(self.close, pause)
         pause()
         metrics = self.scope.metrics
@@ -284,6 +290,7 @@ class _Ending:
         """End the span, and send the events of the end; ``pause`` is called in between."""
         scope = self.scope
         end, findings = self._analysed()
+        scope.join(0.0)
         if scope.held is not None:
             with contain("flight recorder"):
                 end = scope._decide(scope.held, end)

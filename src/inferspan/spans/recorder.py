@@ -28,6 +28,7 @@ from . import figures, origin
 from .current import of_this_thread, session_attributes, suppressed
 from .genai_interop import ThirdPartyCall, announce
 from .live import LiveRequestSpan, RequestSinks
+from .ranks.joining import begins
 from .writer import SpanWriter, inside_a_provider, our_call
 
 __all__ = ["LiveRequestSpan", "SpanRecorder"]
@@ -122,6 +123,8 @@ class SpanRecorder(RequestSinks):
         if parent is None and not batch:
             with contain("origin of a request"):
                 current, links = origin.resolve(current, start.streamer() if start.streamer is not None else None)
+        together = start.model.ranks if parent is None and not (batch or start.nested) else None
+        further = together is not None and not together.first
         third_party = ThirdPartyCall.around(current, start) if start.operation is not None and not start.nested else None
         span: Span = trace.INVALID_SPAN
         tracer: Any = None
@@ -135,7 +138,7 @@ class SpanRecorder(RequestSinks):
                 span = tracer.start_span(
                     name,
                     context=current,
-                    kind=_KINDS[self.settings.span_kind] if not (batch or start.nested or third_party) else SpanKind.INTERNAL,
+                    kind=_KINDS[self.settings.span_kind] if not (batch or start.nested or third_party or further) else SpanKind.INTERNAL,
                     attributes=attributes,
                     links=links,
                     start_time=start.start_ns,
@@ -153,6 +156,9 @@ class SpanRecorder(RequestSinks):
             start.begun(scope)
         with contain("summary"):
             scope.figures = figures.parts_of(self.recording, name, start, span, current)
+        if together is not None:
+            with contain("ranks"):
+                begins(scope, together, name)
         scope.given = attributes
         scope.marked = attributes.get(semconv.KEEP) is True
         if scope.recording:

@@ -5,6 +5,7 @@ Ids of phases and steps are known before these have ended, so that children can 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from opentelemetry import context as otel_context
@@ -21,6 +22,7 @@ from inferspan.records import ModuleBatch, PhaseKey, RequestStart, Stage
 from inferspan.summaries.parts import RequestParts
 
 from .current import Scope
+from .ranks.joining import Joining
 
 __all__ = ["RequestSpan"]
 
@@ -53,10 +55,22 @@ class RequestSpan:
         self.sender: Any = None
         self.limits: AttributeLimits | None = None
         self.figures: RequestParts | None = None
+        self.joining: Joining | None = None
+        """Waits for the trace of the first of several ranks."""
+        self.tell_end: Callable[[int], None] | None = None
+        """Of the first rank: tells the others the end."""
+        self.end_ns: int | None = None
         self._before: otel_context.Context | None = None
         self._free: Scope | None = None
         self.token: Any = None
         self._step_base = 0
+
+    def join(self, wait: float) -> None:
+        """Join the trace of the first of several ranks, before anything of this request leaves; see ``ranks``."""
+        joining = self.joining
+        if joining is not None:
+            with contain("ranks"):
+                joining.join(self, wait)
 
     def attach(self, inside: otel_context.Context | None = None) -> None:
         """Make the span the current one until ``detach``, in the context ``inside`` if that is given."""

@@ -25,6 +25,7 @@ from inferspan.records import ModuleBatch, Record, RequestEnd
 from inferspan.spans.packed.detail import PackedDetail
 
 from .finished import FinishedSpan, finished_spans
+from .ranks.joining import WAIT
 from .request import RequestSpan
 
 __all__ = ["Detail", "RequestSpan", "SpanWriter", "inside_a_provider", "our_call"]
@@ -185,6 +186,7 @@ class SpanWriter:
             scope.metrics.waiting.settle(lambda: self._between(until))
             scope.metrics.steps(scope.request, item, scope.span, lambda: self._between(until))
             return
+        scope.join(WAIT)
         left, patience = SPANS_PER_CHUNK, MAX_QUEUE_WAIT
         for record in item.records:
             if item.metrics and scope.metrics.measures(record):

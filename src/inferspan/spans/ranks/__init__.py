@@ -1,0 +1,1 @@
+"""Requests that several ranks run together, as one trace."""

@@ -17,6 +17,8 @@ from inferspan.settings import Settings
 NAMES = sorted({attribute.key for attribute in semconv.ATTRIBUTES} | {key for metric in semconv.METRICS.values() for key in (metric.name, *metric.attributes)})
 """Every attribute and metric."""
 IN_PROMETHEUS = {prometheus_name(metric) for metric in semconv.METRICS.values()}
+OF_UNITS = (".sm.active", ".sm.occupancy", ".pipe.active", ".dram.active")
+"""Of the units of a GPU, as the telemetry contract names them."""
 ROOT = Path(__file__).resolve().parents[1]
 CONTAINING = {"contain", "guard.contain", "guarded", "guard.guarded", "report", "guard.report", "guard.count"}
 """Functions whose first argument is the place of an error."""
@@ -57,7 +59,7 @@ def test_a_count_or_level_has_an_annotation(name: str, unit: str) -> None:
 def test_a_gauge_without_unit_is_a_share() -> None:
     """The unit ``1`` of a gauge is that of a ratio, from 0 to 1."""
     gauges = [metric.name for metric in semconv.METRICS.values() if metric.instrument.endswith("Gauge") and metric.unit == "1"]
-    assert [name for name in gauges if not name.endswith(("utilization", "_ratio", ".activity"))] == []
+    assert [name for name in gauges if not name.endswith(("utilization", "_ratio", ".activity", *OF_UNITS))] == []
 
 
 def test_a_state_is_an_up_down_counter() -> None:

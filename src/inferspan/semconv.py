@@ -503,6 +503,8 @@ GC_GENERATION = "cpython.gc.generation"
 CLOCK_DOMAIN = "inferspan.gpu.clock.domain"
 THROTTLE_REASON = "inferspan.gpu.throttle.reason"
 MEMORY_LOCATION = "inferspan.gpu.memory.location"
+PIPE_NAME = "inferspan.gpu.pipe.name"
+XID = "inferspan.gpu.xid.code"
 MIG_GPU_INSTANCE = "inferspan.gpu.mig.gpu_instance_id"
 MIG_COMPUTE_INSTANCE = "inferspan.gpu.mig.compute_instance_id"
 PCIE_DIRECTION = NETWORK_IO_DIRECTION
@@ -622,6 +624,7 @@ _LATEST = "semconv = dup or latest"
 _LEGACY = "semconv = dup or legacy"
 _GPU = (HW_ID, HW_NAME, HW_MODEL, HW_VENDOR, HW_PARENT, HW_DRIVER_VERSION, HW_FIRMWARE_VERSION, DEVICE)
 _NVML = "an NVIDIA GPU that this process uses"
+_GPM = "counters of Hopper and later cards (GPM), the second reading on; not under MIG"
 _TORCH = (HW_ID, DEVICE)
 _CUDA = "CUDA initialised by the application"
 
@@ -710,6 +713,13 @@ M_PCIE_GENERATION = "inferspan.gpu.pcie.link.generation"
 M_PCIE_WIDTH = "inferspan.gpu.pcie.link.width"
 M_ECC_ERRORS = "inferspan.gpu.ecc.errors"
 M_REMAPPED_ROWS = "inferspan.gpu.remapped_rows"
+M_SM_ACTIVE = "inferspan.gpu.sm.active"
+M_SM_OCCUPANCY = "inferspan.gpu.sm.occupancy"
+M_PIPE_ACTIVE = "inferspan.gpu.pipe.active"
+M_DRAM_ACTIVE = "inferspan.gpu.dram.active"
+M_PCIE_BANDWIDTH = "inferspan.gpu.pcie.bandwidth"
+M_NVLINK_BANDWIDTH = "inferspan.gpu.nvlink.bandwidth"
+M_XID_ERRORS = "inferspan.gpu.xid.errors"
 M_GPU_PROCESS_MEMORY = "inferspan.gpu.process.memory.usage"
 M_PERFORMANCE_STATE = "inferspan.gpu.performance_state"
 M_TORCH_ALLOCATED = "inferspan.torch.memory.allocated"
@@ -876,6 +886,16 @@ _GPU_METRICS = (
     Metric(M_PCIE_WIDTH, OBSERVABLE_GAUGE, "{lane}", "PCIe link width", _GPU, None, _NVML),
     Metric(M_ECC_ERRORS, OBSERVABLE_COUNTER, "{error}", "ECC errors by location", (*_GPU, MEMORY_LOCATION, ERROR_TYPE), None, _NVML),
     Metric(M_REMAPPED_ROWS, OBSERVABLE_GAUGE, "{row}", "memory rows remapped after errors", (*_GPU, ERROR_TYPE), None, _NVML),
+    Metric(M_SM_ACTIVE, OBSERVABLE_GAUGE, "1", "share of the SMs that were busy", _GPU, None, _GPM),
+    Metric(M_SM_OCCUPANCY, OBSERVABLE_GAUGE, "1", "warps that were active / warps that fit", _GPU, None, _GPM),
+    Metric(M_PIPE_ACTIVE, OBSERVABLE_GAUGE, "1", "share of time the pipe of the SMs was busy", (*_GPU, PIPE_NAME), None, _GPM),
+    Metric(M_DRAM_ACTIVE, OBSERVABLE_GAUGE, "1", "memory bandwidth used / peak bandwidth", _GPU, None, _GPM),
+    Metric(M_PCIE_BANDWIDTH, OBSERVABLE_GAUGE, "By/s", "PCIe traffic", (*_GPU, PCIE_DIRECTION), None, _GPM),
+    Metric(M_NVLINK_BANDWIDTH, OBSERVABLE_GAUGE, "By/s", "NVLink traffic, all links", (*_GPU, NETWORK_IO_DIRECTION), None, _GPM),
+    Metric(
+        M_XID_ERRORS, OBSERVABLE_COUNTER, "{error}", "errors that the driver reports, since the first reading", (*_GPU, XID), None,
+        "an XID has occurred; not under MIG",
+    ),
     Metric(M_GPU_PROCESS_MEMORY, OBSERVABLE_UP_DOWN_COUNTER, "By", "memory of this process on the device", _GPU, None, _NVML),
     Metric(M_PERFORMANCE_STATE, OBSERVABLE_GAUGE, "{level}", "P-state, 0 is the fastest", _GPU, None, _NVML),
     Metric(M_TORCH_ALLOCATED, OBSERVABLE_UP_DOWN_COUNTER, "By", "allocated by tensors", _TORCH, None, _CUDA),

@@ -73,7 +73,8 @@ MODULE_GROUPS = {
 KEEP_WORDS = ("slow", "errors", "nonfinite", "findings", "marked")
 """Requests whose detail becomes spans, where it is not that of all of them."""
 
-GPU_METRICS = ("memory", "utilization", "temperature", "power", "energy", "clocks", "throttling", "fan", "io", "errors", "state")
+GPU_METRICS = ("memory", "utilization", "temperature", "power", "energy", "clocks", "throttling", "fan", "io", "errors", "units", "xid",
+               "state")  # fmt: skip
 HOST_METRICS = ("cpu", "memory", "process", "io", "gc")
 """Groups of readings of the machine; ``samplers/groups.py`` says which metrics each has."""
 

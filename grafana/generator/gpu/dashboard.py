@@ -17,7 +17,7 @@ from ..frame import Row, frame
 from ..links import GPU, OVERVIEW, to_dashboard
 from ..panels import Query, Says, Sized, stats, trend
 from ..queries import or_zero
-from . import detail, health, host
+from . import counters, detail, health, host
 from .queries import BUSY, CARD, LEGEND, MEMORY_SHARE, NAMES, NO_GPU, NO_READING, POWER_SHARE, TOTAL_KWH, UTILISATION, Q
 
 __all__ = ["dashboard"]
@@ -248,6 +248,7 @@ def dashboard() -> dict[str, Any]:
         Row("At a glance", [*_in_use(), *_strained()]),
         Row("Cards", [*_cards(), *_power_and_heat()]),
         *detail.rows(),
+        counters.row(),
         *health.rows(),
         *host.rows(Q),
     ]

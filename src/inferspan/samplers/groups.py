@@ -23,6 +23,8 @@ GPU_GROUPS: dict[str, tuple[str, ...]] = {
     "fan": (s.M_FAN_RATIO, s.M_FAN_SPEED),
     "io": (s.M_GPU_IO, s.M_NVLINK_IO, s.M_PCIE_REPLAYS, s.M_PCIE_GENERATION, s.M_PCIE_WIDTH),
     "errors": (s.M_HW_ERRORS, s.M_ECC_ERRORS, s.M_REMAPPED_ROWS),
+    "units": (s.M_SM_ACTIVE, s.M_SM_OCCUPANCY, s.M_PIPE_ACTIVE, s.M_DRAM_ACTIVE, s.M_PCIE_BANDWIDTH, s.M_NVLINK_BANDWIDTH),
+    "xid": (s.M_XID_ERRORS,),
     "state": (s.M_HW_STATUS, s.M_PERFORMANCE_STATE),
 }
 CHEAP_GPU = frozenset({

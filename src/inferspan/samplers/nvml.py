@@ -7,8 +7,10 @@ reading could not be had.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -19,6 +21,7 @@ from inferspan.records import Sample
 from . import nvml_rows as rows
 from .nvml_devices import Device, is_mig, visible_devices
 from .nvml_library import GPU_IS_LOST, UNINITIALIZED, NvmlLibrary, Pause
+from .nvml_units import DriverErrors, UnitCounters
 
 __all__ = ["NvmlSampler"]
 
@@ -68,6 +71,8 @@ class NvmlSampler:
         self._devices: dict[str, Device] = {}  # kept for life: what was probed, and where counters began
         self._pauses: dict[str, Pause] = {}
         self._sharing: Mapping[str, bool] = {}
+        self._beyond: dict[str, list[UnitCounters | DriverErrors]] = {}
+        self._xid: dict[str, Counter[int]] = {}
 
     def collect(self) -> Sequence[Sample]:
         """Readings of one round; empty without a driver, a binding or a GPU of ours."""
@@ -92,6 +97,10 @@ class NvmlSampler:
 
     def close(self) -> None:
         """Shut NVML down if this process initialised it here; a later ``collect`` initialises it again."""
+        for source in [source for sources in self._beyond.values() for source in sources] if self._library.is_open else ():
+            with contextlib.suppress(Exception):
+                source.close()
+        self._beyond.clear()
         self._library.close()
 
     def _each(self, read: Callable[[Device], Any]) -> list[Any]:
@@ -182,6 +191,7 @@ class NvmlSampler:
         self._devices[name] = device
         if device.handle is None or device.init != library.number:
             device.attach(library.library, entry, init=library.number)
+            self._beyond[device.uuid] = self._open_beyond(device, split=entry.split)
         return device
 
     def _pause(self, name: str) -> None:
@@ -201,9 +211,29 @@ class NvmlSampler:
             return samples
         if semconv.M_ENERGY in self._metrics:
             self._look_around(device, query)
+        samples += self._read_beyond(device)
         if is_mig(device.uuid) or semconv.M_HW_STATUS not in self._metrics:
             return samples
         return samples + self._status(device, rows.state(query))
+
+    def _open_beyond(self, device: Device, *, split: bool) -> list[UnitCounters | DriverErrors]:
+        """What is read of a card by other ways than rows."""
+        if split or is_mig(device.uuid):
+            return []
+        library = self._library.library
+        found: list[UnitCounters | DriverErrors] = [UnitCounters(library, device.handle, self._metrics, self._clock)]
+        if semconv.M_XID_ERRORS in self._metrics:
+            found.append(DriverErrors(library, device.handle, self._xid.setdefault(device.uuid, Counter())))
+        return found
+
+    def _read_beyond(self, device: Device) -> list[Sample]:
+        samples = []
+        for source in self._beyond.get(device.uuid, ()):
+            try:
+                samples += [Sample(metric, value, device.attributes(attributes)) for metric, value, attributes in source.read()]
+            except Exception as error:
+                self._judge(error)
+        return samples
 
     def _read_cheap(self, device: Device) -> list[Sample] | None:
         wanted = [row for row in device.rows if rows.is_cheap(row)]

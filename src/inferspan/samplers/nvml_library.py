@@ -84,6 +84,11 @@ class NvmlLibrary:
         self.fail()
         return False
 
+    @property
+    def is_open(self) -> bool:
+        """Whether this process has initialised NVML and not shut it down."""
+        return self._owner == self._pid()
+
     def works(self) -> None:
         """Note that a round succeeded."""
         self._pause.reset()

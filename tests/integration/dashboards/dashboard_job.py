@@ -28,8 +28,11 @@ from inferspan.records import Sample
 from inferspan.samplers import allocator, host
 from tests.cases.models import llama
 from tests.integration.dashboards.other_models import OtherModels
+from tests.samplers.fake_gpm import CountingRecordedNvml
 from tests.samplers.fake_nvml import NOT_SUPPORTED, NVMLError
-from tests.samplers.recorded_nvml import RecordedNvml, recorded_torch
+from tests.samplers.recorded_nvml import recorded_torch
+from tests.samplers.fake_nvml import NOT_SUPPORTED, NVMLError
+from tests.samplers.recorded_nvml import recorded_torch
 
 CARDS = tuple(f"GPU-{digit * 8}-52c5-4b8e-9d39-6f1e0a4c7d11" for digit in "abc")
 """The third does not tell how busy it is, like a card that is split."""
@@ -93,7 +96,7 @@ def play_cards(count: int) -> None:
     }
     uuids = CARDS[:count]
     silent = {**planted, "UtilizationRates": NVMLError(NOT_SUPPORTED)}
-    sys.modules["pynvml"] = RecordedNvml(*uuids, planted={uuid: silent if uuid == CARDS[2] else planted for uuid in uuids})
+    sys.modules["pynvml"] = CountingRecordedNvml(*uuids, planted={uuid: silent if uuid == CARDS[2] else planted for uuid in uuids})
     torch_played = recorded_torch(*uuids)
     devices: Any = allocator.CudaDevices(library=torch_played)
     changed: Any = allocator

@@ -2,8 +2,10 @@
 
     python -m benchmarks.service                      the tiny model, 64 connections, 8 s each
     python -m benchmarks.service --smollm2            SmolLM2-135M, 16 tokens
+    python -m benchmarks.service --losses             what restarts and kills lose (``services/losses.py``)
+    python -m benchmarks.service --soak 1000000       many steps in one process: what grows (``services/soak.py``)
 
-In: nothing but the loopback. Out: a line for each case: requests a second and 99th percentile as ratios to the plain runs on both sides of
+The load: in: nothing but the loopback. Out: a line for each case: requests a second and 99th percentile as ratios to the plain runs on both sides of
 it, growth of memory, threads. ``again`` is plain against plain, the noise of the machine. Bounded by seconds and by requests.
 """
 
@@ -166,11 +168,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=16, help="of each answer")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--smollm2", action="store_true", help="SmolLM2-135M instead of the tiny model")
+    parser.add_argument("--losses", action="store_true", help="restart and kill workers and the collector under load, and count")
+    parser.add_argument("--soak", type=int, metavar="STEPS", help="decode so many steps in one process; the verdict is the exit status")
     parser.add_argument("--receive", type=int, metavar="PORT", help="only be the collector")
     parser.add_argument("--delay", type=float, default=0.0, help="of its answers, in seconds")
     options = parser.parse_args(arguments)
     if options.receive:
         receive(options.receive, options.delay)
+    if options.losses or options.soak:
+        from benchmarks.services import losses, soak
+
+        return losses.main(options) if options.losses else soak.main(options.soak)
     if options.smollm2:
         os.environ["EXAMPLE_MODEL"] = "smollm2"
     print(f"{'case':<12} {'req/s':>8} {'p99 ms':>8} {'rate x':>8} {'p99 x':>8} {'growth MiB':>11} {'threads':>8}", flush=True)

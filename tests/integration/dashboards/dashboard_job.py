@@ -31,8 +31,6 @@ from tests.integration.dashboards.other_models import OtherModels
 from tests.samplers.fake_gpm import CountingRecordedNvml
 from tests.samplers.fake_nvml import NOT_SUPPORTED, NVMLError
 from tests.samplers.recorded_nvml import recorded_torch
-from tests.samplers.fake_nvml import NOT_SUPPORTED, NVMLError
-from tests.samplers.recorded_nvml import recorded_torch
 
 CARDS = tuple(f"GPU-{digit * 8}-52c5-4b8e-9d39-6f1e0a4c7d11" for digit in "abc")
 """The third does not tell how busy it is, like a card that is split."""

@@ -1,0 +1,1 @@
+"""Parts of the load generator of a service: what restarts lose, and whether anything grows."""

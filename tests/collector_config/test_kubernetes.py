@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from inferspan.export.resource import detected_resource
 from tests.collector_config.combinations import FOLDER, load, merged, text
 from tests.collector_config.conftest import Run
 from tests.collector_config.readings import defaults
@@ -91,6 +92,23 @@ def test_configuration_is_mounted(name: str) -> None:
             for file in each["files"]
         }
         assert key in keys
+
+
+def test_what_a_pod_says_of_itself_is_on_its_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables of the program's manifest, filled in as Kubernetes does, are attributes of its resource; the process stays ours."""
+    fields = {"status.hostIP": "10.0.0.7", "spec.nodeName": "node-3", "metadata.name": "model-server-7d9f", "metadata.uid": "0f6c-11"}
+    known: dict[str, str] = {}
+    for one in container("model-server")["env"]:
+        value = one["value"] if "value" in one else fields[one["valueFrom"]["fieldRef"]["fieldPath"]]
+        known[one["name"]] = re.sub(r"\$\((\w+)\)", lambda match: known[match[1]], value)
+        monkeypatch.setenv(one["name"], known[one["name"]])
+    attributes = detected_resource({}).attributes
+    expected = {
+        "k8s.pod.name": "model-server-7d9f", "k8s.pod.uid": "0f6c-11", "k8s.node.name": "node-3", "host.name": "node-3",
+        "service.name": "model-server", "deployment.environment.name": "prod",
+    }  # fmt: skip
+    assert {key: attributes.get(key) for key in expected} == expected
+    assert len(str(attributes["service.instance.id"])) == 36
 
 
 @every_collector

@@ -1,7 +1,7 @@
 """Many decoding steps in one process: does anything grow? Resident memory, open files, threads and Python objects, with a verdict.
 
 In: a number of steps. Out: samples in equal distances, the growth over the second half of them, and what is too much. Spans go to a
-receiver in a process of its own, which forgets them; the detail of every step is sent. A request has 200 steps.
+receiver in a process of its own, which forgets them. A request has 200 steps.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import gc
 import os
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -73,7 +73,7 @@ def soak(steps: int, *, every: int = 0) -> list[Sample]:
     from benchmarks.receiver import count, receiver
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=128, max_position_embeddings=2 * STEPS, **sizes)).eval()
     prompt, every = torch.ones(1, 4, dtype=torch.long), every or max(STEPS, steps // SAMPLES)
     process, samples, done = psutil.Process(), [], 0

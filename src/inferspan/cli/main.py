@@ -20,6 +20,7 @@ from inferspan.version import version as own_version
 from .bundle import add_bundle
 from .demo import add_demo
 from .doctor import add_doctor
+from .explain import add_explain
 from .failure import Failure
 from .graph import add_graph
 from .live import add_live, add_tail
@@ -44,6 +45,7 @@ examples:
   INFERSPAN_SESSION_FILE=session.jsonl python app.py   record a program that calls inferspan.instrument(model)
   inferspan report session.jsonl -o report.html        look at it in a browser, with no server
   inferspan report session.jsonl --text                look at it in the terminal
+  inferspan explain session.jsonl                      why it takes its time, and what to change next
   inferspan replay session.jsonl --endpoint URL --now  send it to a collector afterwards
   inferspan live session.jsonl                         what runs now, while the program writes the file
   inferspan demo                                       a small real model from PyPI, recorded and reported
@@ -128,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="command")
 
     for add in (
-        add_run, add_report, add_live, add_tail, add_replay, add_aggregate, add_trend, add_doctor,
+        add_run, add_report, add_explain, add_live, add_tail, add_replay, add_aggregate, add_trend, add_doctor,
         add_settings, add_version, add_demo, add_stack, add_bundle, add_trace_graph, add_graph, add_peaks,
     ):  # fmt: skip
         add(commands)

@@ -143,6 +143,8 @@ def _tell(session: Session, written: list[Path]) -> None:
 
 def _print(session: Session) -> None:
     """Requests first, then what the time went into, then the number of events; in the width of the terminal, or 80 characters."""
+    from inferspan.explain.text import explanation_lines
+    from inferspan.report.figures.explained import explanation_of
     from inferspan.report.figures.memory import memory_of
     from inferspan.report.figures.summary import summary_of
     from inferspan.report.terminal import clean, events_lines, summary
@@ -161,6 +163,9 @@ def _print(session: Session) -> None:
 
             importlib.import_module("rich.console").Console().print("", drawn, sep="\n")
     print("", *events_lines(figures, width), sep="\n")
+    explained = explanation_of(session)
+    if explained.causes:
+        print("", "why it takes its time ('inferspan explain' has more):", *explanation_lines(explained, width, full=False), sep="\n")
     memory = memory_of(session)
     if memory.device is not None or memory.shortages:
         print("", *(clean(line) for line in str(memory).splitlines()), sep="\n")

@@ -24,7 +24,7 @@ __all__ = ["is_stream", "preload", "render", "write_report"]
 
 _SCRIPTS = (
     "page.js", "zoom.js", "system.js", "messages.js", "requests.js", "timeline.js", "flame.js", "tokens.js", "activations.js",
-    "attention.js", "session.js", "memory.js", "operations.js", "metrics.js", "start.js",
+    "attention.js", "session.js", "memory.js", "operations.js", "explain.js", "metrics.js", "start.js",
 )  # fmt: skip
 
 

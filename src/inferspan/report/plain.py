@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["plain", "rounded", "unknown_as_none"]
+__all__ = ["plain", "plain_values", "rounded", "unknown_as_none"]
 
 _EXACT = 2**53
 _LONGEST_TEXT = 1_000_000
@@ -23,6 +23,15 @@ def plain(value: Any) -> Any:
     """A value as it is in the file; a mapping keeps its first level."""
     if isinstance(value, Mapping):
         return {_text(key): _plain(part) for key, part in value.items()}
+    return _plain(value)
+
+
+def plain_values(value: Any) -> Any:
+    """Mappings and lists of ours with plain values inside; their keys are ours, not those of a file."""
+    if isinstance(value, Mapping):
+        return {str(key): plain_values(part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain_values(part) for part in value]
     return _plain(value)
 
 

@@ -72,11 +72,15 @@ class Reading:
         room: estimated bytes that spans and log records may take.
         between: nanoseconds since the epoch; spans that started earlier or later are passed over.
         points: of a metric series, beyond which neighbours are joined.
+        trace: id of the only trace whose spans are taken; default: all.
     """
 
-    def __init__(self, room: int, between: tuple[int, int] | None = None, points: int = MOST_POINTS) -> None:
+    def __init__(
+        self, room: int, between: tuple[int, int] | None = None, points: int = MOST_POINTS, trace: str | None = None
+    ) -> None:
         self.room = room
         self._between = between
+        self._trace = trace
         self._reserve = -room
         self.text = 0
         """Memory of the texts of the line at hand, for each record in it."""
@@ -121,7 +125,7 @@ class Reading:
             ours = isinstance(scope, dict) and scope.get("name") == semconv.SCOPE
             for raw in objects(holder, "spans"):
                 key = _ids(raw)
-                if not all(key) or not self._wanted(raw):
+                if not all(key) or not self._wanted(raw) or self._trace not in (None, key[0]):
                     continue
                 if ours:
                     self._add_span(raw, key, number)

@@ -141,7 +141,12 @@ def read_session(path: str | Path, *, room: int = ROOM) -> Session:
 
 
 def read_sessions(
-    paths: Sequence[str | Path], *, room: int = ROOM, between: tuple[int, int] | None = None, points: int = MOST_POINTS
+    paths: Sequence[str | Path],
+    *,
+    room: int = ROOM,
+    between: tuple[int, int] | None = None,
+    points: int = MOST_POINTS,
+    trace: str | None = None,
 ) -> Session:
     """Read session files of one or several processes as one session; a span that is in several of them counts once.
 
@@ -151,11 +156,12 @@ def read_sessions(
             not kept; of requests, stages and phases as much again is kept.
         between: nanoseconds since the epoch; spans that started earlier or later are passed over. Default: all spans.
         points: of a metric series; beyond it neighbouring ones are joined.
+        trace: id of the only trace whose spans are read, 32 hexadecimal digits; metrics and events of the program are read all the same.
 
     Raises:
         SessionFileError: each file is missing, unreadable, empty or not OTLP JSON lines; the message is that of the first.
     """
-    reading, files = Reading(room, between, points), []
+    reading, files = Reading(room, between, points, trace), []
     first_error: SessionFileError | None = None
     for number, path in enumerate(map(Path, paths)):
         counts, refused = LineCounts(), None

@@ -1,4 +1,4 @@
-// Figures by operation, the tree of what modules cost, phases, and what was found: bottlenecks and suggestions.
+// Figures by operation, the tree of what modules cost, phases.
 const OPERATION_COLUMNS = [
   ["Operation", (o) => o.name, (o) => [make("span", { class: "tag" }, o.kind), make("span", { class: "mono" }, o.name)]],
   ["Calls", (o) => o.count, (o) => real(o.count), "num"],
@@ -120,12 +120,4 @@ function flowView() {
 function graphView() {
   if (!data.graph) return null;
   return [make("h2", { id: "graph" }, "Graph"), make("div", { class: "panel scroll" }, make("img", { src: data.graph, alt: "the graph of the model: subgraphs, modules and the values between them" }))];
-}
-
-// Shown only where a rule has found something.
-function findingsView() {
-  const list = (title, id, found, head) => (found.length ? [make("h2", { id }, title), make("div", { class: "panel" }, found.map((one) => make("details", {}, make("summary", {},
-    one.severity && make("span", { class: "tag" + (one.severity === "high" ? " bad" : "") }, one.severity), head(one)), pairs(one))))] : []);
-  const found = [...list("Bottlenecks", "bottlenecks", data.bottlenecks, (one) => plain(one.text || one.name || one.rule)), ...list("Suggestions", "suggestions", data.suggestions, (one) => plain(one.advice || one.rule))];
-  return found.length ? found : null;
 }

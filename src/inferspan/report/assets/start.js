@@ -23,7 +23,7 @@ function contents(sections) {
 const show = (request) => { choose(request); detail.scrollIntoView({ block: "start" }); };
 const requestsSection = () => [make("h2", { id: "requests" }, "Requests"), data.requests.length ? drawn(() => requestTable((request) => choose(request))) : make("div", { class: "panel dim" },
   "No request of an instrumented model is in this file. Call inferspan.instrument(model) before the model is used, and let the process end or call inferspan.flush().")];
-const SECTIONS = [["", "", drawn(findingsView)], ["session", "Timeline", drawn(() => sessionView(show))], ["requests", "Requests", requestsSection()], ["", "", detail], ["events", "Events", drawn(momentsView)],
+const SECTIONS = [["explain", "Why", drawn(findingsView)], ["session", "Timeline", drawn(() => sessionView(show))], ["requests", "Requests", requestsSection()], ["", "", detail], ["events", "Events", drawn(momentsView)],
   ["operations", "Operations", drawn(operationsView)], ["memory", "Memory", drawn(memoryView)], ["flow", "Data flow", drawn(flowView)], ["graph", "Graph", drawn(graphView)], ["metrics", "Metrics", drawn(metricsView)], ["system", "System", drawn(systemView)]];
 
 document.getElementById("page").append(...[

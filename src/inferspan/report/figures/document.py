@@ -17,6 +17,7 @@ from inferspan.report.figures.analysis import analysis_of
 from inferspan.report.figures.bottlenecks import bottlenecks
 from inferspan.report.figures.events import Events, events_of, left_out
 from inferspan.report.figures.inside import attention_document, data_flow_document
+from inferspan.report.figures.explained import explanation_document, explanation_of
 from inferspan.report.figures.memory import memory_document
 from inferspan.report.figures.statistics import begin_of, metric_statistics, operation_statistics, timeline
 from inferspan.report.figures.summary import phases, summary_of
@@ -36,7 +37,7 @@ SCHEMA = 1
 def figures(session: Session) -> dict[str, Any]:
     """The keys that page and JSON report share, besides those that the page draws in its own form."""
     labels = process_labels(session)
-    events = events_of(session)
+    events, explained = events_of(session), explanation_document(explanation_of(session))
     rows = [request_row(request) for request in session.requests]
     return {
         "session": _session(session, labels) | {"totals": plain(totals(rows)._asdict())},
@@ -44,7 +45,8 @@ def figures(session: Session) -> dict[str, Any]:
         "phases": plain_list(phases(session)),
         "operations": operation_statistics(session),
         "bottlenecks": plain_list(bottlenecks(session)),
-        "suggestions": [],
+        "suggestions": explained["causes"],
+        "explanation": {key: explained[key] for key in ("seconds", "tree", "limits", "missing")},
         "summary": plain_tree(summary_of(session, events).as_dict()),
         "analysis": analysis_of(session.requests),
         "memory": memory_document(session),

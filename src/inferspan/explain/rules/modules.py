@@ -1,0 +1,116 @@
+"""Modules: one that is slower than its equals or than all others, and experts with uneven load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from inferspan import semconv
+
+from ..cause import LIKELY, SURE, Cause, Part, shown_by
+from ..figures import Figures
+from ..modules import Module, Sampled, kind_of
+from ..requests import median
+from ..wording import percent, seconds_text, times
+
+__all__ = ["expert_imbalance", "slow_module"]
+
+_SLOWER = 3.0
+"""Times the typical call of equal modules."""
+_PART = 0.1
+"""Share of sampled steps that the excess must have."""
+_ALONE = 0.5
+"""Share of sampled steps from which a module without equals is one to look at."""
+_FEWEST = 3
+_IMBALANCE = 2.0
+
+
+def slow_module(figures: Figures) -> Iterator[Cause]:
+    """Modules whose typical call takes far longer than that of equal ones, or than everything else together; one cause for all phases."""
+    found: dict[str, tuple[float, float, str, Module]] = {}
+    for sampled in figures.sampled.values():
+        if sampled.steps and sampled.seconds > 0:
+            for module, excess, why in [*_slower(sampled), *_alone(sampled)]:
+                seconds, most, reason, longest = found.get(module.path, (0.0, 0.0, why, module))
+                cost = excess * sampled.scale
+                found[module.path] = (seconds + cost, *((cost, why, module) if cost > most else (most, reason, longest)))
+    if not found:
+        return
+    path = max(found, key=lambda one: found[one][0])
+    seconds, _, why, module = found[path]
+    equals = "equal" in why
+    others = sorted(((name, one[0]) for name, one in found.items()), key=lambda item: -item[1])
+    together = sum(cost for _, cost in others)
+    yield Cause(
+        rule="slow_module",
+        title=f"{path} ({module.type or 'module'}) {why}",
+        place=_place(figures, path),
+        seconds=together,
+        gain=together,
+        basis="estimated" if equals else "at most",
+        sure=SURE if equals else LIKELY,
+        figures={
+            "module": path, "type": module.type or None, "own_seconds_typical": module.typical.at(0.5), "calls": module.calls,
+            "extra_seconds": seconds,
+        },
+        spans=shown_by([module.longest] if module.longest is not None else []),
+        parts=[Part(name, cost) for name, cost in others[:5]],
+        advice="Look at what this module does that its equals do not: work on the host, another dtype or device, an uncompiled path."
+        if equals else "Look at this module first: most of the time of each pass is in it.",
+    )  # fmt: skip
+
+
+def _place(figures: Figures, path: str) -> str:
+    holding = {name: sampled.modules[path].own * sampled.scale for name, sampled in figures.sampled.items() if path in sampled.modules}
+    return max(holding, key=lambda name: holding[name])
+
+
+def _slower(sampled: Sampled) -> Iterator[tuple[Module, float, str]]:
+    """Modules slower than their equals, with the seconds over them in sampled steps."""
+    groups: dict[str, list[Module]] = {}
+    for module in sampled.modules.values():
+        groups.setdefault(kind_of(module.path), []).append(module)
+    for group in groups.values():
+        if len(group) < _FEWEST:
+            continue
+        usual = median(module.typical.at(0.5) or 0.0 for module in group)
+        for module in group:
+            typical = module.typical.at(0.5) or 0.0
+            excess = (typical - usual) * module.calls
+            if usual > 0 and typical >= _SLOWER * usual and excess >= _PART * sampled.seconds:
+                ratio = f"{times(typical / usual)} as long as the {len(group) - 1} equal ones"
+                yield module, excess, f"takes {seconds_text(typical)} a call of its own, {ratio}"
+
+
+def _alone(sampled: Sampled) -> Iterator[tuple[Module, float, str]]:
+    """A module without equals that takes most of the time of all steps."""
+    kinds = [kind_of(module.path) for module in sampled.modules.values()]
+    if len(kinds) < _FEWEST:
+        return
+    for module in sampled.modules.values():
+        typical = (module.typical.at(0.5) or 0.0) * module.calls
+        if kinds.count(kind_of(module.path)) == 1 and typical >= _ALONE * sampled.seconds and not _contains(module, sampled):
+            share = percent(min(1.0, typical / sampled.seconds))
+            yield module, typical, f"takes {share} of the steps with recorded modules, {seconds_text(typical / module.calls)} a call"
+
+
+def _contains(module: Module, sampled: Sampled) -> bool:
+    """Whether other recorded modules are inside: then its own time is that of parts that were not recorded."""
+    return any(path.startswith(f"{module.path}.") for path in sampled.modules)
+
+
+def expert_imbalance(figures: Figures) -> Iterator[Cause]:
+    """Routers that send most tokens to few experts."""
+    found = [one for sampled in figures.sampled.values() for one in sampled.imbalances]
+    usual = median(value for value, _ in found)
+    if len(found) < _FEWEST or usual < _IMBALANCE:
+        return
+    yield Cause(
+        rule="expert_imbalance",
+        title=f"the busiest expert gets {times(usual)} the tokens of the mean",
+        place=semconv.SPAN_DECODE if semconv.SPAN_DECODE in figures.sampled else next(iter(figures.sampled)),
+        seconds=None,
+        level="medium",
+        figures={"imbalance": usual, "calls": len(found)},
+        spans=shown_by(span for value, span in found if value >= usual),
+        advice="Batch requests of different kinds together, or place busy experts on several devices.",
+    )

@@ -65,7 +65,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
 def _session(arguments: argparse.Namespace) -> Session:
     from inferspan.report.files import session_files
-    from inferspan.report.jaeger import trace_id_of, write_trace
+    from inferspan.report.remote.jaeger import trace_id_of, write_trace
     from inferspan.report.session import read_sessions
 
     files: list[Path] = arguments.files

@@ -37,6 +37,16 @@ class Phase:
         """Seconds of all steps; of those without a span as many as the others took on average."""
         return sum(step.seconds for step in self.steps) / len(self.steps) * self.ran if self.steps else None
 
+    @property
+    def typical_seconds(self) -> float:
+        """Seconds of all steps as they typically are, which a few that were held up do not change."""
+        return median(step.seconds for step in self.steps) * self.ran
+
+    @property
+    def stage_seconds(self) -> float:
+        """Seconds of stages of the model outside of its steps, such as an encoder that runs before the first one."""
+        return sum(child.seconds for child in self.span.children if semconv.STAGE_NAME in child.attributes)
+
 
 @dataclass(slots=True)
 class Request:

@@ -40,7 +40,7 @@ def _cause(place: int, cause: Cause, total: float, width: int) -> Iterator[str]:
     head = f"{place}. {cause.rule}"
     tail = ", ".join([*([percent(share) + " of the time"] if share is not None else []), cause.severity(total), cause.sure])
     yield head + " " * max(2, width - len(head) - len(tail)) + tail
-    yield from _labelled("", cause.title[:1].upper() + cause.title[1:], width)
+    yield from _labelled("", cause.title, width)
     yield from _labelled("change", cause.advice, width)
     if cause.setting:
         yield from _labelled("setting", cause.setting, width)

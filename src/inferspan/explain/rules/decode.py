@@ -25,6 +25,9 @@ _GROWTH = 1.5
 """Last quarter of the steps of a request to the first, in time and in length."""
 _LONG = 64
 _OUTSIDE = 0.5
+"""Share of a phase outside of its steps."""
+_SOME = 0.25
+"""Time between steps that there is in any case, as a share of the steps."""
 _LITTLE_ACCEPTED = 0.4
 _BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "float64": 64}
 
@@ -194,14 +197,16 @@ def outside_steps(figures: Figures) -> Iterator[Cause]:
     """Time of prefill and decode in which the model does not run: preparation, choice of tokens, streamers, stopping criteria."""
     for name in (semconv.SPAN_DECODE, semconv.SPAN_PREFILL):
         found = [
-            (request, phase, phase.seconds - inside)
+            (request, phase, phase.seconds - phase.stage_seconds - inside)
             for request in figures.requests
             for phase in request.phases
             if phase.name == name and (inside := phase.step_seconds) is not None
         ]
-        whole_time = sum(phase.seconds for _, phase, _ in found)
         seconds = sum(max(0.0, outside) for _, _, outside in found)
-        if not found or seconds < _OUTSIDE * whole_time or seconds < 0.15 * figures.total:
+        usual = sum(phase.typical_seconds for _, phase, _ in found)
+        whole_time = sum(phase.seconds for _, phase, _ in found)
+        # Compared with typical steps: a few that were held up say nothing about the time between them.
+        if not found or seconds < _OUTSIDE * (seconds + usual) or seconds < 0.15 * figures.total:
             continue
         steps = sum(phase.ran for _, phase, _ in found)
         nested = sum(span.seconds for request, _, _ in found for span in request.nested)
@@ -209,13 +214,12 @@ def outside_steps(figures: Figures) -> Iterator[Cause]:
             continue  # a draft model, which has its rule
         decode = name == semconv.SPAN_DECODE
         where = "between the steps of the model" if decode else "before and after its passes"
-        usual = sum(phase.step_seconds or 0.0 for _, phase, _ in found) * 0.25
         yield Cause(
             rule="outside_steps",
             title=f"{percent(seconds / whole_time)} of {name} is {where}, {seconds_text(seconds / max(1, steps))} for each",
             place=name,
             seconds=seconds,
-            gain=max(0.0, seconds - usual),
+            gain=max(0.0, seconds - _SOME * usual),
             sure=SURE,
             figures={"outside_seconds": seconds, "phase_seconds": whole_time, "steps": steps, "seconds_per_step": seconds / max(1, steps)},
             spans=shown_by(phase.span for _, phase, _ in found),

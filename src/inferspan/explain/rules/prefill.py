@@ -119,11 +119,7 @@ def _prompt(span: SpanLike) -> str:
 def slow_encoder(figures: Figures) -> Iterator[Cause]:
     """An encoder or decoder of a multimodal model or pipeline that takes most of the time."""
     for name in _ENCODERS:
-        spans = [phase.span for request in figures.requests for phase in request.phases if phase.name == name]
-        spans += [
-            child for request in figures.requests for phase in request.phases for child in phase.span.children
-            if text(child, semconv.STAGE_NAME) == name
-        ]  # fmt: skip
+        spans = _stages(figures, name)
         seconds = sum(span.seconds for span in spans)
         if not spans or seconds < _MUCH * figures.total:
             continue
@@ -140,3 +136,14 @@ def slow_encoder(figures: Figures) -> Iterator[Cause]:
             advice="Decode in tiles or with a smaller decoder." if name == semconv.STAGE_VAE_DECODE
             else "Keep encodings that come again, give it smaller or fewer inputs, or compile it alone.",
         )  # fmt: skip
+
+
+def _stages(figures: Figures, name: str) -> list[SpanLike]:
+    """Spans of a stage of the model: phases of their own, or inside of a phase or step."""
+    found: dict[int, SpanLike] = {}
+    for request in figures.requests:
+        for phase in request.phases:
+            for span in (phase.span, *phase.span.children, *(child for step in phase.steps for child in step.children)):
+                if text(span, semconv.STAGE_NAME) == name:
+                    found[id(span)] = span
+    return list(found.values())

@@ -1,0 +1,1 @@
+"""Recordings that are on a server."""

@@ -1,0 +1,167 @@
+"""What an explanation holds: figures and spans of each suggestion, the tree of the time, what limits each part, what data is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferspan import semconv
+from inferspan.explain.explanation import Explanation
+from inferspan.explain.table import RULES
+from inferspan.report.session import read_session
+from tests.explain.made import BOUND, CARD, MADE, Kernel, Run, experts, make, use
+from tests.explain.planted import PLANTED, slow_block
+from tests.explain.recording import explained
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> tuple[Path, Explanation]:
+    """A decode that waits for the host: a third of each step is kernels."""
+    make(tmp_path / "session.jsonl", Run(kernel_share=0.33, readings=[use(0.9)]))
+    return tmp_path / "session.jsonl", explained(tmp_path / "session.jsonl")
+
+
+def test_each_rule_has_a_planted_case() -> None:
+    """Every rule is planted; that of experts has a test of its own, and that of stages has two names."""
+    named = {rule for _, rule in (*PLANTED.values(), *MADE.values())} - {"tokenizer"}
+    assert len(named | {"expert_imbalance"}) == len(RULES)
+
+
+def test_there_are_thirty_planted_cases() -> None:
+    """As many as the reach of explain names."""
+    assert len(PLANTED) + len(MADE) >= 30
+
+
+def test_a_suggestion_has_evidence_advice_and_a_setting(launch: tuple[Path, Explanation]) -> None:
+    """All that a reader needs to check it and to act on it."""
+    found = launch[1].suggestions()[0]
+    assert found["rule"] == "launch_bound"
+    assert found["severity"] == "high"
+    assert found["evidence"]["figures"]["busy_share"] == pytest.approx(0.33)
+    assert found["advice"].startswith("Use a static cache")
+    assert found["setting"] == 'generate(..., cache_implementation="static")'
+
+
+def test_spans_of_the_evidence_are_in_the_file(launch: tuple[Path, Explanation]) -> None:
+    """They can be looked up by their ids."""
+    path, found = launch
+    known = {(span.trace_id, span.span_id) for request in read_session(path).requests for span in (request.span, *request.steps)}
+    named = {(span.trace_id, span.span_id) for cause in found.causes for span in cause.spans}
+    assert named
+    assert named <= known
+
+
+def test_share_and_gain_are_of_the_time_of_all_requests(launch: tuple[Path, Explanation]) -> None:
+    """320 ms of 350 ms a request are decode steps, two thirds of them without kernels."""
+    cause = launch[1].causes[0]
+    assert cause.share(launch[1].total) == pytest.approx(0.67 * 320 / 350, rel=0.01)
+    assert cause.gain == pytest.approx(10 * 0.320 * 0.67, rel=0.01)
+
+
+def test_the_tree_adds_up(launch: tuple[Path, Explanation]) -> None:
+    """Parts of the time are all of it, and causes hang below the part that they are of."""
+    tree = launch[1].tree
+    assert sum(child.seconds or 0.0 for child in tree.children) == pytest.approx(tree.seconds)
+    assert [(child.name, [cause.rule for cause in child.children]) for child in tree.children] == [("decode", ["launch_bound"]), ("prefill", [])]
+
+
+def test_what_concerns_the_machine_hangs_below_all_parts(tmp_path: Path) -> None:
+    """A full card slows no phase down more than another."""
+    make(tmp_path / "session.jsonl", Run(request={semconv.BATCH_SIZE: 32}, readings=[(semconv.M_GPU_MEMORY_UTILIZATION, 0.95, CARD)]))
+    tree = explained(tmp_path / "session.jsonl").tree
+    assert [(child.name, [cause.rule for cause in child.children]) for child in tree.children][-1] == ("all parts", ["high_memory"])
+
+
+def test_a_bound_of_the_roofline_is_sure(tmp_path: Path) -> None:
+    """Steps say themselves what limits them."""
+    make(tmp_path / "session.jsonl", Run(step={BOUND: "memory"}, prefill={BOUND: "compute"}, prefill_ms=100.0))
+    found = {one.name: (one.kind, one.bound, one.sure) for one in explained(tmp_path / "session.jsonl").bottlenecks}
+    assert found == {"decode": ("phase", "memory", "sure"), "prefill": ("phase", "compute", "sure")}
+
+
+def test_without_a_roofline_a_bound_is_inferred_or_not_known(launch: tuple[Path, Explanation]) -> None:
+    """Kernels of profiled steps tell of decode; nothing does of prefill."""
+    found = {one.name: (one.bound, one.sure) for one in launch[1].bottlenecks}
+    assert found == {"decode": ("launch", "likely"), "prefill": (None, None)}
+
+
+def test_modules_are_bottlenecks_by_their_own_time(tmp_path: Path) -> None:
+    """Equal blocks are one part; most of the time is theirs."""
+    slow_block(tmp_path / "session.jsonl")
+    found = [one for one in explained(tmp_path / "session.jsonl").bottlenecks if one.kind == "module"]
+    assert found[0].name == "*"
+    assert found[0].share > 0.5
+
+
+def missing(path: Path, run: Run) -> dict[str, str | None]:
+    """Settings that would record what is missing, by what it is."""
+    make(path, run)
+    return {one.what: one.setting for one in explained(path).missing}
+
+
+def test_missing_data_names_its_setting(tmp_path: Path) -> None:
+    """A GPU without readings, profiler and modules."""
+    found = missing(tmp_path / "session.jsonl", Run())
+    assert found["use, memory and clocks of the GPU"] == "nvml=True"
+    assert found["where the host waits for the device, and the share of kernels"] == "profile_steps=3, profile_cpu_ops=True"
+    assert found["slow modules"] == 'modules="layers" or "all"'
+
+
+def test_nothing_about_gpus_is_missing_on_a_cpu(tmp_path: Path) -> None:
+    """A model on the CPU has no kernels and no card."""
+    found = missing(tmp_path / "session.jsonl", Run(request={semconv.DEVICE_TYPE: "cpu", semconv.DEVICE: "cpu"}))
+    assert not [what for what in found if "GPU" in what or "kernels" in what or "device" in what]
+
+
+def test_reasons_of_recompilations_are_told(tmp_path: Path) -> None:
+    """The guard that failed, as often as it did."""
+    make(tmp_path / "session.jsonl", MADE["recompilations with their reasons"][0])
+    cause = explained(tmp_path / "session.jsonl").causes[0]
+    assert cause.figures["recompilations"] == 10
+    assert cause.figures["reasons"] == ["tensor 'input_ids' size mismatch at index 1. expected 17, actual 18 (10)"]
+    assert cause.seconds == pytest.approx(2.0)
+
+
+def test_waits_for_the_device_are_placed_in_modules(tmp_path: Path) -> None:
+    """The module that reads a value, the operations, and their number."""
+    make(tmp_path / "session.jsonl", MADE["values that a router reads"][0])
+    cause = explained(tmp_path / "session.jsonl").causes[0]
+    assert [(part.name, part.note) for part in cause.parts] == [("model.layers.0.router", "40 waits: aten::item, aten::nonzero")]
+
+
+def test_large_copies_to_the_host_are_no_waits(tmp_path: Path) -> None:
+    """They are results."""
+    run = replace(MADE["copies of single values"][0], kernels=[Kernel("memcpy", "Memcpy DtoH (Device -> Pinned)", 0.1, 1 << 20)] * 3)
+    make(tmp_path / "session.jsonl", run)
+    assert [cause.rule for cause in explained(tmp_path / "session.jsonl").causes] == []
+
+
+def test_busy_experts(tmp_path: Path) -> None:
+    """Routers that send most tokens to one expert."""
+    make(tmp_path / "session.jsonl", experts(3.5))
+    found = explained(tmp_path / "session.jsonl")
+    assert [cause.rule for cause in found.causes] == ["expert_imbalance"]
+    assert found.causes[0].figures["imbalance"] == pytest.approx(3.5)
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for one in value:
+            yield from _numbers(one)
+    elif isinstance(value, float):
+        yield value
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_shares_are_shares(name: str, tmp_path: Path) -> None:
+    """Of no cause more time is told than there is, and every number is finite."""
+    make(tmp_path / "session.jsonl", MADE[name][0])
+    found = explained(tmp_path / "session.jsonl")
+    assert all(0 <= (cause.share(found.total) or 0.0) <= 1 for cause in found.causes)
+    assert all(abs(one) < float("inf") for one in _numbers(found.as_dict()))

@@ -174,7 +174,10 @@ COPIES = [Kernel("memcpy", "Memcpy DtoH (Device -> Pageable)", 0.01, 4)] * 3
 RETRIES = [(semconv.M_TORCH_RETRIES, 14.0, CARD), (semconv.M_TORCH_RESERVED, 9e10, CARD), (semconv.M_TORCH_ALLOCATED, 6e10, CARD)]
 WELL = {semconv.BATCH_SIZE: 32}
 FULL = (semconv.M_GPU_MEMORY_UTILIZATION, 0.985, CARD)
-REASON = {"inferspan.compile.reason": "tensor 'input_ids' size mismatch at index 1. expected 17, actual 18"}
+REASON = {
+    "inferspan.compile.reason": "size", "inferspan.compile.guard": "tensor 'ids' size mismatch at index 1. expected 17, actual 18",
+    "code.function.name": "forward",
+}  # fmt: skip
 
 MADE: Mapping[str, tuple[Run, str]] = {
     "kernels take a third of a step": (Run(kernel_share=0.33, readings=[use(0.9)]), "launch_bound"),
@@ -203,7 +206,7 @@ MADE: Mapping[str, tuple[Run, str]] = {
     ),
     "a cache that is too small": (Run(request={**WELL, semconv.PREEMPTIONS: 2}), "preemption"),
     "recompilations with their reasons": (
-        Run(request={**WELL, "inferspan.compile.recompiles": 1, "inferspan.compile.time": 0.2}, events=[("inferspan.compile.recompile", REASON)]),
+        Run(request={**WELL, "inferspan.compile.recompiles": 1, "inferspan.compile.time": 0.2}, events=[("inferspan.recompilation", REASON)]),
         "recompilation",
     ),
     "detail of much": (Run(request=WELL, counters=[(semconv.M_OVERHEAD, 0.9, {})]), "telemetry"),

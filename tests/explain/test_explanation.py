@@ -122,7 +122,7 @@ def test_reasons_of_recompilations_are_told(tmp_path: Path) -> None:
     make(tmp_path / "session.jsonl", MADE["recompilations with their reasons"][0])
     cause = explained(tmp_path / "session.jsonl").causes[0]
     assert cause.figures["recompilations"] == 10
-    assert cause.figures["reasons"] == ["tensor 'input_ids' size mismatch at index 1. expected 17, actual 18 (10)"]
+    assert cause.figures["reasons"] == ["tensor 'ids' size mismatch at index 1. expected 17, actual 18 (forward): 10"]
     assert cause.seconds == pytest.approx(2.0)
 
 

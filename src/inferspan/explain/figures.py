@@ -129,7 +129,7 @@ def figures_of(
         requests=found,
         steady=steady or [request for request in found if not request.span.failed],
         stages=own,
-        sampled=_sampled(steady or found),
+        sampled=_sampled(found, {id(request) for request in steady or found}),
         batches=batches,
         metrics=Metrics(series, between),
         facts=[{key: value for key, value in one.items() if key != "settings"} for one in systems],
@@ -155,11 +155,12 @@ def _stages(spans: Iterable[SpanLike]) -> dict[str, Stage]:
     return found
 
 
-def _sampled(requests: Iterable[Request]) -> dict[str, Sampled]:
+def _sampled(requests: Iterable[Request], typical: set[int]) -> dict[str, Sampled]:
+    """Steps of all requests, and modules of those that ``typical`` has by their identity."""
     found: dict[str, Sampled] = {}
     for request in requests:
         for phase in request.phases:
-            found.setdefault(phase.name, Sampled(phase.name)).add(phase)
+            found.setdefault(phase.name, Sampled(phase.name)).add(phase, typical=id(request) in typical)
     return found
 
 

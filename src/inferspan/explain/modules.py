@@ -65,11 +65,11 @@ class Sampled:
     imbalances: list[tuple[float, SpanLike]] = field(default_factory=list)
     """Imbalance of experts in each recorded call of a router."""
 
-    def add(self, phase: Phase) -> None:
-        """Count the steps of a phase of one request."""
+    def add(self, phase: Phase, *, typical: bool) -> None:
+        """Count the steps of a phase of one request; with ``typical`` its modules count as well."""
         self.ran += phase.ran
         self.ran_seconds += phase.step_seconds or 0.0
-        for step in phase.steps:
+        for step in phase.steps if typical else ():
             inside = submodules(step)
             if inside:
                 self.steps += 1

@@ -9,7 +9,7 @@ from inferspan import semconv
 
 from ..cause import LIKELY, SURE, Cause, Part, shown_by
 from ..figures import Figures
-from ..names import COMPILE_EVENTS, COMPILE_TIME, RECOMPILES
+from ..names import COMPILE_GUARD, COMPILE_REASON, COMPILE_TIME, FUNCTION, RECOMPILATION_EVENT, RECOMPILES
 from ..requests import Request, median
 from ..spans import number
 from ..wording import seconds_text
@@ -44,7 +44,7 @@ def recompilation(figures: Figures) -> Iterator[Cause]:
         level=None if seconds is not None else "high",
         figures={
             "recompilations": count, "requests": len(compiled), "of_the_process": last,
-            "reasons": [f"{reason} ({number_of:,})" for reason, number_of in reasons.most_common(_MOST_REASONS)] or None,
+            "reasons": [f"{reason}: {number_of:,}" for reason, number_of in reasons.most_common(_MOST_REASONS)] or None,
         },
         spans=shown_by(request.span for request in compiled),
         parts=[Part(reason, None, f"{number_of:,} times") for reason, number_of in reasons.most_common(_MOST_REASONS)],
@@ -82,15 +82,16 @@ def _cost(request: Request, figures: Figures) -> float | None:
 
 
 def _reasons(requests: list[Request]) -> Counter[str]:
-    """Reasons and guards of events of compilations, as often as they were told."""
+    """Guards that failed, or reasons where no guard is told, with the function, as often as events of recompilations tell them."""
     found: Counter[str] = Counter()
     for request in requests:
-        spans = [request.span, *(phase.span for phase in request.phases), *(step for phase in request.phases for step in phase.steps)]
-        for event in (event for span in spans for event in span.events if event.name.startswith(COMPILE_EVENTS)):
-            for key, value in event.attributes.items():
-                if key.rpartition(".")[2] in ("reason", "guard") and isinstance(value, str):
-                    found[" ".join(value.split())[:_LONGEST]] += 1
-                    break
+        for event in request.span.events:
+            if event.name != RECOMPILATION_EVENT:
+                continue
+            told = [event.attributes.get(key) for key in (COMPILE_GUARD, COMPILE_REASON)]
+            why = next((" ".join(one.split())[:_LONGEST] for one in told if isinstance(one, str) and one.strip()), "reason not told")
+            function = event.attributes.get(FUNCTION)
+            found[f"{why} ({function})" if isinstance(function, str) and function else why] += 1
     return found
 
 

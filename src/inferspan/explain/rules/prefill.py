@@ -29,13 +29,13 @@ def long_prefill(figures: Figures) -> Iterator[Cause]:
         (request, phase) for request in figures.requests if (phase := request.phase(semconv.SPAN_PREFILL)) is not None
     ]
     rows = sum(request.rows for request, _ in found)
-    tokens = sum(number(request.span, semconv.INPUT_TOKENS) or 0.0 for request, _ in found)
+    reused = sum(number(request.span, semconv.CACHE_READ_INPUT_TOKENS) or 0.0 for request, _ in found)
+    tokens = sum(number(request.span, semconv.INPUT_TOKENS) or 0.0 for request, _ in found) - reused
     seconds = sum(phase.step_seconds if phase.step_seconds is not None else phase.seconds for _, phase in found)
     if not rows or tokens / rows < _LONG or seconds < _MUCH * figures.total:
         return
     padded = _padding(found)
-    reused = sum(number(request.span, semconv.CACHE_READ_INPUT_TOKENS) or 0.0 for request, _ in found)
-    alike = _alike([request for request, _ in found])
+    alike = _alike([request for request, _ in found if not number(request.span, semconv.CACHE_READ_INPUT_TOKENS)])
     batching = any(request.queue for request, _ in found)
     advice = "Keep the keys and values of what prompts have in common and pass them as past_key_values."
     if batching:
@@ -44,14 +44,14 @@ def long_prefill(figures: Figures) -> Iterator[Cause]:
     gain = seconds * alike if alike else None
     yield Cause(
         rule="long_prefill",
-        title=f"prefill takes {percent(seconds / figures.total)} of the time, for prompts of {tokens / rows:,.0f} tokens a row"
+        title=f"prefill takes {percent(seconds / figures.total)} of the time, for {tokens / rows:,.0f} tokens of the prompt a row"
         + (f", of which {percent(alike)} begin alike" if alike else ""),
         place=semconv.SPAN_PREFILL,
         seconds=seconds,
         gain=gain,
         sure=SURE,
         figures={
-            "prefill_seconds": seconds, "input_tokens": tokens, "tokens_per_row": tokens / rows, "reused_tokens": reused or None,
+            "prefill_seconds": seconds, "computed_tokens": tokens, "tokens_per_row": tokens / rows, "reused_tokens": reused or None,
             "common_share": alike, "prefill_tokens_per_second": tokens / seconds if seconds else None,
         },
         spans=shown_by(phase.span for _, phase in found),

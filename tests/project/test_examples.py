@@ -82,6 +82,12 @@ EXPECTED = {
         r"bad weights: model\.layers\.1\.mlp\.down_proj\.weight \(32x64 float32\): 0 NaN, 1 Inf of 2,048 values",
         r"wrote inside\.html",
     ),
+    "18_explain": (
+        r"^1\. long_prefill +\d+ % of the time, \w+, sure\n   prefill takes \d+ % of the time, for [\d,]+ tokens of the prompt a row",
+        r", of which 7\d % begin alike",
+        r"\n   setting:  generate\(\.\.\., past_key_values=\.\.\.\)\n",
+        r"with the text kept in the cache: \d+\.\d\d s instead of \d+\.\d\d s\nexpected: \d+\.\d\d s less; it is -?\d+\.\d\d s less",
+    ),
     "10_continuous_batching": (
         r"request 0: '.+'",
         r"request 1 of user 1: 8 tokens, queue \d+\.\d{3} s, first token \d+\.\d{3} s",

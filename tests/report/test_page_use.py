@@ -15,6 +15,7 @@ import pytest
 from inferspan import semconv
 from inferspan.report.html import write_report
 from inferspan.report.session import read_sessions
+from tests.explain.made import MADE, make
 from tests.report.conftest import START, otlp_attributes
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -200,3 +201,21 @@ def test_rows_of_a_batch_are_pairs(recording: Any, tmp_path: Path) -> None:
     found = used([recording.write(tmp_path / "session.jsonl")], tmp_path, script)
     assert found[0] == ["system 1", "user 1", "output 1", "system 2", "user 2", "output 2"]
     assert found[1] == "user 1 and 1 more prompt"
+
+
+def test_causes_are_on_the_page(tmp_path: Path) -> None:
+    """The first cause is open, with what to change; a span that shows it leads to its request; limits and missing data are folded."""
+    run, _ = MADE["kernels take a third of a step"]
+    make(tmp_path / "session.jsonl", run)
+    script = """
+    const causes = all("#explain ~ .panel")[0], rows = texts("#explain ~ .panel details[open] td");
+    said.push(causes.querySelector("summary").textContent.split(" the device")[0]);
+    said.push(rows[rows.indexOf("Setting") + 1]);
+    said.push([...causes.querySelectorAll("summary")].slice(1).map((one) => one.textContent.replace(/[0-9]+/, "some")));
+    const link = causes.querySelector("a");
+    link.click();
+    said.push(location.hash === link.getAttribute("href"));
+    """
+    cause = "highlaunch bound 61.3 % decode waits for the host to launch kernels:"
+    folded = ["What limits each part", "Where the time went, with the causes", "Not enough data for some questions"]
+    assert used([tmp_path / "session.jsonl"], tmp_path, script) == [cause, 'generate(..., cache_implementation="static")', folded, True]

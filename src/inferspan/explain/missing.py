@@ -74,8 +74,8 @@ def _machine(figures: Figures) -> Iterator[Missing]:
 def _inside(figures: Figures) -> Iterator[Missing]:
     if not figures.on_gpu:
         return
-    profiled = any(number(request.span, semconv.PROFILER_STEPS) for request in figures.requests)
-    if not profiled:
+    steps = [step for request in figures.requests for phase in request.phases for step in phase.steps]
+    if not any(number(step, semconv.PROFILER_KERNELS) or number(step, semconv.PROFILER_KERNEL_TIME) for step in steps):
         setting = "profile_steps=3, profile_cpu_ops=True"
         yield Missing("where the host waits for the device, and the share of kernels", "no pass was profiled", setting)
     spans = [span for request in figures.requests for phase in request.phases for span in (phase.span, *phase.steps[:4])]

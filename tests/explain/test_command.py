@@ -59,7 +59,7 @@ def test_json_has_the_causes_of_the_report(session: Path, tmp_path: Path, capsys
     assert main(["report", str(session), "--json", str(tmp_path / "report.json")]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert found["causes"] == report["suggestions"]
-    assert found["bottlenecks"] == report["bottlenecks"]
+    assert found["limits"] == report["explanation"]["limits"]
     assert found["tree"] == report["explanation"]["tree"]
 
 

@@ -16,7 +16,6 @@ from inferspan import semconv
 from .cause import LIKELY, SURE
 from .figures import Figures
 from .modules import Sampled, kind_of
-from .names import BOUND
 from .requests import Phase, median
 from .spans import SpanLike, number, submodules, text
 
@@ -75,9 +74,14 @@ def _phases(figures: Figures) -> Iterable[Bottleneck]:
             groups[phase.name].append(phase)
     for name, phases in groups.items():
         seconds = sum(phase.seconds for phase in phases)
-        spans = [span for phase in phases for span in (phase.steps if any(text(one, BOUND) for one in phase.steps) else [phase.span])]
+        spans = [span for phase in phases for span in _bounded(phase)]
         stage = any(text(phase.span, semconv.STAGE_NAME) == name for phase in phases)
         yield _made("stage" if stage else "phase", name, seconds, figures, _told(spans) or _inferred(figures, phases))
+
+
+def _bounded(phase: Phase) -> list[SpanLike]:
+    """The steps of a phase if one of them has a bound, else the phase."""
+    return phase.steps if any(text(step, semconv.DEVICE_BOUND) for step in phase.steps) else [phase.span]
 
 
 def _stages(figures: Figures) -> Iterable[Bottleneck]:
@@ -110,7 +114,7 @@ def _module_spans(figures: Figures) -> dict[str, list[SpanLike]]:
         while waiting:
             span = waiting.pop()
             waiting.extend(submodules(span))
-            if text(span, BOUND) is not None:
+            if text(span, semconv.DEVICE_BOUND) is not None:
                 found[kind_of(text(span, semconv.MODULE_NAME) or span.name)].append(span)
     return found
 
@@ -122,7 +126,7 @@ def _told(spans: Iterable[SpanLike]) -> Limit | None:
     """What most of the time of these spans is bound by, as their attributes say."""
     seconds: dict[str, float] = defaultdict(float)
     for span in spans:
-        bound = text(span, BOUND)
+        bound = text(span, semconv.DEVICE_BOUND)
         if bound is not None:
             seconds[bound] += span.measured_seconds
     if not seconds:

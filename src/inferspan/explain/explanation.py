@@ -52,7 +52,7 @@ class Explanation:
             "seconds": self.total,
             "causes": self.suggestions(),
             "tree": self.tree.as_dict(),
-            "bottlenecks": [one.as_dict() for one in self.bottlenecks],
+            "limits": [one.as_dict() for one in self.bottlenecks],
             "missing": [one.as_dict() for one in self.missing],
         }
 

@@ -9,7 +9,6 @@ from typing import Any
 from inferspan import semconv
 
 from .figures import Figures
-from .names import BOUND
 from .spans import number, text
 
 __all__ = ["Missing", "missing_of"]
@@ -79,5 +78,7 @@ def _inside(figures: Figures) -> Iterator[Missing]:
         setting = "profile_steps=3, profile_cpu_ops=True"
         yield Missing("where the host waits for the device, and the share of kernels", "no pass was profiled", setting)
     spans = [span for request in figures.requests for phase in request.phases for span in (phase.span, *phase.steps[:4])]
-    if not any(text(span, BOUND) for span in spans):
-        yield Missing("what limits phases and modules", "no span has a bound of the roofline", None)
+    if not any(text(span, semconv.DEVICE_BOUND) for span in spans):
+        yield Missing(
+            "what limits phases and modules", "no span has a bound of the roofline", 'roofline="all"; `peaks` for a card that is not listed'
+        )

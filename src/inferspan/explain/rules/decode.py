@@ -8,7 +8,6 @@ from inferspan import semconv
 
 from ..cause import LIKELY, POSSIBLE, SURE, Cause, Part, shown_by
 from ..figures import Figures
-from ..names import BOUND, PEAK_SHARE
 from ..requests import Phase, Request, median
 from ..spans import SpanLike, number, text, whole
 from ..wording import bytes_text, percent, seconds_text, times
@@ -39,7 +38,7 @@ def launch_bound(figures: Figures) -> Iterator[Cause]:
         seconds = sum(phase.step_seconds or 0.0 for phase in phases)
         if not phases or seconds < _MUCH * figures.total:
             continue
-        bounds = [found for phase in phases for span in (phase.span, *phase.steps) if (found := text(span, BOUND))]
+        bounds = [found for phase in phases for span in (phase.span, *phase.steps) if (found := text(span, semconv.DEVICE_BOUND))]
         busy, shown, from_where, sure = _busy(figures, phases, name)
         if bounds:
             if bounds.count("launch") * 2 <= len(bounds):
@@ -105,8 +104,9 @@ def weights_bound(figures: Figures) -> Iterator[Cause]:
     bits = min((_bits(request) for request, _ in phases), default=32)
     if rows > _FEW_ROWS:
         return
-    bounds = [found for _, phase in phases for span in (phase.span, *phase.steps) if (found := text(span, BOUND))]
-    peaks = [share for _, phase in phases for span in (phase.span, *phase.steps) if (share := number(span, PEAK_SHARE)) is not None]
+    bounds = [found for _, phase in phases for span in (phase.span, *phase.steps) if (found := text(span, semconv.DEVICE_BOUND))]
+    spans = [span for _, phase in phases for span in (phase.span, *phase.steps)]
+    peaks = [share for span in spans if (share := number(span, semconv.DEVICE_PEAK_SHARE)) is not None]
     activity = figures.metrics.mean(semconv.M_MEMORY_ACTIVITY)
     if bounds:
         if bounds.count("memory") * 2 <= len(bounds):

@@ -8,7 +8,6 @@ from inferspan import semconv
 
 from ..cause import LIKELY, SURE, Cause, Part, shown_by
 from ..figures import Figures
-from ..names import BOUND
 from ..spans import SpanLike, number, text, whole
 from ..wording import bytes_text, percent
 
@@ -57,7 +56,7 @@ def transfer_bound(figures: Figures) -> Iterator[Cause]:
     for name in sorted({phase.name for request in figures.requests for phase in request.phases}):
         phases = [phase for request in figures.requests for phase in request.phases if phase.name == name]
         seconds = sum(phase.seconds for phase in phases)
-        bounds = [found for phase in phases for span in (phase.span, *phase.steps) if (found := text(span, BOUND))]
+        bounds = [found for phase in phases for span in (phase.span, *phase.steps) if (found := text(span, semconv.DEVICE_BOUND))]
         if seconds < _MUCH * figures.total or bounds.count("transfer") * 2 <= len(bounds) or not bounds:
             continue
         copies = [span for span, _, _ in figures.profiled() if text(span, semconv.PROFILER_KIND) == "memcpy"]
@@ -86,7 +85,7 @@ def host_syncs(figures: Figures) -> Iterator[Cause]:
             places.setdefault(module, []).append(span)
     bound = [
         phase for request in figures.requests for phase in request.phases
-        if any(text(one, BOUND) == "sync" for one in (phase.span, *phase.steps))
+        if any(text(one, semconv.DEVICE_BOUND) == "sync" for one in (phase.span, *phase.steps))
     ]  # fmt: skip
     count = sum(map(len, places.values()))
     if not bound and (not steps or count < len(steps)):

@@ -30,7 +30,7 @@ function causeView(cause, place) {
 function limitTable() {
   const limit = (one) => (one.bound === null ? make("span", { class: "dim" }, one.reason) : [make("span", { class: "tag" }, one.bound), one.sure + ", " + one.reason]);
   return make("table", {}, make("thead", {}, make("tr", {}, ["Part", "Share", "Time", "Limited by"].map((title, at) => make("th", { scope: "col", class: at === 1 || at === 2 ? "num" : "" }, title)))),
-    make("tbody", {}, data.bottlenecks.map((one) => make("tr", {}, make("td", {}, make("span", { class: "tag" }, one.kind), make("span", { class: "mono" }, one.name)), make("td", { class: "num" }, percent(one.share)), make("td", { class: "num" }, seconds(one.seconds)), make("td", {}, limit(one))))));
+    make("tbody", {}, data.explanation.limits.map((one) => make("tr", {}, make("td", {}, make("span", { class: "tag" }, one.kind), make("span", { class: "mono" }, one.name)), make("td", { class: "num" }, percent(one.share)), make("td", { class: "num" }, seconds(one.seconds)), make("td", {}, limit(one))))));
 }
 
 function timeTree(node, depth) {
@@ -41,11 +41,11 @@ function timeTree(node, depth) {
 
 function findingsView() {
   const causes = data.suggestions, missing = data.explanation.missing;
-  if (!causes.length && !data.bottlenecks.length) return null;
+  if (!causes.length && !data.explanation.limits.length) return null;
   const folded = (title, inside, open) => make("details", { open }, make("summary", {}, title), inside);
   return [make("h2", { id: "explain" }, "Why it takes its time"),
     make("div", { class: "panel" }, causes.length ? causes.map(causeView) : make("p", { class: "dim" }, "No rule has found anything to change."),
-      data.bottlenecks.length > 0 && folded("What limits each part", limitTable()),
+      data.explanation.limits.length > 0 && folded("What limits each part", [data.bottlenecks.filter((one) => one.text).map((one) => make("p", {}, one.text)), limitTable()]),
       folded("Where the time went, with the causes", make("table", {}, make("tbody", {}, timeTree(data.explanation.tree, 0)))),
       missing.length > 0 && folded("Not enough data for " + counted(missing.length, "question"), make("ul", {}, missing.map((one) => make("li", {}, one.what + ": " + one.why, one.setting && [", set ", make("span", { class: "mono" }, one.setting)])))))];
 }

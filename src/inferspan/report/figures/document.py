@@ -16,8 +16,8 @@ from inferspan import semconv
 from inferspan.report.figures.analysis import analysis_of
 from inferspan.report.figures.bottlenecks import bottlenecks
 from inferspan.report.figures.events import Events, events_of, left_out
-from inferspan.report.figures.inside import attention_document, data_flow_document
 from inferspan.report.figures.explained import explanation_document, explanation_of
+from inferspan.report.figures.inside import attention_document, data_flow_document
 from inferspan.report.figures.memory import memory_document
 from inferspan.report.figures.statistics import begin_of, metric_statistics, operation_statistics, timeline
 from inferspan.report.figures.summary import phases, summary_of

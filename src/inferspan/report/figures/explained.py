@@ -1,4 +1,4 @@
-"""A session -> why it took its time: the keys ``bottlenecks`` and ``suggestions`` of the JSON report, the page's section, and ``explain``.
+"""A session -> why it took its time: the keys ``suggestions`` and ``explanation`` of the JSON report, the page's section, and ``explain``.
 
 In comes a ``Session``; out comes an ``Explanation``. Only spans that the reader has kept are looked at.
 """

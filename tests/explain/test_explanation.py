@@ -126,6 +126,12 @@ def test_reasons_of_recompilations_are_told(tmp_path: Path) -> None:
     assert cause.seconds == pytest.approx(2.0)
 
 
+def test_compilations_that_did_not_come_again_are_no_cause(tmp_path: Path) -> None:
+    """Requests tell how long they compiled, and none of them compiled again."""
+    make(tmp_path / "session.jsonl", Run(request={semconv.BATCH_SIZE: 32, semconv.WARMUP: True, "inferspan.compile.time": 0.2}))
+    assert [cause.rule for cause in explained(tmp_path / "session.jsonl").causes] == []
+
+
 def test_waits_for_the_device_are_placed_in_modules(tmp_path: Path) -> None:
     """The module that reads a value, the operations, and their number."""
     make(tmp_path / "session.jsonl", MADE["values that a router reads"][0])

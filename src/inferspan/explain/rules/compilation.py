@@ -24,7 +24,8 @@ def recompilation(figures: Figures) -> Iterator[Cause]:
     """Requests in which something was compiled again: as they say, else all but the first in which something was compiled."""
     told = [request for request in figures.requests if request.recompiles or number(request.span, COMPILE_TIME)]
     again = [request for request in told if request.recompiles]
-    compiled = again or _later(figures.requests)
+    # Recordings that tell of compilations tell of each that came again.
+    compiled = again if told else _later(figures.requests)
     if not compiled:
         return
     costs = [(request, _cost(request, figures)) for request in compiled]

@@ -19,6 +19,7 @@ from inferspan.version import version as own_version
 
 from .bundle import add_bundle
 from .demo import add_demo
+from .diff import add_diff
 from .doctor import add_doctor
 from .explain import add_explain
 from .failure import Failure
@@ -47,6 +48,7 @@ examples:
   inferspan report session.jsonl --text                look at it in the terminal
   inferspan explain session.jsonl                      why it takes its time, and what to change next
   inferspan replay session.jsonl --endpoint URL --now  send it to a collector afterwards
+  inferspan diff base.jsonl new.jsonl --gate 3%        what became slower, with an exit code for CI
   inferspan live session.jsonl                         what runs now, while the program writes the file
   inferspan demo                                       a small real model from PyPI, recorded and reported
   inferspan stack up                                   collector, Jaeger and Prometheus on this machine, no containers
@@ -62,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; default those of the process.
 
     Returns:
-        The exit code: 0, 2 after an error, 130 after Ctrl-C; 1 of ``stack status`` if not all is well.
+        The exit code: 0, 2 after an error, 130 after Ctrl-C; 1 of ``stack status`` if not all is well, of
+        ``diff`` if there is a regression.
     """
     with _any_encoding(sys.stdout), _any_encoding(sys.stderr):
         return _run(argv)
@@ -130,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="command")
 
     for add in (
-        add_run, add_report, add_explain, add_live, add_tail, add_replay, add_aggregate, add_trend, add_doctor,
+        add_run, add_report, add_explain, add_live, add_tail, add_replay, add_aggregate, add_trend, add_diff, add_doctor,
         add_settings, add_version, add_demo, add_stack, add_bundle, add_trace_graph, add_graph, add_peaks,
     ):  # fmt: skip
         add(commands)

@@ -139,6 +139,11 @@ class Samplers:
         self.spent: dict[str, float] = {}
         """Seconds that readings have taken in this process, by sampler."""
 
+    @property
+    def running(self) -> bool:
+        """Whether an instrumented model has readings taken."""
+        return self._loop is not None
+
     def acquire(self, settings: Settings, meters: Meters) -> tuple[SamplerLoop | None, Callable[[], None]]:
         """Start or share the thread and report its readings on ``meters``; returns it and a function that releases it."""
         if not any(getattr(settings, name) for name in SAMPLERS):

@@ -221,6 +221,18 @@ INPUT_TRUNCATED = "inferspan.input.truncated"
 OFFLOAD_TIME = "inferspan.offload.time"
 UNOBSERVED = "inferspan.unobserved"
 WARMUP = "inferspan.warmup"
+COMPILE_TIME = "inferspan.compile.time"
+COMPILE_RECOMPILES = "inferspan.compile.recompiles"
+COMPILE_GRAPH_BREAKS = "inferspan.compile.graph_breaks"
+COMPILE_ID = "inferspan.compile.id"
+COMPILE_REASON = "inferspan.compile.reason"
+COMPILE_GUARD = "inferspan.compile.guard"
+COMPILE_LIMIT = "inferspan.compile.limit_reached"
+RECOMPILATION_EVENT = "inferspan.recompilation"
+GRAPH_BREAK_EVENT = "inferspan.graph_break"
+CODE_FUNCTION = "code.function.name"
+CODE_FILE = "code.file.path"
+CODE_LINE = "code.line.number"
 NONFINITE = "inferspan.nonfinite"
 FAILED = "inferspan.failed"
 KEEP = "inferspan.keep"
@@ -687,6 +699,9 @@ M_OVERHEAD = "inferspan.telemetry.overhead"
 M_ERRORS = "inferspan.telemetry.errors"
 M_SAMPLING_TIME = "inferspan.telemetry.sampling.time"
 M_WORLD_SIZE = "inferspan.distributed.world_size"
+M_COMPILE_GRAPHS = "inferspan.compile.graphs"
+M_COMPILE_GRAPH_BREAKS = COMPILE_GRAPH_BREAKS
+M_COMPILE_RECOMPILES = COMPILE_RECOMPILES
 # hardware
 M_GPU_UTILIZATION = "hw.gpu.utilization"
 M_GPU_MEMORY_USAGE = "hw.gpu.memory.usage"
@@ -754,6 +769,7 @@ M_CGROUP_MEMORY_LIMIT = "inferspan.cgroup.memory.limit"
 M_CGROUP_MEMORY_USAGE = "inferspan.cgroup.memory.usage"
 
 _HOST = "local rank 0"
+_DYNAMO = "torch.compile"
 _BATCHING = "continuous batching"
 _STAGES = "stages of the program"
 _CGROUP = "a container or service with a memory limit"
@@ -841,6 +857,9 @@ _REQUEST_METRICS = (
     Metric(M_ERRORS, OBSERVABLE_COUNTER, "{error}", "contained errors of ours", (ERROR_PLACE,)),
     Metric(M_SAMPLING_TIME, OBSERVABLE_COUNTER, "s", "what reading the machine has taken, on a thread of its own", (SAMPLER,)),
     Metric(M_WORLD_SIZE, OBSERVABLE_UP_DOWN_COUNTER, "{rank}", "ranks of the job", (), None, "under a launcher"),
+    Metric(M_COMPILE_GRAPHS, OBSERVABLE_COUNTER, "{graph}", "graphs that torch.compile has made in the process since the first reading", (), None, _DYNAMO),
+    Metric(M_COMPILE_GRAPH_BREAKS, OBSERVABLE_COUNTER, "{break}", "graph breaks in the process since the first reading", (), None, _DYNAMO),
+    Metric(M_COMPILE_RECOMPILES, OBSERVABLE_COUNTER, "{recompile}", "compilations of functions that were compiled before, in the process since the first reading, those that a limit refused included", (), None, _DYNAMO),
 )
 _GPU_METRICS = (
     Metric(M_GPU_UTILIZATION, OBSERVABLE_GAUGE, "1", "share of time the unit was busy", (*_GPU, HW_GPU_TASK), None, _NVML),
@@ -1091,6 +1110,16 @@ ATTRIBUTES = (
     Attribute(TOKEN_IDS, "int[]", _R, f"generated ids of the first row, bounded, {_CONTENT}"),
     Attribute(UNOBSERVED, "string", _R, "what could not be seen and why: `modules: compiled`, `modules: compiled in parts`, `modules of decode steps: compiled`, `modules: with your hooks` (modules with forward hooks of the program, after a compilation in the process), `modules: fused` (encoder layers of torch, likewise: hooks would change their results), `context: hooks` (a plain forward pass whose span is not current inside), `forward: generator; context: generator` (also `coroutine`, `iterator`, ...: its code runs after the request), `logits: not given` (a loop by hand), `data flow: operations` (they were not followed, with `data_flow`), `data flow: some modules`, `experts: choice not known` (with `routing`, a router whose output says nothing), ..."),
     Attribute(WARMUP, "boolean", _R, "true on the first call, or if a compilation happened inside"),
+    Attribute(COMPILE_TIME, "double", _R, "seconds in which torch.compile compiled on the thread of the request, with the backend's; absent if it did not"),
+    Attribute(COMPILE_RECOMPILES, "int", _R, "of them, compilations of functions that were compiled before, those that a limit refused included; only if > 0"),
+    Attribute(COMPILE_GRAPH_BREAKS, "int", _R, "graph breaks in compilations on the thread of the request; only if > 0"),
+    Attribute(COMPILE_ID, "string", f"`{RECOMPILATION_EVENT}`", "torch's number of the function and, behind the slash, of its compilation, as in its logs: 2/1"),
+    Attribute(COMPILE_REASON, "string", f"`{RECOMPILATION_EVENT}`, `{GRAPH_BREAK_EVENT}`", "what differs, by the guard: size, stride, rank, dtype, device, requires_grad, dispatch_keys, value, type, identity, keys, length, aliasing, backend, global_state, other; of a graph break torch's reason, at most 300 characters"),
+    Attribute(COMPILE_GUARD, "string", f"`{RECOMPILATION_EVENT}`", "the guard that failed, at most 300 characters, without texts that it compares with"),
+    Attribute(COMPILE_LIMIT, "boolean", f"`{RECOMPILATION_EVENT}`", "true if torch's limit of recompilations was reached, so that the function runs without a new graph; from torch 2.5 or so on"),
+    Attribute(CODE_FUNCTION, "string", f"`{RECOMPILATION_EVENT}`, `{GRAPH_BREAK_EVENT}`", "the function that is compiled, or in which the graph ends"),
+    Attribute(CODE_FILE, "string", f"`{RECOMPILATION_EVENT}`, `{GRAPH_BREAK_EVENT}`", "its file"),
+    Attribute(CODE_LINE, "int", f"`{RECOMPILATION_EVENT}`, `{GRAPH_BREAK_EVENT}`", "its first line, or the line at which the graph ends"),
     Attribute(NONFINITE, "boolean", _R, "true if NaN or Inf was seen in logits, module outputs or a request inside, else absent"),
     Attribute(FAILED, "boolean", _R, "true if the call ended with an exception, else absent; to search for, whichever the exception"),
     Attribute(KEEP, "boolean", _R, "for tail sampling: true if the caller or the setting `mark` says so, or if `keep` has kept its detail"),
@@ -1358,6 +1387,20 @@ EVENTS = (
         f" `{MEMORY_MODULE_RISE}`, `{MEMORY_MODULES_OMITTED}`",
     ),
     Event(
+        RECOMPILATION_EVENT,
+        "",
+        "event on the request's span",
+        "a function that was compiled before is compiled again in the request; at most 32 with the next one",
+        f"`{COMPILE_ID}`, `{COMPILE_REASON}`, `{COMPILE_GUARD}`, `{COMPILE_LIMIT}`, `{CODE_FUNCTION}`, `{CODE_FILE}`, `{CODE_LINE}`",
+    ),
+    Event(
+        GRAPH_BREAK_EVENT,
+        "",
+        "event on the request's span",
+        "a graph of torch.compile ends before its function does, in a compilation in the request",
+        f"`{COMPILE_REASON}`, `{CODE_FUNCTION}`, `{CODE_FILE}`, `{CODE_LINE}`",
+    ),
+    Event(
         OOM_EVENT,
         "",
         "event on the request's span",
@@ -1553,6 +1596,7 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("device clock",), "device times"),
     ErrorPlaces(("profiler window", "profiler signal"), "kernels and operations of a window"),
     ErrorPlaces(("watching torch.compile", "model.compile()", "watching torch.jit"), "observation around a compilation, or around torch.jit.script"),
+    ErrorPlaces(("compilations", "compile metrics"), "recompilations and graph breaks"),
     ErrorPlaces(("unloading of adapters",), "requests of the model that was taken out of its wrapper"),
     ErrorPlaces(("set-up of a generation", "start of a generation"), "the request of a loop by hand"),
     ErrorPlaces(("token of a generation",), "a token of a loop by hand, or its statistics"),

@@ -20,7 +20,7 @@ from torch import nn
 
 from inferspan import semconv
 from inferspan.attribute_values import shape_attributes
-from inferspan.capture.compile.state import compiled_graphs
+from inferspan.capture.compile.compilations import Compilations
 from inferspan.capture.compile.transforms import is_transforming
 from inferspan.capture.compile.watch import compiling
 from inferspan.capture.logits.heads import Masks
@@ -76,7 +76,7 @@ class ForwardCall(Call):
         self.opened_pass = opened
         self.finished = self.awaits_root = False
         """Whether it was begun around the call of the model, which is still to come."""
-        self.warmup, self.graphs = owner.first_call, compiled_graphs()
+        self.warmup, self.compilations = owner.first_call, Compilations()
         self.modules = self.stages = False
         self.input_tokens: int | None = None
         self.rows: int | None = None
@@ -241,8 +241,7 @@ class ForwardCall(Call):
             attributes |= shape_attributes(outputs, semconv.OUTPUT_SHAPES, semconv.OUTPUT_DTYPES)
             if claim is not None and claim.steps:
                 attributes |= {semconv.PROFILER_STEPS: claim.steps, **claim.attributes}
-            if self.warmup or compiled_graphs() > self.graphs:
-                attributes[semconv.WARMUP] = True
+            attributes |= self.compilations.attributes(compiling.log, first=self.warmup)
             if self.compiled:
                 attributes[semconv.MODEL_COMPILE_MODE] = "default"
             unobserved = unobserved_of(self.owner, compiled=self.compiled)
@@ -279,6 +278,7 @@ class ForwardCall(Call):
             batch_size=self.rows,
             spans_dropped=self.budget.dropped,
             nonfinite=nonfinite,
+            events=self.compilations.events(self.offset),
             stages=self.stage_seconds,
             timed=lazy is None,
             overhead_ns=self.overhead + self.owner.hook_cost * self.count + (0 if claim is None else claim.closing_ns),

@@ -18,7 +18,8 @@ from inferspan.guard import contain
 from inferspan.records import Attributes, AttributeValue, Failure, ModuleBatch, ModuleCalls, PhaseKey, RequestEnd
 
 from .call import Call
-from .compile.state import compiled_graphs
+from .compile.compilations import Compilations
+from .compile.watch import compiling
 from .device.memory import MemoryMeter
 from .generate.end import Measured, describe_end
 from .generate.pass_shapes import run_at
@@ -79,7 +80,7 @@ class Request(Call):
             )
         self._energy = owner.new_energy_meter()
         self._warmup = owner.first_call
-        self._graphs = compiled_graphs()
+        self._compilations = Compilations()
         modules = StepModules(self, owner, self._memory, warmup=self._warmup)
         self.steps: StepLog = StepLog(self, owner, statistics, modules, now=now, cached=cached)
         if self.recording:
@@ -286,6 +287,8 @@ class Request(Call):
             self.settle_stages(outcome.input_split, outcome.cached_split)
             with contain(self._ending):
                 end = self.phases.add_records(end)
+                if end is not None:
+                    end = replace(end, events=(*end.events, *self._compilations.events(self.offset)))
             with contain("hand-over of detail"):
                 self.hand_over()
         finally:
@@ -335,8 +338,7 @@ class Request(Call):
             self.note_nonfinite()
         if self.moving_ns:
             attributes[semconv.OFFLOAD_TIME] = self.moving_ns / 1e9
-        if self._warmup or compiled_graphs() > self._graphs:
-            attributes[semconv.WARMUP] = True
+        attributes |= self._compilations.attributes(compiling.log, first=self._warmup)
         if self.window_claim is not None and self.window_claim.steps:
             attributes[semconv.PROFILER_STEPS] = self.window_claim.steps
         return attributes

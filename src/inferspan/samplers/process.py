@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.metrics import CallbackOptions, Observation
@@ -27,6 +27,8 @@ from inferspan.ranks import ranks
 from inferspan.records import Sampler
 from inferspan.settings import Settings
 from inferspan.version import version
+
+from .compiling import CompileCounts
 
 if TYPE_CHECKING:
     from .loop import SamplerLoop
@@ -47,6 +49,7 @@ class Meters:
         """Metrics of stages of the program, made by their first recorder."""
         self.observed = self._collects = False
         self.waiting = Waiting(self.collects)
+        self._compilations = CompileCounts()
 
     def collects(self) -> bool:
         """Whether callbacks of ours run before each collection, which is known of the SDK only."""
@@ -72,6 +75,7 @@ class Meters:
         self.observed = True
         own = (
             (semconv.M_ERRORS, self._observe_errors), (semconv.M_WORLD_SIZE, _observe_world), (semconv.M_SAMPLING_TIME, _observe_sampling),
+            *_observing_compilations(self._compilations),
         )  # fmt: skip
         for name, callback in own:
             metric = semconv.METRICS[name]
@@ -91,6 +95,18 @@ class Meters:
 def _observe_world(_: CallbackOptions) -> list[Observation]:
     size = ranks(os.environ).get(semconv.WORLD_SIZE)
     return [Observation(size)] if size is not None else []
+
+
+def _observing_compilations(counts: CompileCounts) -> Iterator[tuple[str, Callable[[CallbackOptions], list[Observation]]]]:
+    def observing(name: str) -> Callable[[CallbackOptions], list[Observation]]:
+        def observe(_: CallbackOptions) -> list[Observation]:
+            count = counts.read(name)
+            return [] if count is None else [Observation(count)]
+
+        return observe
+
+    for name in (semconv.M_COMPILE_GRAPHS, semconv.M_COMPILE_GRAPH_BREAKS, semconv.M_COMPILE_RECOMPILES):
+        yield name, observing(name)
 
 
 def _observe_sampling(_: CallbackOptions) -> list[Observation]:

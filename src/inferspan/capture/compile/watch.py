@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from inferspan.guard import contain
 
+from .compilations import CompilationLog
 from .importers import take_off
 from .optimized import OptimizedModules
 from .scripted import Scripting
@@ -58,6 +59,8 @@ class Compiling:
         self._imports = _Imports(self)
         self.optimized = OptimizedModules()
         """The wrapper around calls of what ``torch.compile(model)`` returns."""
+        self.log = CompilationLog()
+        """What was compiled on each thread."""
         self._scripting = Scripting(self._scripts)
         # While this is held, the garbage collector may find a model, which leaves on this thread.
         self._lock = threading.RLock()
@@ -82,6 +85,7 @@ class Compiling:
         if handler is None or not self._watchers:
             return
         self.optimized.wrap()
+        self.log.wrap()
         with contain("watching torch.compile"):
             for callbacks, own in self._places(handler):
                 if own not in callbacks:
@@ -100,6 +104,7 @@ class Compiling:
         handler = self._handler()
         if handler is not None and not self._watchers:
             self.optimized.unwrap()
+            self.log.unwrap()
             with contain("watching torch.compile"):
                 for callbacks, own in self._places(handler):
                     if own in callbacks:

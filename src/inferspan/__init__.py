@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .caller import context
     from .capture.inside.results import NonfiniteError
+    from .capture.stopping.criterion import stop_on
     from .export.otlp import configure
     from .instrument import Handle, flush, instrument, uninstrument
     from .program.blocks import generation
@@ -46,6 +47,7 @@ __all__ = [
     "register_cost",
     "session",
     "stage",
+    "stop_on",
     "uninstrument",
 ]
 
@@ -70,6 +72,7 @@ _HOMES = {
     "register_cost": "roofline.costs",
     "session": "program.sessions",
     "stage": "program.stages",
+    "stop_on": "capture.stopping.criterion",
     "uninstrument": "instrument",
 }
 

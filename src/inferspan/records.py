@@ -250,6 +250,8 @@ class RequestEnd:
     """Names and durations of the stages of the model."""
     entropies: Sequence[float] = ()
     top1_probabilities: Sequence[float] = ()
+    token_entropies: Sequence[float] = ()
+    """Of the first sequence, token by token, in nats, bounded; empty where steps are not its tokens."""
     nonfinite: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Values of the logits by (place, kind); those of module outputs stand in the statistics of their batches."""
     step_rows: float | None = None

@@ -125,8 +125,11 @@ EVALUATION_EXPLANATION = "gen_ai.evaluation.explanation"
 EVALUATION_CONFIDENCE = "inferspan.confidence"
 EVALUATION_REPETITION = "inferspan.repetition"
 EVALUATION_LOGIT_SPREAD = "inferspan.logit_spread"
+EVALUATION_ENTROPY = "inferspan.entropy"
+EVALUATION_DRIFT = "inferspan.drift"
 EVALUATION_NONFINITE = "inferspan.nonfinite"
 FINDING_LOW, FINDING_LOOP, FINDING_FLAT, FINDING_NONFINITE = "low", "loop", "flat", "nonfinite"
+FINDING_COLLAPSED, FINDING_DRIFT = "collapsed", "drift"
 SYSTEM_EVENT = "inferspan.system"
 USER_ID = "user.id"
 
@@ -196,6 +199,8 @@ ANALYSIS_LOOP = {name: f"inferspan.analysis.loop.{name}" for name in ("tokens", 
 ANALYSIS_LOOP_SEQUENCE = "inferspan.analysis.loop.sequence"
 ANALYSIS_CONFIDENCE = {name: f"inferspan.analysis.confidence.{name}" for name in ("average", "minimum", "maximum", "deviation")}
 ANALYSIS_CHOSEN = {name: f"inferspan.analysis.chosen_probability.{name}" for name in ("average", "minimum", "maximum", "deviation")}
+ANALYSIS_COLLAPSE_START = "inferspan.analysis.collapse.start"
+ANALYSIS_COLLAPSE_TOKENS = "inferspan.analysis.collapse.tokens"
 ANALYSIS_LOGITS_MEAN = "inferspan.analysis.avg_logits_mean"
 ANALYSIS_LOGITS_STD = "inferspan.analysis.avg_logits_std"
 ANALYSIS_COMMON_IDS = "inferspan.analysis.most_common.ids"
@@ -214,6 +219,7 @@ ANALYSIS_SEQUENCES = {
 """Figures of each sequence of a request with several."""
 HEALTH_KINDS = "inferspan.health.kinds"
 HEALTH_KIND = "inferspan.health.kind"
+STOP_KINDS = "inferspan.stop.kinds"
 METHOD = "inferspan.method"
 PIPELINE_TASK = "inferspan.pipeline.task"
 FORWARD_PASSES = "inferspan.forward.passes"
@@ -833,7 +839,7 @@ _REQUEST_METRICS = (
     Metric(
         M_NONFINITE, COUNTER, "{element}", "NaN and Inf values: logits, and module outputs with `output_stats`", (*_MODULE, NONFINITE_KIND)
     ),
-    Metric(M_HEALTH_FINDINGS, COUNTER, "{finding}", "findings about outputs, at most one a request and kind: low, loop, flat, nonfinite", (*_MODEL, HEALTH_KIND), None, "analysis"),
+    Metric(M_HEALTH_FINDINGS, COUNTER, "{finding}", "findings about outputs, at most one a request and kind: low, loop, flat, collapsed, drift, nonfinite", (*_MODEL, HEALTH_KIND), None, "analysis"),
     Metric(M_DEVICE_FLOPS, COUNTER, "{flop}", "floating point operations of the matrix products of a phase, counted from shapes; a multiply-add is 2", (PHASE, *_MODEL), None, "roofline"),
     Metric(M_DEVICE_BYTES, COUNTER, "By", "least traffic to the memory of the device in a phase: weights, keys and values, activations once", (PHASE, *_MODEL), None, "roofline"),
     Metric(M_DEVICE_PEAK_SHARE, HISTOGRAM, "1", "achieved rate / ceiling of the nearer roof, once a phase and request", (PHASE, DEVICE_BOUND, *_MODEL), B_SHARE, _PEAKS),
@@ -1096,6 +1102,8 @@ ATTRIBUTES = (
     Attribute(ANALYSIS_LOOP_SEQUENCE, "int", _R, "the sequence that it is in, counted from 0; of several"),
     *(Attribute(key, "double", _R, f"{name} over steps and sequences of the largest probability of the raw logits") for name, key in ANALYSIS_CONFIDENCE.items()),
     *(Attribute(key, "double", _R, f"{name} over steps and sequences of the probability of the chosen token") for name, key in ANALYSIS_CHOSEN.items()),
+    Attribute(ANALYSIS_COLLAPSE_START, "int", _R, "of the first sequence, the token from which on the entropy was next to nothing until the end, counted from 0; of its first 1,024 tokens; absent without a collapse"),
+    Attribute(ANALYSIS_COLLAPSE_TOKENS, "int", _R, "tokens from there to the end"),
     Attribute(ANALYSIS_LOGITS_MEAN, "double", _R, "mean over the steps of the mean of the finite logits"),
     Attribute(ANALYSIS_LOGITS_STD, "double", _R, "mean over the steps of the standard deviation of the finite logits"),
     Attribute(ANALYSIS_COMMON_IDS, "int[]", _R, f"the 10 most frequent tokens, largest count first, {_CONTENT}"),
@@ -1103,7 +1111,8 @@ ATTRIBUTES = (
     Attribute(ANALYSIS_COMMON_COUNTS, "int[]", _R, f"how often they came, {_CONTENT}"),
     *(Attribute(key, "int[]" if "tokens" in name else "double[]", _R, f"{name} of each sequence, of 2 or more, at most 1,024" + ("; 0 without a loop" if name == "loop_tokens" else "")) for name, key in ANALYSIS_SEQUENCES.items()),
     Attribute(HEALTH_KINDS, "string[]", _R, "kinds of findings about the output, only if there are any"),
-    Attribute(EVALUATION_NAME, "string", "evaluation event", "what was judged: `inferspan.confidence`, `inferspan.repetition`, `inferspan.logit_spread`, `inferspan.nonfinite`"),
+    Attribute(STOP_KINDS, "string[]", _R, "what `inferspan.stop_on()` has ended each sequence for, at most 1,024: loop, collapse, nonfinite; an empty text for one that it has not ended; absent if it has ended none, and with beams"),
+    Attribute(EVALUATION_NAME, "string", "evaluation event", "what was judged: `inferspan.confidence`, `inferspan.repetition`, `inferspan.logit_spread`, `inferspan.entropy`, `inferspan.drift`, `inferspan.nonfinite`"),
     Attribute(EVALUATION_VALUE, "double", "evaluation event", "the figure that is a finding, of the worst sequence"),
     Attribute(EVALUATION_LABEL, "string", "evaluation event", "kind of the finding"),
     Attribute(EVALUATION_EXPLANATION, "string", "evaluation event", "numbers that explain it, no text and no ids"),

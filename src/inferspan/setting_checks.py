@@ -70,7 +70,7 @@ MODULE_GROUPS = {
     "group:language": ("language_model", "lm_head", "embed", "transformer", "layers"),
 }
 """Modules by words that their paths hold, in any case."""
-KEEP_WORDS = ("slow", "errors", "nonfinite", "findings", "marked")
+KEEP_WORDS = ("slow", "errors", "nonfinite", "findings", "unhealthy", "marked")
 """Requests whose detail becomes spans, where it is not that of all of them."""
 
 GPU_METRICS = ("memory", "utilization", "temperature", "power", "energy", "clocks", "throttling", "fan", "io", "errors", "units", "xid",
@@ -84,6 +84,7 @@ THRESHOLDS = {
     "repetition_4gram": (0.0, 1.0),
     "loop_tokens": (1.0, 1e9),
     "logit_spread": (0.0, 1e9),
+    "entropy": (0.0, 1e9), "collapse_tokens": (1.0, 1e9),
 }
 """Thresholds of findings, each with its least and its largest value."""
 

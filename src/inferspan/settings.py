@@ -71,7 +71,7 @@ class Settings:
     top_k_positions: str = _setting("last", check.choice("last", "all"), 'with "all" and content capture: the `top_k` largest raw logits of every row and position of each pass, as log records and in `handle.top_logits()`; at most 1,024 of a pass and 4,096 of a request', live=True)
     token_arrays: bool = _setting(True, check.boolean, "log-probabilities, entropies and intervals per token on the request span")
     analysis: bool = _setting(True, check.boolean, "repetition, loops, entropy and confidence of what was generated, and findings: attributes of the request span, a `gen_ai.evaluation.result` event and a count each; requests that are sampled", live=True)
-    thresholds: Mapping[str, float] | Sequence[tuple[str, float]] = _setting((), check.thresholds, "when a figure of the analysis is a finding, a mapping, or `confidence=0.5,repetition_recent=0.8,repetition_4gram=0.5,loop_tokens=32,logit_spread=0.1`, which are the defaults; those that are not named keep theirs", live=True)
+    thresholds: Mapping[str, float] | Sequence[tuple[str, float]] = _setting((), check.thresholds, "when a figure of the analysis is a finding, a mapping, or `confidence=0.5,repetition_recent=0.8,repetition_4gram=0.5,loop_tokens=32,logit_spread=0.1,entropy=0.01,collapse_tokens=64`, which are the defaults; those that are not named keep theirs", live=True)
     device_time: bool = _setting(True, check.boolean, "device time of requests, phases, steps and recorded module calls on CUDA, by events that nothing waits for", live=True)
     output_stats: bool = _setting(False, check.boolean, "mean, deviation, extremes, sparsity and NaN counts of every tensor in the output of each recorded module: see `modules` and `every_step`", live=True)
     input_stats: bool = _setting(False, check.boolean, "the same of what each recorded module is called with, masks apart", live=True)
@@ -94,7 +94,7 @@ class Settings:
     module_metric: bool = _setting(False, check.boolean, "histogram of the duration of each recorded module call: a series for each module and phase, of which the SDK keeps 2,000")
     activation_metric: bool = _setting(False, check.boolean, "with output_stats: histograms of deviation, largest magnitude and sparsity of outputs, a series for each layer and class of modules, at most 500")
     # which requests are worth their detail
-    keep: str | Sequence[str] = _setting("always", check.keep, "requests whose detail becomes spans: always (all of them), or some of slow, errors, nonfinite, findings, marked; those marked with inferspan.keep are always among them")
+    keep: str | Sequence[str] = _setting("always", check.keep, "requests whose detail becomes spans: always (all of them), or some of slow, errors, nonfinite, findings, unhealthy, marked; those marked with inferspan.keep are always among them")
     slow_after: float | None = _setting(None, check.number(0.0, 86_400.0), "with keep=slow: seconds after which a request is slow")
     slow_first_token: float | None = _setting(None, check.number(0.0, 86_400.0), "with keep=slow: seconds after which a first token is slow")
     slow_quantile: float | None = _setting(None, check.number(0.5, 0.999), "with keep=slow: slow is longer than this share of the latest requests; 0.99 if no slow_... is set")

@@ -16,7 +16,7 @@ from ..links import GPU, MODEL, OVERVIEW, to_dashboard
 from ..panels import Query, Says, Sized, override, stats, trend
 from ..queries import WINDOW, or_zero
 from ..units import TOKENS, VALUES
-from . import batching, detail, experts, health, modules, parts, roofline
+from . import batching, compiling, detail, experts, health, modules, parts, roofline
 from .queries import (
     DECODE,
     LAYER,
@@ -191,6 +191,7 @@ def dashboard() -> dict[str, Any]:
         roofline.row(),
         experts.row(),
         batching.row(),
+        compiling.row(),
         health.row(),
         *detail.rows(),
     ]

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 
 from inferspan import semconv
 
+from .collapse import Collapse
 from .generation import GenerationAnalysis
 
 __all__ = ["FINDINGS", "Finding", "Thresholds", "find", "wording"]
@@ -19,6 +20,8 @@ FINDINGS = {
     "low": "low confidence, the model gave its tokens little probability",
     "loop": "the output repeats itself",
     "flat": "flat logits, all tokens were about as likely",
+    "collapsed": "collapsed entropy, the model had no doubt about any token until the end",
+    "drift": "outputs differ from the saved baseline",
     "nonfinite": "NaN or Inf in the logits",
 }
 """What the kinds of findings mean."""
@@ -26,7 +29,10 @@ FINDINGS = {
 
 def wording(kind: str) -> str:
     """A kind of finding in words that need no table."""
-    return {"low": "low confidence", "loop": "repeats itself", "flat": "flat logits", "nonfinite": "NaN/Inf"}.get(kind, kind)
+    return {
+        "low": "low confidence", "loop": "repeats itself", "flat": "flat logits", "collapsed": "collapsed entropy", "drift": "drift",
+        "nonfinite": "NaN/Inf",
+    }.get(kind, kind)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,8 @@ class Thresholds:
         repetition_4gram: a ``repetition_4gram`` above is a loop.
         loop_tokens: tokens of a sequence from which on it can be a loop.
         logit_spread: an ``avg_logits_std`` below is flat.
+        entropy: nats; entropies below, of each token until the end, are a collapse.
+        collapse_tokens: tokens from which on they are.
     """
 
     confidence: float = 0.5
@@ -46,6 +54,8 @@ class Thresholds:
     repetition_4gram: float = 0.5
     loop_tokens: float = 32
     logit_spread: float = 0.1
+    entropy: float = 0.01
+    collapse_tokens: float = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +64,8 @@ class Finding:
 
     Attributes:
         name: of the evaluation, ``gen_ai.evaluation.name``.
-        label: kind of the finding, ``gen_ai.evaluation.score.label``: ``low``, ``loop``, ``flat`` or ``nonfinite``.
+        label: kind of the finding, ``gen_ai.evaluation.score.label``: ``low``, ``loop``, ``flat``, ``collapsed``,
+            ``drift`` or ``nonfinite``.
         value: the figure that shows it, of the worst sequence.
         explanation: numbers that explain it.
     """
@@ -109,7 +120,9 @@ def _repetition(analysis: GenerationAnalysis, limits: Thresholds) -> Finding | N
     return Finding(semconv.EVALUATION_REPETITION, semconv.FINDING_LOOP, found[worst][0], said + _place([*found], parts, worst))
 
 
-def find(analysis: GenerationAnalysis, limits: Thresholds | None = None, *, nonfinite: int = 0) -> tuple[Finding, ...]:
+def find(
+    analysis: GenerationAnalysis, limits: Thresholds | None = None, *, nonfinite: int = 0, collapse: Collapse | None = None
+) -> tuple[Finding, ...]:
     """The findings of an analysis, at most one of each kind.
 
     A figure that is known of each sequence is compared for each; one sequence is enough for a finding.
@@ -117,6 +130,7 @@ def find(analysis: GenerationAnalysis, limits: Thresholds | None = None, *, nonf
     Args:
         analysis: of a request.
         limits: thresholds, by default those of the settings' defaults.
+        collapse: of the first sequence, by the same thresholds.
         nonfinite: logits that were NaN or plus infinity, over all steps and sequences.
     """
     limits = Thresholds() if limits is None else limits
@@ -132,6 +146,9 @@ def find(analysis: GenerationAnalysis, limits: Thresholds | None = None, *, nonf
     if flat is not None:
         said = f"standard deviation of the logits {flat[0]:.3g}, below {limits.logit_spread:g}{flat[1]}"
         found.append(Finding(semconv.EVALUATION_LOGIT_SPREAD, semconv.FINDING_FLAT, flat[0], said))
+    if collapse is not None:
+        said = f"entropy below {limits.entropy:g} from token {collapse.start} to the end, {collapse.tokens} tokens"
+        found.append(Finding(semconv.EVALUATION_ENTROPY, semconv.FINDING_COLLAPSED, collapse.entropy, said))
     if nonfinite:
         said = f"{nonfinite} logits that are not finite"
         found.append(Finding(semconv.EVALUATION_NONFINITE, semconv.FINDING_NONFINITE, float(nonfinite), said))

@@ -14,6 +14,7 @@ from typing import Any
 from opentelemetry._logs import LogRecord, SeverityNumber
 
 from inferspan import semconv
+from inferspan.analysis.collapse import collapse_of
 from inferspan.analysis.findings import Finding, Thresholds, find
 from inferspan.analysis.generation import GenerationAnalysis, Spread, analyse
 from inferspan.guard import contain
@@ -93,9 +94,13 @@ def analysed(end: RequestEnd, settings: Settings, *, nested: bool) -> tuple[Requ
     if end.decode is not None:
         with contain("token texts"):
             analysis = analysis.with_texts(end.decode)
-    findings = () if nested else find(analysis, Thresholds(**dict(settings.thresholds)), nonfinite=end.nonfinite_logits)
+    limits = Thresholds(**dict(settings.thresholds))
+    collapse = collapse_of(end.token_entropies, entropy=limits.entropy, tokens=int(limits.collapse_tokens))
+    findings = () if nested else find(analysis, limits, nonfinite=end.nonfinite_logits, collapse=collapse)
     # First, so that a limit of the number of attributes, by which OpenTelemetry drops the oldest ones, takes them before the others.
     attributes = {**analysis_attributes(analysis), **end.attributes}
+    if collapse is not None:
+        attributes |= {semconv.ANALYSIS_COLLAPSE_START: collapse.start, semconv.ANALYSIS_COLLAPSE_TOKENS: collapse.tokens}
     kinds = [finding.label for finding in findings]
     if kinds:
         attributes[semconv.HEALTH_KINDS] = kinds

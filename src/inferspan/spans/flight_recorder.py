@@ -165,7 +165,9 @@ class FlightRecorder:
     def reasons(self, start: RequestStart, end: RequestEnd, held: HeldDetail) -> tuple[str, ...]:
         """Why the detail of an outermost request becomes spans; empty if it does not. Its duration counts from now on."""
         slow = self._slow(start, end) if "slow" in self._words else ()
-        others = (("errors", held.failed), ("nonfinite", held.nonfinite), ("findings", bool(end.findings)))
+        unhealthy = held.nonfinite or semconv.STOP_KINDS in end.attributes or any(kind != semconv.FINDING_LOW for kind in end.findings)
+        known = (held.failed, held.nonfinite, bool(end.findings), unhealthy)
+        others = zip(("errors", "nonfinite", "findings", "unhealthy"), known, strict=True)
         return (*slow, *(word for word, true in others if true and word in self._words), *(("marked",) if held.marked else ()))
 
     def _slow(self, start: RequestStart, end: RequestEnd) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo
 from transformers import DynamicCache, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 from transformers.generation.streamers import BaseStreamer
 
@@ -139,6 +140,18 @@ def spoil(module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
     return output
 
 
+def recompile(number: int) -> None:
+    """Compile a function with a graph break, for a size that no round before has had: a graph, a break and a recompilation."""
+
+    def broken(value: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return value + 1
+
+    function = torch.compile(broken, backend="eager", dynamic=False)
+    for size in (2, 3):
+        function(torch.ones(number + size))
+
+
 def round_of_requests(model: Any, prompts: Any, spoilt: str, encoder: Any, number: int) -> None:
     """One request of each kind."""
     with inferspan.stage("unpack"):
@@ -159,6 +172,7 @@ def round_of_requests(model: Any, prompts: Any, spoilt: str, encoder: Any, numbe
         pass
     # The end of the prompt stands in it before, so there is something to look up.
     ask(input_ids=one["input_ids"].repeat(1, 2), attention_mask=one["attention_mask"].repeat(1, 2), prompt_lookup_num_tokens=2)
+    recompile(number)
     hook = model.get_submodule(spoilt).register_forward_hook(spoil)
     ask(**one)
     hook.remove()

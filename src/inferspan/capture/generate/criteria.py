@@ -7,16 +7,19 @@ tensor operation and no read, and copies and pickles of it are plain lists.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from inferspan import semconv
+from inferspan.capture.stopping.criterion import stops_of
 from inferspan.guard import report
+from inferspan.records import AttributeValue
 
-from .tokens import Loop
+from .tokens import Generated, Loop
 
-__all__ = ["observe_criteria"]
+__all__ = ["observe_criteria", "stop_kinds"]
 
 _OF_LENGTH = frozenset({"MaxLengthCriteria", "MaxTimeCriteria", "EosTokenCriteria", "ConfidenceCriteria"})
 """Criteria after which the length of a row can be read from the result."""
@@ -93,5 +96,16 @@ def observe_criteria(criteria: Any, loop: Loop, chosen: Chosen) -> Any:
     loop.custom = any(not _is_known(one) for one in criteria)
     observed = _observed_class(type(criteria))(criteria)
     observed.__dict__.update(criteria.__dict__)
+    loop.stops = stops_of(criteria)
     observed._inferspan = (chosen, loop)
     return observed
+
+
+def stop_kinds(loops: Sequence[Loop], generated: Generated | None) -> dict[str, AttributeValue]:
+    """By what ``inferspan.stop_on`` has ended each sequence, an empty text for one that it has not; nothing if it has ended none."""
+    if generated is None or len(loops) != 1 or loops[0].beams > 1:
+        return {}
+    found = [""] * len(generated.counts)
+    for stop in loops[0].stops:
+        found = [old or new for old, new in zip(found, stop.reasons(generated.counts), strict=True)]
+    return {semconv.STOP_KINDS: found[:1024]} if any(found) else {}

@@ -179,6 +179,7 @@ def describe_end(outcome: Outcome, measured: Measured) -> RequestEnd:
         step_seconds=measured.step_seconds,
         entropies=measured.entropies,
         top1_probabilities=measured.top1_probabilities,
+        token_entropies=measured.entropies[: outputs[0]] if outcome.tokens_of_first_row and outputs else (),
         nonfinite=measured.nonfinite,
         spans_dropped=measured.dropped,
         overhead_ns=measured.overhead,

@@ -21,6 +21,7 @@ from inferspan.guard import contain
 from inferspan.records import AttributeValue, Failure, Message
 
 from .arguments import Arguments
+from .criteria import stop_kinds
 from .drafts import Drafts
 from .modalities import Modalities, given_modalities, modalities
 from .tokens import Generated, Loop, count_input, count_output, sequences_of
@@ -356,7 +357,7 @@ def describe_outcome(
     with contain("counting tokens by modality"):
         split = input_modalities(run, owner.model, inputs, text_only=owner.text_only)
     with contain("attributes of generate()"):
-        attributes = _configuration(run)
+        attributes = _configuration(run) | stop_kinds(loops, generated)
         if not owner.text_only or owner.engine.has_stages:
             attributes |= modalities_given(run, owner.model, split)
     prompt_messages: Sequence[Message] = ()

@@ -34,6 +34,8 @@ class Loop:
     max_length: int | None = None
     custom: bool = False
     """Whether something other than an end token or a length can stop a row, so that its length cannot be read from the result alone."""
+    stops: Sequence[Any] = ()
+    """Criteria of ``inferspan.stop_on`` among those of the loop."""
     prompt_width: int | None = None
     width: int | None = None
     rows: int | None = None

@@ -1,0 +1,1 @@
+"""Stopping criteria that the user passes to ``generate()``: ``inferspan.stop_on``."""

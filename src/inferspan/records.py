@@ -297,6 +297,8 @@ class RequestEnd:
     """``RequestRoofline``, whose figures are computed when they are asked for."""
     findings: Sequence[str] = ()
     """Kinds of what is wrong with the output."""
+    drift: Mapping[str, float] = field(default_factory=dict)
+    """Shift of the latest outputs from a baseline by figure, in standard deviations."""
 
     @property
     def input_by_modality(self) -> Mapping[str, int]:

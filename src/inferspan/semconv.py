@@ -219,6 +219,7 @@ ANALYSIS_SEQUENCES = {
 """Figures of each sequence of a request with several."""
 HEALTH_KINDS = "inferspan.health.kinds"
 HEALTH_KIND = "inferspan.health.kind"
+HEALTH_FIGURE = "inferspan.health.figure"
 STOP_KINDS = "inferspan.stop.kinds"
 METHOD = "inferspan.method"
 PIPELINE_TASK = "inferspan.pipeline.task"
@@ -689,6 +690,7 @@ M_TOP1 = "inferspan.logits.top1_probability"
 M_EXPERTS_IMBALANCE = "inferspan.experts.imbalance"
 M_NONFINITE = "inferspan.numerics.nonfinite"
 M_HEALTH_FINDINGS = "inferspan.health.findings"
+M_HEALTH_DRIFT = "inferspan.health.drift"
 M_DEVICE_FLOPS = DEVICE_FLOPS
 M_DEVICE_BYTES = DEVICE_BYTES
 M_DEVICE_PEAK_SHARE = DEVICE_PEAK_SHARE
@@ -840,6 +842,7 @@ _REQUEST_METRICS = (
         M_NONFINITE, COUNTER, "{element}", "NaN and Inf values: logits, and module outputs with `output_stats`", (*_MODULE, NONFINITE_KIND)
     ),
     Metric(M_HEALTH_FINDINGS, COUNTER, "{finding}", "findings about outputs, at most one a request and kind: low, loop, flat, collapsed, drift, nonfinite", (*_MODEL, HEALTH_KIND), None, "analysis"),
+    Metric(M_HEALTH_DRIFT, GAUGE, "{deviation}", "difference of the latest 100 outputs from the baseline, in standard deviations of single requests of the baseline; from 30 requests on", (*_MODEL, HEALTH_FIGURE), None, "baseline"),
     Metric(M_DEVICE_FLOPS, COUNTER, "{flop}", "floating point operations of the matrix products of a phase, counted from shapes; a multiply-add is 2", (PHASE, *_MODEL), None, "roofline"),
     Metric(M_DEVICE_BYTES, COUNTER, "By", "least traffic to the memory of the device in a phase: weights, keys and values, activations once", (PHASE, *_MODEL), None, "roofline"),
     Metric(M_DEVICE_PEAK_SHARE, HISTOGRAM, "1", "achieved rate / ceiling of the nearer roof, once a phase and request", (PHASE, DEVICE_BOUND, *_MODEL), B_SHARE, _PEAKS),

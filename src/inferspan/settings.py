@@ -72,6 +72,7 @@ class Settings:
     token_arrays: bool = _setting(True, check.boolean, "log-probabilities, entropies and intervals per token on the request span")
     analysis: bool = _setting(True, check.boolean, "repetition, loops, entropy and confidence of what was generated, and findings: attributes of the request span, a `gen_ai.evaluation.result` event and a count each; requests that are sampled", live=True)
     thresholds: Mapping[str, float] | Sequence[tuple[str, float]] = _setting((), check.thresholds, "when a figure of the analysis is a finding, a mapping, or `confidence=0.5,repetition_recent=0.8,repetition_4gram=0.5,loop_tokens=32,logit_spread=0.1,entropy=0.01,collapse_tokens=64`, which are the defaults; those that are not named keep theirs", live=True)
+    baseline: str | None = _setting(None, check.path, "file of `inferspan baseline`: the outputs of the latest 100 requests on each model in it are compared with it, `inferspan.health.drift` has the differences, and the finding `drift` stands on the request with which one begins")
     device_time: bool = _setting(True, check.boolean, "device time of requests, phases, steps and recorded module calls on CUDA, by events that nothing waits for", live=True)
     output_stats: bool = _setting(False, check.boolean, "mean, deviation, extremes, sparsity and NaN counts of every tensor in the output of each recorded module: see `modules` and `every_step`", live=True)
     input_stats: bool = _setting(False, check.boolean, "the same of what each recorded module is called with, masks apart", live=True)

@@ -35,9 +35,18 @@ def _panels() -> list[Sized]:
     share_found = f"clamp_max({found} / on ({REQUEST_MODEL}) group_left () ({calls} > 0), 1)"
     of_calls = Query(share_found, of(REQUEST_MODEL, KIND))
     by_kind = Query(WHOLE.rate(s.M_HEALTH_FINDINGS, by=[KIND]), of(KIND))
+    drift = Says(
+        "How far the outputs of the latest 100 requests are from the baseline, by figure.",
+        "mean of `inferspan.health.drift` over the instances, in standard deviations of single requests. Needs the setting `baseline`.",
+        "Far from 0 after a release: compare the sessions with `inferspan baseline --against`. Other prompts shift the figures as well.",
+        empty="no process has the setting `baseline`",
+    )
+    figure = label(s.HEALTH_FIGURE)
+    shifted = Query(f"avg by ({REQUEST_MODEL}, {figure}) ({WHOLE.series(s.M_HEALTH_DRIFT)})", of(REQUEST_MODEL, figure))
     return [
-        trend("Findings by kind", by_kind, unit="ops", width=12, says=count),
-        trend("Findings of requests", of_calls, unit="percentunit", width=12, says=share),
+        trend("Findings by kind", by_kind, unit="ops", width=8, says=count),
+        trend("Findings of requests", of_calls, unit="percentunit", width=8, says=share),
+        trend("Drift from the baseline (setting baseline)", shifted, unit="short", width=8, says=drift),
     ]
 
 

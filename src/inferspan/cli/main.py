@@ -30,7 +30,7 @@ from .parser import Parser
 from .replay import add_replay
 from .report import add_report
 from .run import add_run
-from .runs import add_aggregate, add_trend
+from .runs import add_aggregate, add_baseline, add_trend
 from .settings import add_settings
 from .stack import add_stack
 from .trace_graph import add_trace_graph
@@ -133,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="command")
 
     for add in (
-        add_run, add_report, add_explain, add_live, add_tail, add_replay, add_aggregate, add_trend, add_diff, add_doctor,
+        add_run, add_report, add_explain, add_live, add_tail, add_replay, add_aggregate, add_trend, add_baseline, add_diff, add_doctor,
         add_settings, add_version, add_demo, add_stack, add_bundle, add_trace_graph, add_graph, add_peaks,
     ):  # fmt: skip
         add(commands)

@@ -1,4 +1,4 @@
-"""The commands ``aggregate`` and ``trend``: the ranks of a job side by side, and the runs of a program one after the other."""
+"""The commands ``aggregate``, ``trend`` and ``baseline``: ranks of a job, runs of a program, and outputs against those of a version before."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from .failure import Failure
-from .paths import STDIN, STDOUT, one_on_stdout, output, source
+from .paths import STDIN, STDOUT, file_or_folder, one_on_stdout, output, source
 
-__all__ = ["add_aggregate", "add_trend"]
+__all__ = ["add_aggregate", "add_baseline", "add_trend"]
 
 _JSON = "figures to write; - for standard output, the text then goes to standard error"
 
@@ -55,6 +55,62 @@ def add_trend(commands: Any) -> None:
     command.add_argument("files", metavar="PATH", type=source, nargs="+", help="folder, session file, JSON report, or - for standard input")
     command.add_argument("--json", metavar="JSON", type=output, help=_JSON)
     command.set_defaults(run=_trend)
+
+
+def add_baseline(commands: Any) -> None:
+    """Add ``baseline`` to a parser's commands."""
+    command = commands.add_parser(
+        "baseline",
+        help="save figures of outputs by model version, or compare outputs with them",
+        description="Read session files: length, entropy, confidence, repetition and findings of the outputs of each model\n"
+        "and version. Write them to a baseline file, or compare them with one. The exit code is 1 where a figure\n"
+        "has drifted: the difference is large against its noise and against the spread of single requests.",
+        epilog="examples:\n  inferspan baseline session.jsonl -o baseline.json\n  inferspan baseline today.jsonl --against baseline.json\n"
+        "  INFERSPAN_BASELINE=baseline.json python app.py",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("files", metavar="FILE", type=source, nargs="+", help="session file, folder of them, or - for standard input")
+    command.add_argument("-o", "--output", metavar="BASELINE", type=file_or_folder, help="baseline file to write, or to add to")
+    command.add_argument("--against", metavar="BASELINE", type=Path, help="baseline file to compare with")
+    command.add_argument("--json", metavar="JSON", type=output, help=_JSON)
+    command.set_defaults(run=_baseline)
+
+
+def _baseline(arguments: argparse.Namespace) -> int:
+    from inferspan.analysis.baseline import Baseline, BaselineError
+    from inferspan.report.files import session_files
+    from inferspan.report.session import SessionFileError
+    from inferspan.runs.baseline import compare, outputs_of
+    from inferspan.text.numbers import counted
+
+    written: Path | None = arguments.output
+    if written is None and arguments.against is None:
+        raise Failure("say what to do with the figures: -o FILE saves them, --against FILE compares them")
+    if arguments.json is not None and arguments.against is None:
+        raise Failure("--json writes a comparison: give the baseline with --against")
+    told = sys.stderr if one_on_stdout([("--json", arguments.json)]) else sys.stdout
+    try:
+        found, code = outputs_of(session_files(arguments.files)), 0
+        if arguments.against is not None:
+            comparison = compare(Baseline.load(arguments.against), found)
+            for line in comparison.lines():
+                print(line, file=told)
+            if arguments.json is not None:
+                _write(arguments.json, comparison.as_dict(), told)
+            code = int(comparison.drifted)
+        if written is not None:
+            baseline = Baseline.load(written) if written.exists() else Baseline()
+            for outputs in found:
+                baseline.put(outputs)
+            baseline.save(written)
+            print(f"wrote {written}: {counted(sum(one.requests for one in found), 'request')}", file=told)
+    except (SessionFileError, BaselineError) as error:
+        raise Failure(str(error)) from None
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Failure(f"cannot write {written}: {error.strerror or error}; give another path with -o") from None
+    return code
 
 
 def _share(text: str) -> float:

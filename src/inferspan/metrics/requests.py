@@ -184,6 +184,8 @@ class RequestMetrics:
                     self._later(name, value, labels, of)
         for kind in end.findings:
             self._later(semconv.M_HEALTH_FINDINGS, 1, {**self._model(start), semconv.HEALTH_KIND: kind})
+        for figure, shift in end.drift.items():
+            self._later(semconv.M_HEALTH_DRIFT, shift, {**self._model(start), semconv.HEALTH_FIGURE: figure})
         for (place, kind), count in end.nonfinite.items():
             labels = {semconv.MODEL_NAME: self._name(start), semconv.MODULE_NAME: place, semconv.NONFINITE_KIND: kind}
             self._later(semconv.M_NONFINITE, count, labels)

@@ -12,7 +12,7 @@ from inferspan.text.numbers import counted
 
 __all__ = ["Summary", "Totals", "percentile"]
 
-_FOUND = {"low": "low confidence", "loop": "a loop", "flat": "flat logits", "nonfinite": "NaN or Inf", "collapsed": "collapsed entropy"}
+_FOUND = {"low": "low confidence", "loop": "a loop", "flat": "flat logits", "nonfinite": "NaN or Inf", "collapsed": "collapsed entropy", "drift": "a drift"}
 KEPT = 4096
 """Latest values that percentiles are taken of."""
 

@@ -18,10 +18,11 @@ from inferspan.analysis.collapse import collapse_of
 from inferspan.analysis.findings import Finding, Thresholds, find
 from inferspan.analysis.generation import GenerationAnalysis, Spread, analyse
 from inferspan.guard import contain
-from inferspan.records import AttributeValue, RequestEnd
+from inferspan.records import AttributeValue, ModelInfo, RequestEnd
 from inferspan.settings import Settings
 
 from .content import session_group
+from .drift import DriftMonitor
 
 __all__ = ["analysed", "analysis_attributes", "evaluation_event"]
 
@@ -80,12 +81,16 @@ def _by_sequence(parts: Sequence[GenerationAnalysis]) -> dict[str, AttributeValu
     return found
 
 
-def analysed(end: RequestEnd, settings: Settings, *, nested: bool) -> tuple[RequestEnd, tuple[Finding, ...]]:
+def analysed(
+    end: RequestEnd, settings: Settings, *, nested: bool, drift: DriftMonitor | None = None, model: ModelInfo | None = None
+) -> tuple[RequestEnd, tuple[Finding, ...]]:
     """The end of a request with its analysis, and the findings; nothing is added where neither tokens nor logits are known.
 
     Args:
         end: how it ended.
         settings: whether there is an analysis, its thresholds, and whether spans may hold content.
+        drift: compares the outputs with a baseline.
+        model: whose they are.
         nested: whether a request around this one has the same output, whose findings count.
     """
     if not settings.analysis or not (end.sequences or end.figures or end.nonfinite_logits):
@@ -102,9 +107,15 @@ def analysed(end: RequestEnd, settings: Settings, *, nested: bool) -> tuple[Requ
     if collapse is not None:
         attributes |= {semconv.ANALYSIS_COLLAPSE_START: collapse.start, semconv.ANALYSIS_COLLAPSE_TOKENS: collapse.tokens}
     kinds = [finding.label for finding in findings]
+    moved: Mapping[str, float] = {}
+    if drift is not None and model is not None and not nested and end.failure is None:
+        version = model.attributes.get(semconv.MODEL_REVISION)
+        moved, shifted = drift.look(end, model.name, version if isinstance(version, str) else "", attributes, kinds)
+        if shifted is not None:
+            findings, kinds = (*findings, shifted), [*kinds, shifted.label]
     if kinds:
         attributes[semconv.HEALTH_KINDS] = kinds
-    return replace(end, attributes=attributes, findings=kinds), findings
+    return replace(end, attributes=attributes, findings=kinds, drift=moved), findings
 
 
 def evaluation_event(logger: Any, finding: Finding, time_ns: int, context: Any, request: Mapping[str, AttributeValue]) -> None:

@@ -33,6 +33,7 @@ from . import figures
 from .analysis import analysed, evaluation_event
 from .attributes import nonfinite_attributes
 from .content import attention_events, content_event, exception_attributes, exception_event, position_events, set_content
+from .drift import monitor_for
 from .flight_recorder import FlightRecorder, HeldDetail, weight_of
 from .genai_interop import ThirdPartyCall
 from .ranks.joining import WAIT
@@ -62,6 +63,7 @@ class RequestSinks:
         self.logger = logger
         self.recording = Recording(metrics.summary)
         self.flight = FlightRecorder(settings)
+        self.drift = monitor_for(settings)
         self._known_model: tuple[ModelInfo, dict[str, AttributeValue]] | None = None
         self._ranks: Attributes = {key: value for key, value in ranks(os.environ).items() if value is not None}
 
@@ -271,7 +273,8 @@ class _Ending:
             findings: Sequence[Finding] = ()
             if scope.recording:
                 with contain("analysis"):
-                    end, findings = analysed(end, scope.settings, nested=scope.request.nested)
+                    start, drift = scope.request, scope.sinks.drift
+                    end, findings = analysed(end, scope.settings, nested=start.nested, drift=drift, model=start.model)
             done = self._done = end, findings
         return done
 

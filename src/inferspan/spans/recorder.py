@@ -189,6 +189,8 @@ class SpanRecorder(RequestSinks):
         self.writer.renew_lock()
         self.metrics.renew_locks()
         self.flight.renew_lock()
+        if self.drift is not None:
+            self.drift.renew_lock()
 
     def _find_destination(self, scope: LiveRequestSpan, tracer: Any, context: otel_context.Context) -> None:
         """Choose how the detail of a request leaves."""

@@ -153,7 +153,7 @@ def test_the_limit_of_recompilations_is_marked(telemetry: Telemetry) -> None:
     """The compilation that torch refuses says so, with the function; afterwards none is tried."""
     model = compiled(doubled)
     telemetry.instrument(model)
-    with dynamo.config.patch(**{LIMIT: 2}):
+    with dynamo.config.patch({LIMIT: 2}):
         *_, refused, last = call(telemetry, model, 2, 3, 4, 5)
     (event,) = events(refused, semconv.RECOMPILATION_EVENT)
     assert event[semconv.COMPILE_LIMIT] is True
@@ -166,7 +166,7 @@ def test_events_are_bounded_and_counts_are_of_all(telemetry: Telemetry) -> None:
     function = torch.compile(doubled, backend="eager", dynamic=False)
     model = Model(lambda value: list(map(function, (value[:count] for count in range(2, 43)))).pop())
     telemetry.instrument(model)
-    with dynamo.config.patch(**{LIMIT: 64}):
+    with dynamo.config.patch({LIMIT: 64}):
         (request,) = call(telemetry, model, 50)
     assert facts(request)[semconv.COMPILE_RECOMPILES] == 40
     found = events(request, semconv.RECOMPILATION_EVENT)

@@ -97,9 +97,10 @@ class _Stop:
                 raise ValueError(f"stop_on({self._named()}) cannot see which logits assisted decoding has accepted: {_SCORES}")
             found = [seen.select(1, -1)] if isinstance(seen, Tensor) and seen.dim() == 3 else []
             if not found:
-                warn_once("stop_on(%s) sees no logits here and stops nothing: instrument the model with logits=True, or %s", self._named(), _SCORES)
+                told = "stop_on(%s) sees no logits here and stops nothing: instrument the model with logits=True, or %s"
+                warn_once(told, self._named(), _SCORES)
         if any(one.dim() != 2 or one.shape[0] != rows for one in found):
-            raise ValueError(f"stop_on({self._named()}) cannot be used with beam search: its logits are not those of the sequences asked about")
+            raise ValueError(f"stop_on({self._named()}) cannot be used with beam search: its logits are not those of the sequences")
         return found
 
     def _named(self) -> str:
@@ -164,7 +165,8 @@ def stop_on(
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
         raise ValueError(f"stop_on() does not know {unknown[0]!r}: use some of {', '.join(map(repr, KINDS))}")
-    limits = (("loop_tokens", loop_tokens, 8, 1 << 20), ("max_period", max_period, 1, 256), ("collapse_tokens", collapse_tokens, 1, 1 << 30))
+    large = 1 << 20
+    limits = (("loop_tokens", loop_tokens, 8, large), ("max_period", max_period, 1, 256), ("collapse_tokens", collapse_tokens, 1, large))
     for name, value, least, most in limits:
         if type(value) is not int or not least <= value <= most:
             raise ValueError(f"stop_on() takes a whole number from {least} to {most} as {name}, not {value!r}")

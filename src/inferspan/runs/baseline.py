@@ -1,0 +1,98 @@
+"""Session files -> a baseline of their outputs, or their outputs against one.
+
+In come the requests of session files; nested and failed ones are left out. Out come figures by model and version, and lines of text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from inferspan import semconv
+from inferspan.analysis.baseline import LEAST, Baseline, Outputs, Shift, figures_of_request, shifts
+from inferspan.report.session import SessionFileError, read_sessions
+from inferspan.text.numbers import counted
+
+__all__ = ["Comparison", "compare", "outputs_of"]
+
+
+def outputs_of(paths: Sequence[Path]) -> list[Outputs]:
+    """The outputs in session files, by model and version.
+
+    Raises:
+        SessionFileError: there are none.
+    """
+    rows: dict[tuple[str, str], list[Any]] = {}
+    for request in read_sessions(paths).requests:
+        figures = figures_of_request(request.span.attributes)
+        model = request.model
+        if model is None or not figures or request.flag(semconv.NESTED) or request.flag(semconv.FAILED):
+            continue
+        key = (model, request.text(semconv.MODEL_REVISION) or "")
+        rows.setdefault(key, []).append((figures, request.texts(semconv.HEALTH_KINDS)))
+    if not rows:
+        raise SessionFileError(
+            "no request of these files has figures of its output: record generate() of a model with a name, with `analysis` on"
+        )
+    return [Outputs.of(model, version, found) for (model, version), found in rows.items()]
+
+
+class Comparison:
+    """Outputs of later requests against a baseline.
+
+    Attributes:
+        rows: of each model its outputs, those of the baseline, and the shifts; without a baseline ``None`` and none.
+    """
+
+    def __init__(self, rows: Sequence[tuple[Outputs, Outputs | None, list[Shift]]]) -> None:
+        self.rows = rows
+
+    @property
+    def drifted(self) -> bool:
+        """Whether any figure has."""
+        return any(shift.drifted for _, _, found in self.rows for shift in found)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form: ``drifted``, and for each model its requests and shifts."""
+        return {
+            "drifted": self.drifted,
+            "models": [
+                {
+                    "model": now.model,
+                    "version": now.version,
+                    "requests": now.requests,
+                    "baseline": None if before is None else {"version": before.version, "requests": before.requests},
+                    "figures": [shift.as_dict() for shift in found],
+                }
+                for now, before, found in self.rows
+            ],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """The comparison as text."""
+        for now, before, found in self.rows:
+            named = f"{now.model} {now.version[:12]}".strip()
+            if before is None:
+                yield f"{named}: not in the baseline"
+                continue
+            saved = f"baseline {before.version[:12]}".strip()
+            yield f"{named}: {counted(now.requests, 'request')}, {saved}: {counted(before.requests, 'request')}"
+            if not found:
+                yield f"  too few requests to compare: {LEAST} are needed on each side"
+            for shift in found:
+                mark = "DRIFT" if shift.drifted else "     "
+                yield f"  {mark} {shift.figure:24} {shift.before:10.4g} -> {shift.now:10.4g}  {_size(shift.deviations)}"
+
+
+def _size(deviations: float) -> str:
+    return f"{deviations:+.2f} standard deviations" if abs(deviations) < 1e6 else "did not vary before"
+
+
+def compare(baseline: Baseline, found: Sequence[Outputs]) -> Comparison:
+    """Compare outputs with a baseline."""
+    rows = []
+    for now in found:
+        before = baseline.of(now.model, now.version)
+        rows.append((now, before, [] if before is None else shifts(before, now)))
+    return Comparison(rows)

@@ -1,0 +1,101 @@
+"""``inferspan baseline``: from session files to a baseline, later sessions against it, and the setting that does so live."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import inferspan
+from inferspan import semconv
+from inferspan.cli.main import main
+from tests.cases import models
+from tests.cases.telemetry import Telemetry
+
+REQUESTS = 32
+
+
+def requests(model: Any, *, tokens: int) -> None:
+    """Generations of about so many tokens."""
+    for number in range(REQUESTS):
+        length = tokens + number % 3
+        model.generate(models.prompt(1), max_new_tokens=length, min_new_tokens=length, do_sample=False)
+
+
+def session(path: Path, *, tokens: int) -> Path:
+    """A session file of generations."""
+    model = models.llama()
+    handle = inferspan.instrument(
+        model, model_name="tiny", session_file=str(path), steps="none", modules="none", nvml=False, host=False, allocator=False
+    )
+    requests(model, tokens=tokens)
+    inferspan.flush()
+    handle.uninstrument()
+    return path
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A baseline of short outputs."""
+    folder = tmp_path_factory.mktemp("baseline")
+    session(folder / "before.jsonl", tokens=4)
+    assert main(["baseline", str(folder / "before.jsonl"), "-o", str(folder / "baseline.json")]) == 0
+    return folder / "baseline.json"
+
+
+def test_the_same_outputs_do_not_drift(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 0."""
+    assert main(["baseline", str(saved.with_name("before.jsonl")), "--against", str(saved)]) == 0
+    said = capsys.readouterr().out
+    assert "tiny: 32 requests, baseline: 32 requests" in said
+    assert "DRIFT" not in said
+
+
+def test_longer_outputs_drift(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 1, the figure first, and JSON."""
+    after = session(tmp_path / "after.jsonl", tokens=12)
+    assert main(["baseline", str(after), "--against", str(saved), "--json", str(tmp_path / "found.json")]) == 1
+    assert "DRIFT output_tokens" in capsys.readouterr().out
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["drifted"] is True
+    assert "output_tokens" in {one["figure"] for one in found["models"][0]["figures"] if one["drifted"]}
+
+
+def test_the_setting_tells_of_a_drift_once(saved: Path, telemetry: Telemetry) -> None:
+    """In the thirtieth request; the metric has the shift of each figure, and the detail of that request is kept."""
+    model = models.llama()
+    telemetry.instrument(model, model_name="tiny", baseline=str(saved), keep="unhealthy", steps="none", thresholds="repetition_4gram=1,repetition_recent=1,logit_spread=0")
+    requests(model, tokens=12)
+    spans = sorted(telemetry.requests(), key=lambda span: span.start_time or 0)
+    facts = [dict(span.attributes or {}) for span in spans]
+    assert [number for number, one in enumerate(facts, 1) if "drift" in one.get(semconv.HEALTH_KINDS, ())] == [30]
+    assert [number for number, one in enumerate(facts, 1) if one[semconv.DETAIL_KEPT]] == [30]
+    assert telemetry.metric_sum(semconv.M_HEALTH_DRIFT, **{semconv.HEALTH_FIGURE: "output_tokens"}) > 3
+
+
+def test_an_argument_that_is_no_baseline_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is attached; a variable is a warning."""
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(inferspan.SettingsError, match="inferspan baseline"):
+        inferspan.instrument(model, baseline=str(tmp_path / "none.json"))
+    monkeypatch.setenv("INFERSPAN_BASELINE", str(tmp_path / "none.json"))
+    inferspan.instrument(model, nvml=False, host=False).uninstrument()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["{before}"], "-o FILE saves them"),
+        (["{before}", "--json", "x.json"], "-o FILE saves them"),
+        (["{before}", "--against", "{before}"], "is no baseline"),
+        (["{folder}/none.jsonl", "-o", "x.json"], "none.jsonl"),
+    ],
+)
+def test_what_cannot_be_done_is_a_sentence(saved: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2."""
+    before, folder = saved.with_name("before.jsonl"), saved.parent
+    assert main(["baseline", *(one.format(before=before, folder=folder) for one in arguments)]) == 2
+    assert said in capsys.readouterr().err

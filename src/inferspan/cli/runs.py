@@ -1,4 +1,4 @@
-"""The commands ``aggregate``, ``trend`` and ``baseline``: ranks of a job, runs of a program, and outputs against those of a version before."""
+"""The commands ``aggregate``, ``trend`` and ``baseline``: ranks of a job, runs of a program, outputs of two versions."""
 
 from __future__ import annotations
 

@@ -12,7 +12,10 @@ from inferspan.text.numbers import counted
 
 __all__ = ["Summary", "Totals", "percentile"]
 
-_FOUND = {"low": "low confidence", "loop": "a loop", "flat": "flat logits", "nonfinite": "NaN or Inf", "collapsed": "collapsed entropy", "drift": "a drift"}
+_FOUND = {
+    "low": "low confidence", "loop": "a loop", "flat": "flat logits", "nonfinite": "NaN or Inf", "collapsed": "collapsed entropy",
+    "drift": "a drift",
+}  # fmt: skip
 KEPT = 4096
 """Latest values that percentiles are taken of."""
 

@@ -264,7 +264,7 @@ def test_keep(value: Any, expected: str) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"keep": True}, "'keep' cannot be True: use \"always\", or one or more of slow, errors, nonfinite, findings, marked, such as \"slow,errors\"; to mark every request with inferspan.keep, use mark=True"),
+        ({"keep": True}, "'keep' cannot be True: use \"always\", or one or more of slow, errors, nonfinite, findings, unhealthy, marked, such as \"slow,errors\"; to mark every request with inferspan.keep, use mark=True"),
         ({"keep": "always,slow"}, "'keep' cannot be 'always,slow': use \"always\", or one or more of"),
         ({"keep": "fast"}, "'keep' cannot be 'fast'"),
         ({"keep": []}, "'keep' cannot be []"),

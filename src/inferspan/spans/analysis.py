@@ -15,6 +15,7 @@ from opentelemetry._logs import LogRecord, SeverityNumber
 
 from inferspan import semconv
 from inferspan.analysis.collapse import collapse_of
+from inferspan.analysis.drift import DriftMonitor
 from inferspan.analysis.findings import Finding, Thresholds, find
 from inferspan.analysis.generation import GenerationAnalysis, Spread, analyse
 from inferspan.guard import contain
@@ -22,7 +23,6 @@ from inferspan.records import AttributeValue, ModelInfo, RequestEnd
 from inferspan.settings import Settings
 
 from .content import session_group
-from .drift import DriftMonitor
 
 __all__ = ["analysed", "analysis_attributes", "evaluation_event"]
 

@@ -20,6 +20,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, Status, StatusCode
 
 from inferspan import semconv
+from inferspan.analysis.drift import monitor_for
 from inferspan.analysis.findings import Finding
 from inferspan.attribute_values import exportable_attributes
 from inferspan.guard import contain
@@ -33,7 +34,6 @@ from . import figures
 from .analysis import analysed, evaluation_event
 from .attributes import nonfinite_attributes
 from .content import attention_events, content_event, exception_attributes, exception_event, position_events, set_content
-from .drift import monitor_for
 from .flight_recorder import FlightRecorder, HeldDetail, weight_of
 from .genai_interop import ThirdPartyCall
 from .ranks.joining import WAIT

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from inferspan import semconv
-from inferspan.analysis.baseline import LEAST, Baseline, BaselineError, Outputs, Shift, figures_of_request, shifts
-from inferspan.analysis.findings import Finding
 from inferspan.setting_checks import SettingsError, warn_once
 from inferspan.settings import Settings
+
+from .baseline import LEAST, Baseline, BaselineError, Outputs, Shift, figures_of_request, shifts
+from .findings import Finding
 
 __all__ = ["Drift", "DriftMonitor", "monitor_for"]
 

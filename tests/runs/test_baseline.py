@@ -67,10 +67,11 @@ def test_longer_outputs_drift(saved: Path, tmp_path: Path, capsys: pytest.Captur
 def test_the_setting_tells_of_a_drift_once(saved: Path, telemetry: Telemetry) -> None:
     """In the thirtieth request; the metric has the shift of each figure, and the detail of that request is kept."""
     model = models.llama()
-    telemetry.instrument(model, model_name="tiny", baseline=str(saved), keep="unhealthy", steps="none", thresholds="repetition_4gram=1,repetition_recent=1,logit_spread=0")
+    thresholds = "repetition_4gram=1,repetition_recent=1,logit_spread=0"
+    telemetry.instrument(model, model_name="tiny", baseline=str(saved), keep="unhealthy", steps="none", thresholds=thresholds)
     requests(model, tokens=12)
     spans = sorted(telemetry.requests(), key=lambda span: span.start_time or 0)
-    facts = [dict(span.attributes or {}) for span in spans]
+    facts: list[dict[str, Any]] = [dict(span.attributes or {}) for span in spans]
     assert [number for number, one in enumerate(facts, 1) if "drift" in one.get(semconv.HEALTH_KINDS, ())] == [30]
     assert [number for number, one in enumerate(facts, 1) if one[semconv.DETAIL_KEPT]] == [30]
     assert telemetry.metric_sum(semconv.M_HEALTH_DRIFT, **{semconv.HEALTH_FIGURE: "output_tokens"}) > 3

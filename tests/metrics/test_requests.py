@@ -193,7 +193,7 @@ def test_steps_that_requests_share(sink: _Sink) -> None:
 def test_kinds_units_and_buckets(sink: _Sink) -> None:
     """Every instrument has the kind, unit and bucket boundaries of the table."""
     settings = Settings(entropy_metric=True, module_metric=True, activation_metric=True)
-    kinds: dict[str, Any] = {"nonfinite": {("logits", "nan"): 2}, "cached_split": {"text": 3}, "findings": ["loop"]}
+    kinds: dict[str, Any] = {"nonfinite": {("logits", "nan"): 2}, "cached_split": {"text": 3}, "findings": ["loop"], "drift": {"entropy": 1.5}}
     kinds |= {"step_rows": 1.5, "drafted_tokens": 8, "accepted_tokens": 5, "time_in_queue": 0.02, "preemptions": 1}
     metrics = _request(sink, settings, streaming=True, chunk_intervals=[0.01], spans_dropped=1, **kinds)
     metrics.steps(_start(), _steps(), None)

@@ -286,9 +286,7 @@ class Request(Call):
                 end = describe_end(outcome, self._measure(outcome))
             self.settle_stages(outcome.input_split, outcome.cached_split)
             with contain(self._ending):
-                end = self.phases.add_records(end)
-                if end is not None:
-                    end = replace(end, events=(*end.events, *self._compilations.events(self.offset)))
+                end = self._compilations.settle(self.phases.add_records(end), self.offset)
             with contain("hand-over of detail"):
                 self.hand_over()
         finally:

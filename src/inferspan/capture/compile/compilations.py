@@ -12,12 +12,13 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from inferspan import semconv
 from inferspan.guard import contain
-from inferspan.records import Attributes, AttributeValue
+from inferspan.records import Attributes, AttributeValue, RequestEnd
 
 from .state import compiled_graphs, leave_frame
 from .texts import break_reason, guard_of, reason_of
@@ -203,3 +204,8 @@ class Compilations:
         first, log.claimed = max(self._first, log.claimed), log.noted
         found = [(one.name, one.at + offset, one.attributes) for one in log.events if one.number >= first]
         return tuple(found[:MOST_EVENTS])
+
+    def settle(self, end: RequestEnd | None, offset: int) -> RequestEnd | None:
+        """The end of the request with these events."""
+        found = () if end is None else self.events(offset)
+        return replace(end, events=(*end.events, *found)) if end is not None and found else end

@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import limits, machine, micro, plans, scale, stages, table
+from benchmarks import limits, machine, micro, scale, stages, table
 from benchmarks.arguments import leave_out_variables, positive
 from benchmarks.models import MODELS, Workload
 from benchmarks.receiver import receiver
 from benchmarks.rounds import measure, note
 from benchmarks.rows import ROWS, chosen
+from benchmarks.steps import plans
 
 TITLES = {
     "table": ("What it costs", table.COLUMNS),

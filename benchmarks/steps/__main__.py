@@ -17,11 +17,11 @@ from pathlib import Path
 from benchmarks import machine
 from benchmarks.arguments import leave_out_variables, positive
 from benchmarks.models import MODELS, load, prepare
-from benchmarks.plans import Case, workload
 from benchmarks.rows import Row
 from benchmarks.steps import in_place
 from benchmarks.steps.pairs import SETTINGS, measure
 from benchmarks.steps.parts import TOKENS, take_apart
+from benchmarks.steps.plans import Case, workload
 from benchmarks.steps.table import COLUMNS as TABLE
 from benchmarks.steps.table import WITHOUT_EXPORT, lines_of
 from benchmarks.table import markdown, noise

@@ -369,14 +369,10 @@ def thresholds(name: str, value: object) -> tuple[tuple[str, float], ...]:
     allowed = f'use a mapping such as {{"confidence": 0.3}}, or "confidence=0.3,loop_tokens=64" in the environment, of {ranges}'
     found: list[tuple[str, float]] = []
     try:
-        pairs = tags(name, value)
-    except SettingsError:
+        pairs = [(key, float(one)) for key, one in tags(name, value)]
+    except (SettingsError, ValueError, OverflowError):
         raise fail(name, value, allowed) from None
-    for key, one in pairs:
-        try:
-            number = float(one)
-        except (ValueError, OverflowError):
-            raise fail(name, value, allowed) from None
+    for key, number in pairs:
         low, high = THRESHOLDS.get(key, (1.0, 0.0))
         if not low <= number <= high:
             raise fail(name, value, allowed)

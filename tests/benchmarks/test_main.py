@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from benchmarks import __main__ as program
-from benchmarks import plans
 from benchmarks.models import MODELS
 from benchmarks.rows import ROWS, chosen
+from benchmarks.steps import plans
 
 ROOT = Path(__file__).parents[2]
 

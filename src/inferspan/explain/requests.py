@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from inferspan import semconv
 from inferspan.analysis.levels import PHASE, STEP, level_of
 
-from .names import RECOMPILES
 from .spans import SpanLike, number, numbers, shape, text, whole
 
 __all__ = ["Phase", "Request", "median", "request_of"]
@@ -83,7 +82,7 @@ class Request:
     @property
     def recompiles(self) -> int:
         """Recompilations that happened in it."""
-        return whole(self.span, RECOMPILES) or 0
+        return whole(self.span, semconv.COMPILE_RECOMPILES) or 0
 
     @property
     def on_gpu(self) -> bool:

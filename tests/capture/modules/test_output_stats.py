@@ -117,6 +117,7 @@ def test_outputs_that_are_reduced_together(monkeypatch: pytest.MonkeyPatch, dtyp
 def test_a_small_output_on_a_device_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy; the reductions follow for 64 outputs at a time."""
     monkeypatch.setattr(host, "MOST_MOMENTS", 0)
+    monkeypatch.setattr(module, "_dispatches", lambda: 0)  # modes do not see what inferspan launches
     store, tensors = OutputStats(), [torch.ones(1, 1, 64) for _ in range(63)]
     store.append(tensors[0])
     with Launches() as launches:
@@ -125,7 +126,7 @@ def test_a_small_output_on_a_device_is_one_launch(monkeypatch: pytest.MonkeyPatc
     assert launches.names == ["copy_"] * 62
     with Launches() as launches:
         store.append(tensors[0])
-    assert len(launches.names) <= 25
+    assert 0 < len(launches.names) <= 25
 
 
 def test_an_empty_output_has_only_counts() -> None:

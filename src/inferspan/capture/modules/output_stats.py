@@ -102,7 +102,10 @@ class OutputStats:
         """
         if _functions() or _dispatches():
             with unseen():
-                return self.append(output, module)
+                return self._append(output)
+        return self._append(output)
+
+    def _append(self, output: object) -> int | None:
         if self.full:
             return None
         tensors = [output] if is_plain(output) else all_tensors(output, is_plain, [])

@@ -9,7 +9,6 @@ from inferspan import semconv
 
 from ..cause import LIKELY, SURE, Cause, Part, shown_by
 from ..figures import Figures
-from ..names import COMPILE_GUARD, COMPILE_REASON, COMPILE_TIME, FUNCTION, RECOMPILATION_EVENT, RECOMPILES
 from ..requests import Request, median
 from ..spans import number
 from ..wording import seconds_text
@@ -22,7 +21,7 @@ _LONGEST = 200
 
 def recompilation(figures: Figures) -> Iterator[Cause]:
     """Requests in which something was compiled again: as they say, else all but the first in which something was compiled."""
-    told = [request for request in figures.requests if request.recompiles or number(request.span, COMPILE_TIME)]
+    told = [request for request in figures.requests if request.recompiles or number(request.span, semconv.COMPILE_TIME)]
     again = [request for request in told if request.recompiles]
     # Recordings that tell of compilations tell of each that came again.
     compiled = again if told else _later(figures.requests)
@@ -33,7 +32,7 @@ def recompilation(figures: Figures) -> Iterator[Cause]:
     seconds = sum(known) if known else None
     count = sum(request.recompiles for request in again) or len(compiled)
     reasons = _reasons(compiled)
-    last = figures.metrics.last(RECOMPILES)
+    last = figures.metrics.last(semconv.COMPILE_RECOMPILES)
     yield Cause(
         rule="recompilation",
         title=f"compiled again {count:,} times, in {len(compiled):,} of {len(figures.requests):,} requests"
@@ -70,7 +69,7 @@ def _later(requests: list[Request]) -> list[Request]:
 
 def _cost(request: Request, figures: Figures) -> float | None:
     """Seconds that compiling took: as recorded, else over the time of like requests in which nothing was compiled."""
-    told = number(request.span, COMPILE_TIME)
+    told = number(request.span, semconv.COMPILE_TIME)
     if told is not None:
         return told
     like = [one for one in figures.requests if one.generates == request.generates and not one.warmup and not one.recompiles]
@@ -87,11 +86,11 @@ def _reasons(requests: list[Request]) -> Counter[str]:
     found: Counter[str] = Counter()
     for request in requests:
         for event in request.span.events:
-            if event.name != RECOMPILATION_EVENT:
+            if event.name != semconv.RECOMPILATION_EVENT:
                 continue
-            told = [event.attributes.get(key) for key in (COMPILE_GUARD, COMPILE_REASON)]
+            told = [event.attributes.get(key) for key in (semconv.COMPILE_GUARD, semconv.COMPILE_REASON)]
             why = next((" ".join(one.split())[:_LONGEST] for one in told if isinstance(one, str) and one.strip()), "reason not told")
-            function = event.attributes.get(FUNCTION)
+            function = event.attributes.get(semconv.CODE_FUNCTION)
             found[f"{why} ({function})" if isinstance(function, str) and function else why] += 1
     return found
 

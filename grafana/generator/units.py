@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "CORES",
+    "DEVIATIONS",
     "ERRORS",
     "FLOPS",
     "NATS",
@@ -24,6 +25,8 @@ __all__ = [
 
 CORES = "suffix:cores"
 """CPUs that are busy."""
+DEVIATIONS = "suffix:SD"
+"""Standard deviations, on both sides of 0."""
 TIMES = "suffix:x"
 """Multiples."""
 PER_SECOND = "suffix:/s"

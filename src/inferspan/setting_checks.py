@@ -306,8 +306,9 @@ def stages(name: str, value: object) -> str | tuple[tuple[str, tuple[str, ...]],
 
 def attention(name: str, value: object) -> str | tuple[Any, ...]:
     """As ``modules``, or true for all layers and false for none."""
-    word = value.strip().lower() if isinstance(value, str) else value
-    return "none" if word in (False, "false") else "all" if word in (True, "true", "layers") else modules(name, value)
+    # Only of these can it be asked what they equal.
+    word = str(value).strip().lower() if isinstance(value, str | bool) else ""
+    return "none" if word == "false" else "all" if word in ("true", "layers") else modules(name, value)
 
 
 def heads(name: str, value: object) -> tuple[int, ...]:

@@ -67,7 +67,7 @@ PLACES: list[tuple[Any, str]] = [
     (recording, "Request"),
     (request, "MemoryMeter"),
     (request, "StepLog"),
-    (request, "compiled_graphs"),
+    (request, "Compilations"),
     (request, "describe_end"),
     (request.Request, "begin_phase"),
     (request.Request, "end_phase"),

@@ -143,3 +143,19 @@ def test_outputs_are_the_same() -> None:
     after = model.generate(ids, max_new_tokens=4, do_sample=False)
     telemetry.close()
     assert torch.equal(before, after)
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_weights_that_torch_has_packed_to_int8(telemetry: Telemetry) -> None:
+    """A model whose linear modules are dynamically quantized does the operations of the model that it was, with a quarter of their bytes."""
+    quantized = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 4), nn.Linear(4, 2)), {nn.Linear})
+    found = _attributes(telemetry, quantized, torch.ones(3, 8))
+    assert found[semconv.DEVICE_FLOPS] == 3 * 2 * (8 * 4 + 4 * 2)
+    assert found[semconv.DEVICE_BYTES] == (8 + 8) * 4 + 8 * 4 + 4 * 2 + 3 * (8 + 4 + 4 + 2) * 4
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_a_packed_module_that_is_not_linear(telemetry: Telemetry) -> None:
+    """Its weights are no parameters, so nothing says what it costs."""
+    quantized = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.LSTM(8, 4)), {nn.LSTM})
+    assert semconv.DEVICE_FLOPS not in _attributes(telemetry, quantized, torch.ones(5, 3, 8))

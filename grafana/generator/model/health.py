@@ -7,6 +7,7 @@ from inferspan import semconv as s
 from ..catalogue import label
 from ..frame import Row
 from ..panels import Query, Says, Sized, trend
+from ..units import DEVIATIONS
 from .queries import REQUEST_MODEL, WHOLE, of
 
 __all__ = ["row"]
@@ -37,7 +38,7 @@ def _panels() -> list[Sized]:
     by_kind = Query(WHOLE.rate(s.M_HEALTH_FINDINGS, by=[KIND]), of(KIND))
     drift = Says(
         "How far the outputs of the latest 100 requests are from the baseline, by figure.",
-        "mean of `inferspan.health.drift` over the instances, in standard deviations of single requests. Needs the setting `baseline`.",
+        "mean of `inferspan.health.drift` over the instances, in standard deviations of single requests. With the setting `baseline`.",
         "Far from 0 after a release: compare the sessions with `inferspan baseline --against`. Other prompts shift the figures as well.",
         empty="no process has the setting `baseline`",
     )
@@ -46,7 +47,7 @@ def _panels() -> list[Sized]:
     return [
         trend("Findings by kind", by_kind, unit="ops", width=8, says=count),
         trend("Findings of requests", of_calls, unit="percentunit", width=8, says=share),
-        trend("Drift from the baseline (setting baseline)", shifted, unit="short", width=8, says=drift),
+        trend("Drift from the baseline (setting baseline)", shifted, unit=DEVIATIONS, width=8, says=drift),
     ]
 
 

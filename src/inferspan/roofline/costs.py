@@ -192,6 +192,8 @@ def _by_parameters(module: Any) -> Cost | None:
     parameters = {name: tensor for name, tensor in module._parameters.items() if tensor is not None}
     if features_of(module) is not None and not module._modules and set(parameters) <= {"weight", "bias"}:
         return _linear(module)  # also one whose weights are packed in buffers
+    if _name(type(module)).startswith(_QUANTIZED):
+        return _quantized(module)
     widest = max((tensor.dim() for tensor in parameters.values()), default=0)
     if widest <= 1:
         return Cost(weights=bytes_of(module))
@@ -208,6 +210,20 @@ def _by_parameters(module: Any) -> Cost | None:
     if all(tensor.dim() <= 1 or tensor.shape[0] == 1 == prod(tensor.shape[:-2]) for tensor in parameters.values()):
         return Cost(weights=bytes_of(module))  # learned tokens and positions that are added
     return None
+
+
+_QUANTIZED = ("torch.ao.nn.quantized.", "torch.ao.nn.intrinsic.quantized.")
+_OF_LINEAR = frozenset({"LinearPackedParams", "Quantize", "DeQuantize", "FloatFunctional", "QFunctional"})
+"""Modules of torch's quantization that compute no products, or whose weights the linear module around them counts."""
+
+
+def _quantized(module: Any) -> Cost | None:
+    """Modules of torch that keep their weights in a packed form, which is no parameter and has no shape."""
+    features, packed = features_of(module), module._modules.get("_packed_params")
+    if features is None or packed is None:
+        return Cost() if type(module).__name__ in _OF_LINEAR else None
+    taken, given = features
+    return Cost(flops=2 * taken * given, weights=taken * given * packed.dtype.itemsize, moved=taken + given)
 
 
 _TABLE: dict[str, CostFunction] = {

@@ -104,7 +104,9 @@ class _Streams:
         self.language = self._language(root)
         embeddings = _called(root, "get_output_embeddings")
         self.head = self.paths.get(id(embeddings)) if embeddings is not None else None
-        self.vocabulary = int(embeddings.weight.shape[0]) if self.head is not None and hasattr(embeddings, "weight") else 0
+        # The weight of a module with packed int8 weights is a method.
+        shape = getattr(getattr(embeddings, "weight", None), "shape", None) or (getattr(embeddings, "out_features", 0),)
+        self.vocabulary = int(shape[0]) if self.head is not None else 0
         self.kind = self._kind(root)
 
     def _encoder(self, root: Any) -> str | None:

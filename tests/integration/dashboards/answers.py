@@ -52,6 +52,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "none": (0, HUGE),
     **dict.fromkeys(units.OWN, (0.0, 1e7)),
     units.FLOPS: (0.0, 1e15),
+    units.DEVIATIONS: (-1e9, 1e9),
     "locale": (0, HUGE),
     "bool_on_off": (0, 1),
 }

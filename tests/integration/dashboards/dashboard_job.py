@@ -24,10 +24,11 @@ from transformers import DynamicCache, LlamaForCausalLM, LogitsProcessor, Logits
 from transformers.generation.streamers import BaseStreamer
 
 import inferspan
+from inferspan.analysis.baseline import LEAST, Baseline, Outputs
 from inferspan.demo import load_smollm2
 from inferspan.records import Sample
 from inferspan.samplers import allocator, host
-from tests.cases.models import llama
+from tests.cases.models import llama, prompt
 from tests.integration.dashboards.other_models import OtherModels
 from tests.samplers.fake_gpm import CountingRecordedNvml
 from tests.samplers.fake_nvml import NOT_SUPPORTED, NVMLError
@@ -181,6 +182,21 @@ def round_of_requests(model: Any, prompts: Any, spoilt: str, encoder: Any, numbe
         encoder(input_ids=one["input_ids"] % 64, attention_mask=one["attention_mask"])
 
 
+def against_a_baseline(folder: Path) -> int:
+    """Requests whose outputs are compared with those of an earlier version, just enough of them. Returns their number."""
+    model, number = llama(seed=2), LEAST + 2
+    baseline = Baseline([Outputs("tiny-watched", "", 100, {"output_tokens": (100, 3.0, 50.0), "entropy": (100, 4.0, 2.0)})])
+    baseline.save(folder / "baseline.json")
+    handle = inferspan.instrument(
+        model, model_name="tiny-watched", baseline=str(folder / "baseline.json"), steps="none", modules="none"
+    )  # fmt: skip
+    for _ in range(number):
+        model.generate(prompt(1, 5), max_new_tokens=2, do_sample=False)
+    inferspan.flush()
+    handle.uninstrument()
+    return number
+
+
 def main(path: str) -> None:
     """Instrument the models, serve the rounds, and write down when they began and ended, and how many requests there were."""
     environment = os.environ
@@ -207,7 +223,7 @@ def main(path: str) -> None:
     rounds_of_others = int(environment.get("OTHERS", "0"))
     others = OtherModels(Path(path).parent) if rounds_of_others else None
     begun, rounds = time.time(), int(environment["ROUNDS"])
-    requests = rounds * GENERATIONS
+    requests = rounds * GENERATIONS + (against_a_baseline(Path(path).parent) if others is not None else 0)
     for number in range(rounds):
         round_of_requests(model, prompts, spoilt, encoder, number)
         if others is not None and number < rounds_of_others:

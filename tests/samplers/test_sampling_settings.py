@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
 
 import inferspan
 from inferspan import semconv
+from inferspan.samplers import process
 from inferspan.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -124,3 +129,25 @@ def test_single_settings_override_a_preset() -> None:
     settings = Settings.resolve(preset="development", environ={}, overrides={"live": False, "gpu_interval": 2.0})
     assert settings.live is False
     assert settings.gpu_interval == 2.0
+
+
+def test_a_later_provider_counts_from_its_own_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What readings took in the process before is no part of its sum."""
+    monkeypatch.setattr(process.samplers, "spent", {"host": 7.0})
+    reader, model = InMemoryMetricReader(), torch.nn.Linear(2, 2)
+    meters = MeterProvider([reader], shutdown_on_exit=False)
+    handle = inferspan.instrument(model, meter_provider=meters, tracer_provider=TracerProvider(), nvml=False, host=False, allocator=False)
+    model(torch.ones(1, 2))
+
+    def sums() -> list[float]:
+        data = reader.get_metrics_data()
+        return [
+            point.value  # type: ignore[union-attr]  # of a counter
+            for resource in (data.resource_metrics if data else ()) for scope in resource.scope_metrics for metric in scope.metrics
+            if metric.name == semconv.M_SAMPLING_TIME for point in metric.data.data_points
+        ]  # fmt: skip
+
+    assert sums() == []
+    process.samplers.spent["host"] += 0.5
+    assert sums() == [0.5]
+    handle.uninstrument()

@@ -74,7 +74,7 @@ class Meters:
             return
         self.observed = True
         own = (
-            (semconv.M_ERRORS, self._observe_errors), (semconv.M_WORLD_SIZE, _observe_world), (semconv.M_SAMPLING_TIME, _observe_sampling),
+            (semconv.M_ERRORS, self._observe_errors), (semconv.M_WORLD_SIZE, _observe_world), (semconv.M_SAMPLING_TIME, _observing_sampling()),
             *_observing_compilations(self._compilations),
         )  # fmt: skip
         for name, callback in own:
@@ -109,8 +109,15 @@ def _observing_compilations(counts: CompileCounts) -> Iterator[tuple[str, Callab
         yield name, observing(name)
 
 
-def _observe_sampling(_: CallbackOptions) -> list[Observation]:
-    return [Observation(seconds, {semconv.SAMPLER: name}) for name, seconds in list(samplers.spent.items())]
+def _observing_sampling() -> Callable[[CallbackOptions], list[Observation]]:
+    # A provider that is made later in the process counts from its own beginning.
+    before = dict(samplers.spent)
+
+    def observe(_: CallbackOptions) -> list[Observation]:
+        since = ((name, seconds - before.get(name, 0.0)) for name, seconds in list(samplers.spent.items()))
+        return [Observation(seconds, {semconv.SAMPLER: name}) for name, seconds in since if seconds > 0]
+
+    return observe
 
 
 _by_provider: weakref.WeakKeyDictionary[Any, Meters] = weakref.WeakKeyDictionary()

@@ -74,7 +74,8 @@ class Meters:
             return
         self.observed = True
         own = (
-            (semconv.M_ERRORS, self._observe_errors), (semconv.M_WORLD_SIZE, _observe_world), (semconv.M_SAMPLING_TIME, _observing_sampling()),
+            (semconv.M_ERRORS, self._observe_errors), (semconv.M_WORLD_SIZE, _observe_world),
+            (semconv.M_SAMPLING_TIME, _observing_sampling()),
             *_observing_compilations(self._compilations),
         )  # fmt: skip
         for name, callback in own:

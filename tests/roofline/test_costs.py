@@ -159,3 +159,37 @@ def test_a_packed_module_that_is_not_linear(telemetry: Telemetry) -> None:
     """Its weights are no parameters, so nothing says what it costs."""
     quantized = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.LSTM(8, 4)), {nn.LSTM})
     assert semconv.DEVICE_FLOPS not in _attributes(telemetry, quantized, torch.ones(5, 3, 8))
+
+
+def _complained(telemetry: Telemetry, model: Any) -> list[dict[str, Any]]:
+    telemetry.instrument(model, roofline="all", modules="all")
+    model(torch.ones(3, 4))
+    telemetry.check(complaints=True)
+    return [dict(span.attributes or {}) for span in telemetry.spans()]
+
+
+@pytest.mark.parametrize(
+    "cost",
+    [5, inferspan.Cost(flops=-1), inferspan.Cost(flops=10**30), inferspan.Cost(flops=float("nan")), inferspan.Cost(flops=1, over="x")],  # type: ignore[arg-type]
+    ids=["no cost", "negative", "huge", "not a number", "unknown axes"],
+)
+def test_registered_function_with_a_wrong_result(telemetry: Telemetry, registered: None, contained: list[Any], cost: Any) -> None:
+    """It is told of, and nothing wrong reaches spans and metrics."""
+    inferspan.register_cost(Outer, lambda module: cost)
+    found = _complained(telemetry, nn.Sequential(Outer()))
+    assert {error.place for error in contained} == {"roofline"}
+    contained.clear()
+    assert not any(semconv.DEVICE_FLOPS in attributes for attributes in found)
+    assert semconv.M_DEVICE_FLOPS not in telemetry.metrics()
+
+
+def test_number_that_no_attribute_holds(telemetry: Telemetry, registered: None) -> None:
+    """It is left out of all spans, and the metric goes on beyond 64 bits."""
+    inferspan.register_cost(Outer, lambda module: inferspan.Cost(flops=2**62))
+    telemetry.instrument(model := nn.Sequential(Outer()), roofline="all", modules="all")
+    model(torch.ones(3, 4))
+    telemetry.check()
+    assert not any(semconv.DEVICE_FLOPS in (span.attributes or {}) for span in telemetry.spans())
+    total = telemetry.metric_sum(semconv.M_DEVICE_FLOPS)
+    assert isinstance(total, float)
+    assert total == 3 * 2.0**62

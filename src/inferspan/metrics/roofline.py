@@ -20,8 +20,9 @@ def roofline_values(figures: Any, model: Mapping[str, AttributeValue]) -> Iterat
     """
     for phase in figures.phases:
         labels: dict[str, AttributeValue] = {semconv.PHASE: phase.name, **model}
-        yield semconv.M_DEVICE_FLOPS, phase.work.flops, labels
-        yield semconv.M_DEVICE_BYTES, phase.work.bytes, labels
+        # Sums of whole numbers would not fit into 64 bits after some hours of a large card.
+        yield semconv.M_DEVICE_FLOPS, float(phase.work.flops), labels
+        yield semconv.M_DEVICE_BYTES, float(phase.work.bytes), labels
         if phase.rates.share is not None:
             bound = {} if phase.rates.bound is None else {semconv.DEVICE_BOUND: phase.rates.bound}
             yield semconv.M_DEVICE_PEAK_SHARE, phase.rates.share, {**labels, **bound}

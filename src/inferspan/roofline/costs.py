@@ -12,10 +12,12 @@ from math import prod
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-__all__ = ["Cost", "bytes_of", "cost_of", "features_of", "is_registered", "register_cost"]
+__all__ = ["LARGEST", "Cost", "bytes_of", "cost_of", "features_of", "is_registered", "register_cost", "weight_of"]
 
 OVER_LAST, OVER_OUTPUTS, OVER_INPUTS, OVER_ELEMENTS = "last", "outputs", "inputs", "elements"
 """What the positions of a call are: all but the last axis of the input; rows and space of the output or the input; each element."""
+LARGEST = 2**63
+"""Numbers from here on have no form in an attribute."""
 
 
 class Cost(NamedTuple):
@@ -34,6 +36,7 @@ class Cost(NamedTuple):
         experts: number of experts that ``weights`` are of; 0 for none.
         chosen: experts that each position goes through.
         over: which axes of recorded shapes are positions: ``last``, ``outputs``, ``inputs`` or ``elements``.
+        space: axes of space of ``outputs`` and ``inputs``, where an input may lack the axis of rows; 0 for one that has it always.
     """
 
     flops: int = 0
@@ -46,6 +49,7 @@ class Cost(NamedTuple):
     experts: int = 0
     chosen: int = 0
     over: str = OVER_LAST
+    space: int = 0
 
     def read(self, positions: int) -> float:
         """Bytes of the weights that so many positions read, with experts those that they reach if all are equally likely."""
@@ -67,6 +71,7 @@ def register_cost(module_class: type, function: CostFunction) -> None:
         module_class: class of modules; subclasses are meant as well, unless they are registered themselves.
         function: takes a module and returns its :class:`Cost`, or ``None`` if it is not known. It is called once for each module of a
             model, when the model is instrumented, and must not run the module. Modules inside are not looked at: the cost covers them.
+            What it raises is logged, as is a field that is no whole number from 0 to 2^63 - 1; the model has no figures then.
 
     Raises:
         TypeError: the first argument is no class, or the second cannot be called.
@@ -86,7 +91,17 @@ def is_registered(module: Any) -> bool:
 
 def cost_of(module: Any) -> Cost | None:
     """The cost of a module without those inside, ``None`` if it is not known."""
-    return _rule_of(type(module))[0](module)
+    cost = _rule_of(type(module))[0](module)
+    return None if cost is None else _checked(cost)
+
+
+def _checked(cost: Any) -> Cost:
+    """A cost of whole numbers, which a function of the program may have missed."""
+    if not isinstance(cost, Cost) or cost.over not in (OVER_LAST, OVER_OUTPUTS, OVER_INPUTS, OVER_ELEMENTS):
+        raise ValueError("a function of register_cost() has returned no inferspan.Cost, or one with a wrong value of over")
+    if any(type(value) is not int or not 0 <= value < LARGEST for name, value in zip(cost._fields, cost, strict=True) if name != "over"):
+        raise ValueError("a function of register_cost() has returned a field that is no whole number from 0 to 2^63 - 1")
+    return cost
 
 
 def _rule_of(kind: type) -> tuple[CostFunction, bool]:
@@ -146,13 +161,20 @@ def _quantization_state(tensors: list[Any]) -> list[Any]:
     return found
 
 
+def weight_of(module: Any) -> Any:
+    """The weight of a module if it is a tensor there: one with a parametrization is computed when it is read, by code of the program."""
+    weight = module._parameters.get("weight")
+    return module.__dict__.get("weight") if weight is None else weight
+
+
 def features_of(module: Any) -> tuple[int, int] | None:
     """Features that a linear module takes and gives; ``None`` if it is not one."""
     taken, given = getattr(module, "in_features", None), getattr(module, "out_features", None)
     if isinstance(taken, int) and isinstance(given, int):
         return taken, given
     if type(module).__name__ == "Conv1D" and isinstance(getattr(module, "nf", None), int):  # transposed, of transformers
-        return int(module.weight.shape[0]), int(module.nf)
+        weight = weight_of(module)
+        return None if weight is None else (int(weight.shape[0]), int(module.nf))
     return None
 
 
@@ -165,25 +187,31 @@ def _linear(module: Any) -> Cost | None:
     return Cost(flops=2 * taken * given, weights=bytes_of(module), moved=taken + given)
 
 
-def _embedding(module: Any) -> Cost:
-    width = int(module.weight.shape[-1])
-    return Cost(gathered=width * int(module.weight.element_size()), moved=width, over=OVER_ELEMENTS)
+def _embedding(module: Any) -> Cost | None:
+    weight = weight_of(module)
+    if weight is None:
+        return None
+    width = int(weight.shape[-1])
+    return Cost(gathered=width * int(weight.element_size()), moved=width, over=OVER_ELEMENTS)
 
 
-def _convolution(module: Any) -> Cost:
+def _convolution(module: Any) -> Cost | None:
+    weight = weight_of(module)
+    if weight is None:
+        return None
     taken, given = int(module.in_channels), int(module.out_channels)
     # As torch counts: of each point of the output, of a transposed one of each point of the input.
     over = OVER_INPUTS if module.transposed else OVER_OUTPUTS
     strides = prod(module.stride)
     moved = taken + given * strides if module.transposed else given + taken * strides
-    return Cost(flops=2 * prod(module.weight.shape), weights=bytes_of(module), moved=moved, over=over)
+    return Cost(flops=2 * prod(weight.shape), weights=bytes_of(module), moved=moved, over=over, space=len(module.kernel_size))
 
 
 def _multihead(module: Any) -> Cost | None:
     width = int(module.embed_dim)
-    if module.in_proj_weight is None:  # keys and values of other widths
+    if module._parameters.get("in_proj_weight") is None:  # keys and values of other widths, or a parametrization
         return None
-    weights = bytes_of(module) + bytes_of(module.out_proj)
+    weights = bytes_of(module) + bytes_of(module._modules["out_proj"])
     return Cost(flops=8 * width * width, weights=weights, moved=8 * width, attention=width, keys=2 * width)
 
 

@@ -54,6 +54,7 @@ class Pass(NamedTuple):
         length: positions of each that attention sees, those in the cache included.
         static: positions of a cache of fixed size, whose whole length takes part.
         source: positions of each row of the encoder's input or output.
+        copies: rows that each row of the encoder's input has here, such as those of beams.
         encodes: whether the encoder runs in it.
         fills: whether keys and values of the encoder's output are computed in it.
         head: positions of each row whose logits are computed; ``None`` for all.
@@ -69,6 +70,7 @@ class Pass(NamedTuple):
     fills: bool = False
     head: int | None = None
     patches: int | None = None
+    copies: int = 1
 
     def positions(self, stream: str, scale: int = 1) -> int | None:
         """Positions, over all rows, that go through the modules of a stream; ``None`` if that is not known."""
@@ -84,7 +86,8 @@ class Pass(NamedTuple):
             return 0
         if stream in (ENCODER, FRAMES) and not self.encodes:
             return 0
-        return None if self.source is None or stream == OTHER else self.rows * self.source * scale
+        rows = self.rows // self.copies if stream in (ENCODER, FRAMES) else self.rows
+        return None if self.source is None or stream == OTHER else rows * self.source * scale
 
     def keys(self, part: ModulePart, count: int, growth: int) -> int | None:
         """Positions that each query sees, summed over so many passes whose lengths grow; ``None`` if that is not known."""
@@ -172,6 +175,8 @@ class ModelCosts:
             positions = prod(shape[:-1])
         elif cost.over == OVER_ELEMENTS:
             positions = prod(shape)
+        elif cost.space and len(shape) == cost.space + 1:  # channels, space
+            positions = prod(shape[1:])
         else:  # rows, channels, space
             positions = shape[0] * prod(shape[2:])
         return None if cost.experts and not cost.chosen else self._one(cost, positions, 1)
@@ -228,5 +233,6 @@ class ModelCosts:
                 if keys is None:
                     return None
                 flops += alike * 4 * cost.attention * positions * keys
-                size += alike * (2 * cost.attention * positions * count + shape.rows * keys * cost.keys) * self.element
+                rows = shape.rows // shape.copies if part.stream == ENCODER else shape.rows
+                size += alike * (2 * cost.attention * positions * count + rows * keys * cost.keys) * self.element
         return Work(flops, size)

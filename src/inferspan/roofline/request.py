@@ -14,6 +14,7 @@ from inferspan import semconv
 from inferspan.records import AttributeValue, PassFacts, PassRun, Profiled
 
 from .bound import Rates, Times, copies_of, rates_of, waits_of
+from .costs import LARGEST
 from .model import ENCODER, FRAMES, HEAD, PATCHES, ROWS, ModelCosts, Pass, Work
 
 __all__ = [
@@ -35,7 +36,8 @@ def pass_of(costs: ModelCosts, run: PassRun, facts: PassFacts, *, whole: bool) -
         return None
     source = facts.source if facts.source is not None else costs.source
     return Pass(
-        run.rows, run.width, run.length, facts.static, source, encodes=whole and run.first, fills=run.first, head=costs.head
+        run.rows, run.width, run.length, facts.static, source, encodes=whole and run.first, fills=run.first, head=costs.head,
+        copies=facts.copies if run.rows % facts.copies == 0 else 1,
     )
 
 
@@ -43,7 +45,9 @@ def attributes_of(work: Work | None, rates: Rates | None, *, bound: bool = True)
     """The attributes of a phase, step or module; what is not known is left out."""
     if work is None:
         return {}
-    found: dict[str, AttributeValue] = {semconv.DEVICE_FLOPS: work.flops, semconv.DEVICE_BYTES: work.bytes}
+    # Numbers of operations that have no form in an attribute may come of a function of the program.
+    rows = ((semconv.DEVICE_FLOPS, work.flops), (semconv.DEVICE_BYTES, work.bytes))
+    found: dict[str, AttributeValue] = {key: value for key, value in rows if value < LARGEST}
     if rates is not None and rates.share is not None:
         found[semconv.DEVICE_PEAK_SHARE] = rates.share
     if rates is not None and rates.bound is not None and bound:

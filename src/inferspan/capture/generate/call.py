@@ -177,6 +177,8 @@ class GenerateCall:
         if roofline is not None and (loop is None or loop.prompt_width is None):
             with contain("roofline"):
                 note_cache(roofline.facts, self.cache)
+                if loop is not None:
+                    roofline.facts.copies = max(1, loop.beams, loop.returned)
 
     def _settle(self, loop: Loop) -> None:
         """Decide whether steps of the loop may be alike from now on."""

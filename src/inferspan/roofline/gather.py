@@ -10,9 +10,10 @@ import inspect
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from .costs import Cost, cost_of, features_of, is_registered
+from .costs import Cost, cost_of, features_of, is_registered, weight_of
 from .model import CROSS, ENCODER, FRAMES, HEAD, MAIN, OTHER, PATCHES, ROWS, ModelCosts, ModulePart
 from .peaks import Peaks
+from .products import computes_products
 
 __all__ = ["gather"]
 
@@ -25,6 +26,21 @@ _OUTPUTS = ("o_proj", "out_proj", "o", "out_lin", "c_proj", "dense", "proj")
 _CROSS = ("cross", "encoder_attn", "encdec")
 _ROWS = ("pooler", "classifier", "pre_classifier")
 """Names of modules that see one position of each row, where the class of the model says that it classifies rows."""
+_OTHERWISE = frozenset({
+    "albert", "canine", "diffllama", "doge", "esm", "funnel", "higgs_audio_v2", "hrm_text", "llama4", "llama4_text", "longformer", "led",
+    "longt5", "markuplm", "mra", "nystromformer", "pegasus_x", "reformer", "switch_transformers", "visual_bert", "xlm", "flaubert",
+})  # fmt: skip
+"""Types of models in which a position goes through a module several times or never, or whose attention takes other products."""
+_POOLED = frozenset({"eurobert", "modernbert-decoder"})
+"""Types of models that classify rows, some layers of whose head see each position."""
+_PATCHES = frozenset({
+    "beit", "clip_vision_model", "data2vec-vision", "deit", "dinov2", "dinov2_with_registers", "ijepa", "vit", "vit_msn",
+})  # fmt: skip
+"""Types of models each of whose layers sees all patches of an image, and the tokens before them."""
+_RECURRENT = frozenset({"A_log", "dt_bias"})
+"""Parameters of layers with a state, which may have the projections of attention."""
+_UNLIKE = ("lightning", "linearattention", "local", "sparse", "delta", "retention")
+"""Words in names of classes whose attention takes other products than queries with all keys."""
 
 
 class _Found(NamedTuple):
@@ -84,6 +100,21 @@ def _looks_like_attention(module: Any) -> bool:
     )
 
 
+def _is_open(module: Any, cost: Cost, attends: bool) -> bool:
+    """Whether a module computes something that its cost does not tell of.
+
+    Args:
+        module: any.
+        cost: from its parameters.
+        attends: whether it has the projections of attention.
+    """
+    if attends:
+        # Layers with a state have such projections as well.
+        words = type(module).__name__.lower()
+        return not _RECURRENT.isdisjoint(module._parameters) or any(word in words for word in _UNLIKE)
+    return _looks_like_attention(module) or (not cost.flops and computes_products(module))
+
+
 def _window(module: Any) -> int:
     config = getattr(module, "config", None)
     window = getattr(module, "sliding_window", getattr(config, "sliding_window", None))
@@ -104,9 +135,11 @@ class _Streams:
         self.language = self._language(root)
         embeddings = _called(root, "get_output_embeddings")
         self.head = self.paths.get(id(embeddings)) if embeddings is not None else None
-        # The weight of a module with packed int8 weights is a method.
-        shape = getattr(getattr(embeddings, "weight", None), "shape", None) or (getattr(embeddings, "out_features", 0),)
+        # The weight of a module with packed int8 weights is a method, that of one with a parametrization is computed.
+        shape = getattr(weight_of(embeddings) if self.head is not None else None, "shape", None) or (getattr(embeddings, "out_features", 0),)
         self.vocabulary = int(shape[0]) if self.head is not None else 0
+        prefix = getattr(root, "base_model_prefix", None)
+        self.base = prefix if self.head is not None and prefix in root._modules and not _below(self.head, prefix) else None
         self.kind = self._kind(root)
 
     def _encoder(self, root: Any) -> str | None:
@@ -125,10 +158,13 @@ class _Streams:
     def _kind(self, root: Any) -> str:
         if self.config is None or not hasattr(root, "get_input_embeddings"):
             return ""
+        kind = getattr(self.config, "model_type", None)
+        if kind in _OTHERWISE or (kind in _POOLED and self.name.endswith("ForSequenceClassification")):
+            return ""
         if getattr(self.config, "is_encoder_decoder", False):
             return "encoder-decoder" if self.encoder else ""
         if getattr(root, "main_input_name", None) == "pixel_values":
-            return "vision" if hasattr(self.config, "patch_size") and self.vocabulary == 0 else ""
+            return "vision" if kind in _PATCHES and self.vocabulary == 0 else ""
         if hasattr(self.config, "vision_config") or hasattr(self.config, "audio_config"):
             return "decoder" if self.language is not None and self.head is not None else ""
         if getattr(root, "main_input_name", None) != "input_ids":
@@ -137,16 +173,18 @@ class _Streams:
 
     def of(self, path: str, module: Any) -> str:
         """The stream of a module."""
-        if self.head is not None and path == self.head:
+        parts = path.split(".")
+        # A head of several layers has the first of them beside the base model as well.
+        beside = self.base is not None and self.kind == "decoder" and self.language is None and path and parts[0] != self.base
+        if self.head is not None and (path == self.head or beside):
             return HEAD
         if self.encoder and _below(path, self.encoder):
             return FRAMES if type(module).__name__ == "Conv1d" else ENCODER
         if self.language is not None and not _below(path, self.language):
             return OTHER
-        parts = path.split(".")
         if self.kind == "vision" and type(module).__name__ == "Conv2d":
             return PATCHES
-        if "pooler" in parts:
+        if "pooler" in parts or "sequence_summary" in parts:
             return ROWS
         if parts[0] in _ROWS and self.name.endswith(("ForSequenceClassification", "ForImageClassification")):
             return ROWS
@@ -240,7 +278,7 @@ def gather(root: Any, *, element: int, peaks: Peaks | None, asynchronous: bool) 
             continue
         cost = cost_of(module)
         heads = None if is_registered(module) else _attention(module, above)
-        if cost is None or (heads is None and _looks_like_attention(module) and not is_registered(module)):
+        if cost is None or (not is_registered(module) and _is_open(module, cost, heads is not None)):
             unknown.append(path)
             continue
         if heads is not None:

@@ -183,16 +183,17 @@ class PassFacts:
         source: positions of a row of the encoder's output.
         length: positions of a row in the cache after a plain forward pass, the cache that was passed in included.
         hidden: whether it has a cache that cannot be looked into.
+        unsure: whether layers with a window do not say how many positions they have seen, on which a plain pass depends.
         copies: rows in its passes for each row of its input, such as those of beams; an encoder has run before they were made.
     """
 
-    __slots__ = ("copies", "hidden", "length", "source", "static")
+    __slots__ = ("copies", "hidden", "length", "source", "static", "unsure")
 
     def __init__(self) -> None:
         self.static: int | None = None
         self.source: int | None = None
         self.length: int | None = None
-        self.hidden = False
+        self.hidden = self.unsure = False
         self.copies = 1
 
 

@@ -189,3 +189,58 @@ def test_parametrizations_are_not_computed(telemetry: Telemetry, make: Any, inpu
     model = make()
     telemetry.instrument(model)
     assert torch.equal(model(inputs), expected)
+
+
+_DECODE: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama", {"prompt_lookup_num_tokens": 3}),
+        ("llama", {"guidance_scale": 1.5}),
+        ("t5", {"encoder_outputs": None}),
+    ],
+    ids=["drafts", "guidance", "encoder that has run"],
+)
+def test_generation_with_other_passes(telemetry: Telemetry, name: str, options: dict[str, Any]) -> None:
+    """Passes that are not told of, or that have run before, leave no figures."""
+    from transformers.modeling_outputs import BaseModelOutput
+
+    inputs: Any = (IDS[:1],)
+    if name == "t5":
+        inputs, options = (), {"encoder_outputs": BaseModelOutput(last_hidden_state=torch.ones(2, 5, 32))}
+    said, _ = _flops(telemetry, MODELS[name](), *inputs, generate={**_DECODE, **options})
+    assert said is None
+
+
+def test_static_cache_larger_than_the_prompt(telemetry: Telemetry) -> None:
+    """Layers with a window of fixed size give all of it."""
+    options = {**_DECODE, "attention_mask": torch.ones(3, 4, dtype=torch.long), "cache_implementation": "static"}
+    said, counted = _flops(telemetry, MODELS["mistral"](), IDS[:, :4], generate=options)
+    assert said == counted
+
+
+def test_plain_pass_that_continues_a_full_window(telemetry: Telemetry) -> None:
+    """The length is what the layers have seen, where all of them have a window; without it there are no figures."""
+    from transformers import DynamicCache
+
+    model = MODELS["mistral"]()
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(IDS, past_key_values=cache)
+    telemetry.instrument(model)
+    with FlopCounterMode(display=False) as counted, torch.no_grad():
+        model(IDS[:, :2], past_key_values=cache)
+    telemetry.check()
+    assert (telemetry.roots()[0].attributes or {}).get(semconv.DEVICE_FLOPS) in (None, counted.get_total_flops())
+
+
+def test_plain_pass_from_embeddings_of_an_encoder(telemetry: Telemetry) -> None:
+    """Nothing tells them from the output of an encoder that has run before."""
+    model = MODELS["t5"]()
+    telemetry.instrument(model)
+    with torch.no_grad():
+        model(inputs_embeds=torch.ones(2, 5, 32), decoder_input_ids=IDS[:2, :3])
+    telemetry.check()
+    assert semconv.DEVICE_FLOPS not in (telemetry.roots()[0].attributes or {})

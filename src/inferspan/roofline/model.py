@@ -93,10 +93,13 @@ class Pass(NamedTuple):
         """Positions that each query sees, summed over so many passes whose lengths grow; ``None`` if that is not known."""
         if part.cross or part.stream == ENCODER:
             return None if self.source is None else count * self.source
-        window = part.cost.window
+        window, past = part.cost.window, self.length - self.width
         if self.static is not None:
-            return count * (min(self.static, window) if window else self.static)
-        past = self.length - self.width
+            room = min(self.static, window) if window else self.static
+            if not window or self.width == 1:
+                return count * room
+            # Such a layer gives its whole room, or if that is too small what it has kept and all that goes in.
+            return max(room, min(past, room - 1) + self.width) if count == 1 else None
         if not window:
             return count * self.length + growth * count * (count - 1) // 2
         # Until the window is full the keys grow.

@@ -148,7 +148,7 @@ class ForwardRoofline(PhaseRoofline):
 
     def _shape(self) -> Pass | None:
         costs, facts = self._costs, self._facts
-        if not self._inputs or not costs.kind or facts.hidden:
+        if not self._inputs or not costs.kind or facts.hidden or facts.unsure:
             return None
         taken = tuple(self._inputs[0][0])
         given = tuple(self._outputs[0][0]) if self._outputs else ()
@@ -158,8 +158,9 @@ class ForwardRoofline(PhaseRoofline):
         if costs.kind == "encoder-decoder":
             if len(given) != 3 or given[-1] != costs.vocabulary or facts.source is None:
                 return None
-            encodes = len(taken) < 3 or costs.source is not None
-            return Pass(given[0], given[1], facts.length or given[1], source=facts.source, encodes=encodes, fills=True)
+            if len(taken) > 2 and costs.source is None:
+                return None  # embeddings of the encoder's input, or its output: the encoder has run or has not
+            return Pass(given[0], given[1], facts.length or given[1], source=facts.source, encodes=True, fills=True)
         if costs.kind in ("decoder", "encoder") and len(taken) == 2:
             head = given[1] if len(given) == 3 and given[-1] == costs.vocabulary else None
             return Pass(taken[0], taken[1], facts.length or taken[1], facts.static, head=head)

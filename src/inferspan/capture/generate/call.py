@@ -177,6 +177,9 @@ class GenerateCall:
         if roofline is not None and (loop is None or loop.prompt_width is None):
             with contain("roofline"):
                 note_cache(roofline.facts, self.cache)
+                # Passes of a draft that was refused, and those without the prompt, are not told of; an encoder may have run before.
+                others = self.run.drafted or self.run.guided or "encoder_outputs" in self.run.arguments.names
+                roofline.facts.hidden = roofline.facts.hidden or others
                 if loop is not None:
                     roofline.facts.copies = max(1, loop.beams, loop.returned)
 

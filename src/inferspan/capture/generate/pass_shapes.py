@@ -97,8 +97,14 @@ def note_cache(facts: PassFacts, cache: Any) -> None:
         return
     lengths = [length for layer in layers if (length := _positions(layer)) is not None and not getattr(layer, "is_sliding", False)]
     fixed = any(type(layer).__name__.startswith("Static") for layer in layers)
-    facts.static = max(lengths) if fixed and lengths else None
+    room = [length for layer in layers if (length := _positions(layer)) is not None]
+    # Where all layers have a window the room is the window.
+    facts.static = max(lengths or room) if fixed and room else None
     facts.length = max(lengths, default=None)
+    if facts.length is None and room:
+        seen = [getattr(layer, "cumulative_length", None) for layer in layers]
+        facts.length = max((length for length in seen if type(length) is int), default=None)
+        facts.unsure = facts.length is None
     encoded = getattr(getattr(cache, "cross_attention_cache", None), "layers", ())
     seen = [length for layer in encoded if (length := _positions(layer)) is not None]
     if seen:

@@ -135,8 +135,8 @@ def test_image_model_with_stages(telemetry: Telemetry) -> None:
     """Stages that see fewer positions than the first one are not taken for layers that see all patches."""
     import transformers
 
-    options = {"hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1]}
-    model = transformers.PoolFormerModel(transformers.PoolFormerConfig(**options)).eval()  # type: ignore[no-untyped-call]
+    options: dict[str, Any] = {"hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1]}
+    model = transformers.PoolFormerModel(transformers.PoolFormerConfig(**options)).eval()
     telemetry.instrument(model, modules="none")
     with torch.no_grad():
         model(torch.ones(1, 3, 64, 64))

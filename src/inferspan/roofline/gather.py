@@ -136,10 +136,12 @@ class _Streams:
         embeddings = _called(root, "get_output_embeddings")
         self.head = self.paths.get(id(embeddings)) if embeddings is not None else None
         # The weight of a module with packed int8 weights is a method, that of one with a parametrization is computed.
-        shape = getattr(weight_of(embeddings) if self.head is not None else None, "shape", None) or (getattr(embeddings, "out_features", 0),)
+        weight = weight_of(embeddings) if self.head is not None else None
+        shape = getattr(weight, "shape", None) or (getattr(embeddings, "out_features", 0),)
         self.vocabulary = int(shape[0]) if self.head is not None else 0
         prefix = getattr(root, "base_model_prefix", None)
-        self.base = prefix if self.head is not None and prefix in root._modules and not _below(self.head, prefix) else None
+        beside = isinstance(prefix, str) and prefix in root._modules and self.head is not None and not _below(self.head, prefix)
+        self.base = prefix if beside else None
         self.kind = self._kind(root)
 
     def _encoder(self, root: Any) -> str | None:

@@ -244,3 +244,16 @@ def test_plain_pass_from_embeddings_of_an_encoder(telemetry: Telemetry) -> None:
         model(inputs_embeds=torch.ones(2, 5, 32), decoder_input_ids=IDS[:2, :3])
     telemetry.check()
     assert semconv.DEVICE_FLOPS not in (telemetry.roots()[0].attributes or {})
+
+
+@pytest.mark.parametrize(("state", "known"), [("used", True), ("off", False), ("merged", False)])
+def test_adapter(telemetry: Telemetry, state: str, known: bool) -> None:
+    """An adapter that is used counts; what one that is switched off or merged leaves out is not known."""
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(MODELS["llama"](), peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+    if state == "off":
+        model.base_model.disable_adapter_layers()
+    elif state == "merged":
+        model.merge_adapter()
+    said, counted = _flops(telemetry, model, IDS)
+    assert said == (counted if known else None)

@@ -108,6 +108,10 @@ def _is_open(module: Any, cost: Cost, attends: bool) -> bool:
         cost: from its parameters.
         attends: whether it has the projections of attention.
     """
+    if "base_layer" in module._modules and "lora_A" in module._modules:
+        # Two products beside that of the layer, unless the adapter is merged, switched off, or one of several.
+        plain = not getattr(module, "merged", True) and not getattr(module, "disable_adapters", True)
+        return not plain or len(module._modules["lora_A"]) != 1 or bool(module._modules.get("lora_magnitude_vector"))
     if attends:
         # Layers with a state have such projections as well.
         words = type(module).__name__.lower()

@@ -83,7 +83,7 @@ def _run(argv: Sequence[str] | None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except (Failure, StackError) as failure:
-        print(f"inferspan: {failure}", file=sys.stderr)
+        print(f"inferspan: {_visible(str(failure))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("inferspan: interrupted", file=sys.stderr)
@@ -98,6 +98,11 @@ def _run(argv: Sequence[str] | None) -> int:
         _discard_output()
         return 2
     return code
+
+
+def _visible(text: str) -> str:
+    """A message without characters that steer a terminal: names in it come from files and servers."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else "?" for sign in text)
 
 
 def _discard_output() -> None:

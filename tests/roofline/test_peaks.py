@@ -42,6 +42,38 @@ def test_card_by_the_name_of_its_driver(name: str, bandwidth: float) -> None:
     assert peaks.bandwidth == bandwidth
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA A10G", "NVIDIA GH200 480GB", "NVIDIA L40", "Tesla V100S-PCIE-32GB", "NVIDIA H20", "AMD Instinct MI250",
+    ],
+)  # fmt: skip
+def test_variants_without_a_row_and_parts_of_cards(name: str) -> None:
+    """The ceilings of the card that they are named after are not theirs."""
+    assert peaks_of("cuda", name, "float16") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "flops"),
+    [
+        # Data sheets of the makers, dense.
+        ("NVIDIA B200", "bfloat16", 2250e12), ("NVIDIA H200", "float8_e4m3fn", 1978.9e12), ("NVIDIA H100 PCIe", "bfloat16", 756e12),
+        ("NVIDIA H100 NVL", "bfloat16", 835.5e12), ("NVIDIA A100-PCIE-40GB", "float64", 19.5e12), ("NVIDIA L4", "float16", 121e12),
+        ("NVIDIA L40S", "bfloat16", 362.05e12), ("NVIDIA GeForce RTX 4090", "bfloat16", 165.2e12), ("NVIDIA GeForce RTX 4090", "int8", 660.6e12),
+        ("NVIDIA GeForce RTX 4090", "float8_e4m3fn", 330.3e12), ("NVIDIA GeForce RTX 3090", "float16", 71e12), ("Tesla T4", "float16", 65e12),
+        ("Tesla V100-PCIE-16GB", "float16", 112e12), ("AMD Instinct MI300X", "float8_e4m3fnuz", 2614.9e12),
+        ("AMD Instinct MI300X", "float8_e4m3fn", None), ("AMD Instinct MI250X", "float16", 191.5e12),
+        ("AMD Instinct MI250X", "float32", 47.85e12), ("AMD Instinct MI250X", "float64", 47.85e12),
+    ],
+)  # fmt: skip
+def test_ceiling_of_a_dtype(name: str, dtype: str, flops: float | None) -> None:
+    """Sums of products of 8-bit floats are in float32; AMD's matrix units compute float32 and float64, too."""
+    peaks = peaks_of("cuda", name, dtype)
+    assert peaks is not None
+    assert peaks.flops == flops
+
+
 def test_unknown_card() -> None:
     """Of a card that is not in the table nothing is said."""
     assert peaks_of("cuda", "NVIDIA GeForce RTX 9999", "bfloat16") is None

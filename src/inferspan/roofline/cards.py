@@ -1,7 +1,8 @@
 """Ceilings of cards as their makers state them: dense products, without sparsity, at the highest clock.
 
-Each row names its source. ``float32`` is that of the ordinary units; ``tf32`` counts where torch may use that format for float32. A
-ceiling that the maker does not state is not in the row. The setting ``peaks`` replaces them.
+Each row names its source. ``float32`` and ``float64`` are those of the fastest units that compute in this format: on AMD's cards the matrix
+units. ``tf32`` counts where torch may use that format for float32. A ceiling that the maker does not state is not in the row. The setting
+``peaks`` replaces them.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ def _flops(half: float | None = None, **others: float) -> dict[str, float]:
     return {dtype: float(round(value * T)) for dtype, value in {**found, **others}.items()}
 
 
-def _eight(value: float) -> dict[str, float]:
-    """Products of 8 bits, integers and floating point."""
-    return {"int8": value, "float8_e4m3fn": value, "float8_e5m2": value}
+def _eight(value: float, int8: float | None = None, *, kind: str = "") -> dict[str, float]:
+    """Products of 8 bits, floating point with sums in float32, and integers; ``kind`` is the end of the names of AMD's formats."""
+    e4m3 = f"float8_e4m3{kind or 'fn'}"
+    return {"int8": value if int8 is None else int8, e4m3: value, f"float8_e5m2{kind}": value}
 
 
 CARDS: tuple[Card, ...] = (
-    Card("B200", _flops(2250, tf32=1125, **_eight(4500)), 8.0 * T, f"{_NVIDIA}/dgx-b200/"),
+    Card("B200", _flops(2250, tf32=1125, **_eight(4500)), 8.0 * T, f"{_NVIDIA}/hgx/"),
     Card("H200", _flops(989.4, tf32=494.7, float32=66.9, float64=66.9, **_eight(1978.9)), 4.8 * T, f"{_NVIDIA}/h200/"),
     Card("H200 NVL", _flops(835.5, tf32=417.5, float32=60, float64=60, **_eight(1670.5)), 4.8 * T, f"{_NVIDIA}/h200/"),
     Card("H100", _flops(989.4, tf32=494.7, float32=66.9, float64=66.9, **_eight(1978.9)), 3.35 * T, f"{_NVIDIA}/h100/"),
@@ -55,16 +57,15 @@ CARDS: tuple[Card, ...] = (
     Card("V100 SXM2", _flops(None, float16=125, float32=15.7, float64=7.8), 0.9 * T, f"{_NVIDIA}/v100/"),
     Card("V100 PCIE", _flops(None, float16=112, float32=14, float64=7), 0.9 * T, f"{_NVIDIA}/v100/"),
     Card("T4", _flops(None, float16=65, float32=8.1, int8=130), 0.32 * T, f"{_NVIDIA}/tesla-t4/"),
-    Card("RTX 4090", _flops(165.2, tf32=82.6, float32=82.6, **_eight(330.3)), 1.008 * T, f"{_IMAGES}/ada/nvidia-ada-gpu-architecture.pdf"),
+    Card("RTX 4090", _flops(165.2, tf32=82.6, float32=82.6, **_eight(330.3, int8=660.6)), 1.008 * T, f"{_IMAGES}/ada/nvidia-ada-gpu-architecture.pdf"),
     Card("RTX 3090", _flops(71, tf32=35.6, float32=35.6, int8=284), 0.936 * T, "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"),
-    Card("MI300X", _flops(1307.4, tf32=653.7, float32=163.4, float64=163.4, **_eight(2614.9)), 5.3 * T, f"{_AMD}/mi300/mi300x.html"),
-    Card("MI325X", _flops(1307.4, tf32=653.7, float32=163.4, float64=163.4, **_eight(2614.9)), 6.0 * T, f"{_AMD}/mi300/mi325x.html"),
+    Card("MI300X", _flops(1307.4, tf32=653.7, float32=163.4, float64=163.4, **_eight(2614.9, kind="fnuz")), 5.3 * T, f"{_AMD}/mi300/mi300x.html"),
+    Card("MI325X", _flops(1307.4, tf32=653.7, float32=163.4, float64=163.4, **_eight(2614.9, kind="fnuz")), 6.0 * T, f"{_AMD}/mi300/mi325x.html"),
     # torch sees one of the two dies of a module as a device: half of what the maker states for both.
-    Card("MI250X", _flops(191.5, float32=23.95, float64=23.95, int8=191.5), 1.638 * T, f"{_AMD}/mi200/mi250x.html"),
+    Card("MI250X", _flops(191.5, float32=47.85, float64=47.85, int8=191.5), 1.638 * T, f"{_AMD}/mi200/mi250x.html"),
     # Apple states the bandwidth of its chips alone.
     Card("Apple M1 Max", {}, 0.4 * T, f"{_APPLE}/2021/10/introducing-m1-pro-and-m1-max-the-most-powerful-chips-apple-has-ever-built/"),
     Card("Apple M1 Ultra", {}, 0.8 * T, f"{_APPLE}/2022/03/apple-unveils-m1-ultra-the-worlds-most-powerful-chip-for-a-personal-computer/"),
     Card("Apple M2 Ultra", {}, 0.8 * T, f"{_APPLE}/2023/06/apple-introduces-m2-ultra/"),
-    Card("Apple M4 Max", {}, 0.546 * T, f"{_APPLE}/2024/10/apple-introduces-m4-pro-and-m4-max/"),
 )  # fmt: skip
 """Cards by the words of their names."""

@@ -53,10 +53,14 @@ def peaks_of(
     return None if flops is None and bandwidth is None else Peaks(flops, bandwidth)
 
 
+_OTHERS = frozenset({"mig", "laptop", "mobile", "ti", "super", "d"})
+"""Words of a slice of a card, or of another card that has the name of one in the table."""
+
+
 def _card(name: str) -> Any:
-    """The row of a card; of several that fit the longest, which tells the variants apart."""
+    """The row of a card; of several that fit the longest, which tells the variants apart. Variants without a row, and parts of cards, have none."""
     words = set(re.split(r"[^a-z0-9]+", name.lower()))
-    fitting = [card for card in CARDS if words.issuperset(card.name.lower().split())]
+    fitting = [card for card in CARDS if words.issuperset(own := card.name.lower().split()) and not words & _OTHERS.difference(own)]
     return max(fitting, key=lambda card: len(card.name), default=None)
 
 

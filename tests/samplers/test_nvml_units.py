@@ -149,3 +149,11 @@ def test_events_that_are_refused_are_absent() -> None:
     assert _rounds(_of(library, metrics={s.M_XID_ERRORS, s.M_POWER}), 2) == [{}, {}]
     assert library.held["events"] == 0
 
+
+
+def test_a_card_that_cannot_register_now_holds_no_set_of_events() -> None:
+    """Each round makes a set of its own; one that is not used is given back."""
+    library = CountingNvml(hopper_card())
+    library.events_refused = UNKNOWN
+    _rounds(_of(library), 5)
+    assert library.held["events"] == 0

@@ -147,10 +147,12 @@ class DriverErrors:
             if self._possible:
                 self._take()
         except Exception as error:
-            if not is_unsupported(error):
+            unsupported = is_unsupported(error)
+            if unsupported or not self._possible:
+                self.close()  # the next reading makes another set
+            if not unsupported:
                 raise
             self._possible = False
-            self.close()
         return [(s.M_XID_ERRORS, count, {s.XID: str(number)}) for number, count in sorted(self._counts.items())]
 
     def _take(self) -> None:

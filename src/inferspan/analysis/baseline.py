@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -29,6 +30,10 @@ SURE = 5.0
 """Standard errors that a difference must have: seven figures looked at after each request must give no alarm by chance."""
 LARGE = 0.3
 """Standard deviations of single requests that a difference of means must have."""
+SANE = 1e100
+"""Figures beyond it are none: squares of others do not overflow."""
+MOST = 2**53
+"""Requests."""
 LARGE_RATE = 0.05
 """Difference that two rates must have."""
 _NUMBERS = {
@@ -56,9 +61,9 @@ def figures_of_request(attributes: Mapping[str, Any]) -> dict[str, float]:
             found[name] = float(value)
     for name, key in _ARRAYS.items():
         values = attributes.get(key)
-        if isinstance(values, Sequence) and not isinstance(values, str) and len(values):
-            found[name] = math.fsum(values) / len(values)
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+        if isinstance(values, Sequence) and len(values) and all(type(value) in (int, float) for value in values):
+            found[name] = sum(values) / len(values)
+    return {name: value for name, value in found.items() if abs(value) < SANE}
 
 
 @dataclass(slots=True)
@@ -163,8 +168,18 @@ class Baseline:
         return next((one for one in known if one.version == version), known[-1] if known else None)
 
     def save(self, path: Path) -> None:
-        """Write the file; raises ``OSError``."""
-        path.write_text(json.dumps({"inferspan_baseline": SCHEMA, "outputs": [asdict(one) for one in self.outputs]}, indent=1) + "\n")
+        """Write the file, which readers never see incomplete; raises ``OSError``."""
+        text = json.dumps({"inferspan_baseline": SCHEMA, "outputs": [asdict(one) for one in self.outputs]}, indent=1) + "\n"
+        if path.exists() and not path.is_file():  # a pipe or device cannot be replaced
+            path.write_text(text)
+            return
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            part.write_text(text)
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
 
     @classmethod
     def load(cls, path: Path) -> Baseline:
@@ -175,9 +190,11 @@ class Baseline:
         """
         advice = "make one with `inferspan baseline SESSION -o FILE`"
         try:
-            if path.stat().st_size > LARGEST:
+            with path.open("rb") as file:
+                text = file.read(LARGEST + 1)
+            if len(text) > LARGEST:
                 raise BaselineError(f"{path} is larger than {LARGEST >> 20} MiB, so it is no baseline: {advice}")
-            found = json.loads(path.read_bytes())
+            found = json.loads(text)
         except OSError as error:
             raise BaselineError(f"cannot read the baseline {path}: {error.strerror or error}; {advice}") from None
         except (ValueError, RecursionError) as error:
@@ -188,7 +205,7 @@ class Baseline:
             if found["inferspan_baseline"] > SCHEMA:
                 raise BaselineError(f"{path} is a baseline of a later version of inferspan")
             return cls([_outputs(one) for one in found["outputs"]])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             if isinstance(error, BaselineError):
                 raise
             raise BaselineError(f"{path} is no baseline: {advice}") from None
@@ -197,7 +214,10 @@ class Baseline:
 def _outputs(found: Any) -> Outputs:
     figures = {}
     for name, (number, mean, squares) in found["figures"].items():
-        if name in FIGURES and int(number) > 0 and math.isfinite(mean) and math.isfinite(squares) and squares >= 0:
+        if name in FIGURES and 0 < int(number) <= MOST and abs(mean) < SANE and 0 <= squares < SANE**2 * MOST:
             figures[name] = (int(number), float(mean), float(squares))
-    kinds = {str(kind): int(count) for kind, count in found["kinds"].items()}
-    return Outputs(str(found["model"]), str(found["version"]), int(found["requests"]), figures, kinds)
+    requests = int(found["requests"])
+    if not 0 <= requests <= MOST:
+        raise ValueError("requests")
+    kinds = {str(kind): min(max(0, int(count)), requests) for kind, count in found["kinds"].items()}
+    return Outputs(str(found["model"]), str(found["version"]), requests, figures, kinds)

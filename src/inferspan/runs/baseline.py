@@ -12,6 +12,7 @@ from typing import Any
 from inferspan import semconv
 from inferspan.analysis.baseline import LEAST, Baseline, Outputs, Shift, figures_of_request, shifts
 from inferspan.report.session import SessionFileError, read_sessions
+from inferspan.report.terminal import clean
 from inferspan.text.numbers import counted
 
 __all__ = ["Comparison", "compare", "outputs_of"]
@@ -72,17 +73,17 @@ class Comparison:
     def lines(self) -> Iterator[str]:
         """The comparison as text."""
         for now, before, found in self.rows:
-            named = f"{now.model} {now.version[:12]}".strip()
+            named = clean(f"{now.model} {now.version[:12]}".strip())
             if before is None:
                 yield f"{named}: not in the baseline"
                 continue
-            saved = f"baseline {before.version[:12]}".strip()
+            saved = clean(f"baseline {before.version[:12]}".strip())
             yield f"{named}: {counted(now.requests, 'request')}, {saved}: {counted(before.requests, 'request')}"
             if not found:
                 yield f"  too few requests to compare: {LEAST} are needed on each side"
             for shift in found:
                 mark = "DRIFT" if shift.drifted else "     "
-                yield f"  {mark} {shift.figure:24} {shift.before:10.4g} -> {shift.now:10.4g}  {_size(shift.deviations)}"
+                yield f"  {mark} {clean(shift.figure):24} {shift.before:10.4g} -> {shift.now:10.4g}  {_size(shift.deviations)}"
 
 
 def _size(deviations: float) -> str:

@@ -104,7 +104,7 @@ def test_long_recordings_are_joined() -> None:
 def test_needed_requests_follow_the_square_of_the_noise() -> None:
     """Twice the error needs four times as many."""
     one, twice = Change(0.0, 0.01, 40, 100, True, 0), Change(0.0, 0.02, 40, 100, True, 0)
-    assert twice.needed(ALPHA, 1.03, 0.05) == pytest.approx(4 * one.needed(ALPHA, 1.03, 0.05), rel=0.01)
+    assert twice.needed(ALPHA, 0.03, 0.05) == pytest.approx(4 * one.needed(ALPHA, 0.03, 0.05), rel=0.01)
 
 
 def test_the_middle_mean_bears_a_quarter_of_wrong_values() -> None:

@@ -371,7 +371,7 @@ def _open(diff: GroupDiff, row: Row, gate: float, alpha: float) -> str:
     if found is None:
         return f"too few requests of {diff.title}: at least {FEWEST} on each side are needed"
     _, high = found.interval(_MISSED)
-    needed = found.needed(alpha, 1 + gate, _MISSED)
+    needed = found.needed(alpha, gate, _MISSED)
     more = f"; about {needed:,} requests a side would tell" if needed > found.count else "; it lies between no change and the gate"
     what = f"{row.name} of {diff.title}: {_percent(found.ratio)}, up to {_percent(high)} cannot be excluded with {found.count:,}"
     return f"{what} {'pairs' if found.paired else 'requests'}{more}"

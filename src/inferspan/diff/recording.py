@@ -190,7 +190,7 @@ def _modules(top: Span) -> dict[tuple[str, str], float]:
             name = span.attributes.get(semconv.MODULE_NAME)
             path = module_operation(name if isinstance(name, str) and name else span.name, span.attributes.get(semconv.PHASE))
             found.setdefault((phase, path), []).append(seconds)
-    return {key: math.fsum(values) / len(values) for key, values in found.items()}
+    return {key: value for key, values in found.items() if (value := sum(values) / len(values)) < math.inf}
 
 
 def _inside(top: Span) -> Iterator[tuple[str, Span]]:

@@ -64,9 +64,10 @@ class Change:
         return _exp(self.log_ratio - reach), _exp(self.log_ratio + reach)
 
     def needed(self, alpha: float, size: float, missed: float) -> int:
-        """Requests with which a ratio ``size`` would be found but for the share ``missed`` of cases, if the noise stays as it is."""
-        wanted = math.log(size) / (student(alpha, self.freedom) + student(missed, self.freedom))
-        return max(FEWEST, math.ceil(self.count * min(1e6, (self.error / wanted) ** 2)))
+        """Requests with which a growth by the share ``size`` would be found but for the share ``missed`` of cases, if the noise stays as it is."""
+        wanted = math.log1p(size) / (student(alpha, self.freedom) + student(missed, self.freedom))
+        times = min(1e3, self.error / wanted) if wanted > 0 else 1e3
+        return max(FEWEST, math.ceil(self.count * times**2))
 
 
 def change(a: Runs, b: Runs, *, turns: bool = True, seed: int = 0, most: int = 1_000) -> Change | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .bottlenecks import Bottleneck, bottlenecks_of
@@ -60,6 +60,7 @@ class Explanation:
 def explain(figures: Figures) -> Explanation:
     """Ask every rule, and put what they found in order."""
     found = [cause for rule in RULES for cause in rule(figures)]
+    found = [_within(cause, figures.total) for cause in found]
     told = [cause for cause in found if cause.seconds is None or (cause.share(figures.total) or 0.0) >= _LEAST]
     told.sort(key=lambda cause: -cause.rank(figures.total))
     return Explanation(
@@ -70,6 +71,13 @@ def explain(figures: Figures) -> Explanation:
         bottlenecks=bottlenecks_of(figures),
         missing=missing_of(figures),
     )
+
+
+def _within(cause: Cause, total: float) -> Cause:
+    """The cause with at most all of the time, and a gain of at most its own: figures of different clocks and of samples may say more."""
+    seconds = cause.seconds if cause.seconds is None else min(max(0.0, cause.seconds), total)
+    gain = cause.gain if cause.gain is None else min(max(0.0, cause.gain), total if seconds is None else seconds)
+    return replace(cause, seconds=seconds, gain=gain)
 
 
 def _suggestion(cause: Cause, total: float) -> dict[str, Any]:

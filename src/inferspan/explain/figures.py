@@ -183,7 +183,7 @@ def _settings(systems: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Any, str]
     for system in systems:
         try:
             rows = json.loads(str(system.get("settings", "[]")))
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         for row in rows if isinstance(rows, list) else ():
             if isinstance(row, list) and len(row) == 3 and isinstance(row[0], str):

@@ -14,7 +14,7 @@ from inferspan.analysis.levels import MODULE, level_of
 
 __all__ = ["EventLike", "SeriesLike", "SpanLike", "number", "numbers", "shape", "submodules", "text", "whole"]
 
-_DIMENSIONS = re.compile(r"\d+(x\d+)*")
+_DIMENSIONS = re.compile(r"[0-9]{1,15}(x[0-9]{1,15}){0,15}")
 
 
 class EventLike(Protocol):

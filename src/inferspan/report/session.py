@@ -229,11 +229,13 @@ def _session(files: Sequence[FileRead], reading: Reading) -> Session:
 def _grow(reading: Reading) -> tuple[dict[str, list[Span]], int]:
     """Hang every span under its parent; out come the tops by level and start, and the number of spans that are below none."""
     tops: dict[str, list[Span]] = {level: [] for level in TOPS}
+    circles: dict[int, bool] = {}
     for span in reading.spans.values():
-        parent = reading.spans.get((span.trace_id, span.parent_id))
-        if parent is not None and parent is not span:
-            parent.children.append(span)
         level = level_of(span)
+        parent = reading.spans.get((span.trace_id, span.parent_id))
+        # A circle is reached from outside through a request or stage in it alone; one that is not reached does no harm.
+        if parent is not None and not (level in tops and _in_circle(span, reading, circles)) and parent is not span:
+            parent.children.append(span)
         if level in tops:
             tops[level].append(span)
         if level == REQUEST:
@@ -255,6 +257,20 @@ def _grow(reading: Reading) -> tuple[dict[str, list[Span]], int]:
         _leave_out_loose(tops, reading)
         return tops, 0
     return tops, len(reading.spans) - reached
+
+
+def _in_circle(span: Span, reading: Reading, known: dict[int, bool]) -> bool:
+    """Whether a span is below itself; ``known`` has the answers so far by identity, so that each span is looked at once."""
+    places: dict[int, int] = {}
+    way: list[int] = []
+    above: Span | None = span
+    while above is not None and id(above) not in known and id(above) not in places:
+        places[id(above)] = len(way)
+        way.append(id(above))
+        above = reading.spans.get((above.trace_id, above.parent_id))
+    begin = places.get(id(above), len(way)) if above is not None else len(way)
+    known.update({one: place >= begin for place, one in enumerate(way)})
+    return known[id(span)]
 
 
 def _leave_out_loose(tops: Mapping[str, list[Span]], reading: Reading) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from inferspan import semconv
 
-from ..cause import LIKELY, SURE, Cause, Part, shown_by
+from ..cause import LIKELY, POSSIBLE, SURE, Cause, Part, shown_by
 from ..figures import Figures
 from ..modules import Module, Sampled, kind_of
 from ..requests import median
@@ -21,6 +21,9 @@ _PART = 0.1
 _ALONE = 0.5
 """Share of sampled steps from which a module without equals is one to look at."""
 _FEWEST = 3
+_STEADY = 2.0
+"""Times the typical call of equal modules that even the faster calls take, if it is the module and not a machine with other work."""
+_FEWEST_CALLS = 3
 _IMBALANCE = 2.0
 
 
@@ -38,6 +41,7 @@ def slow_module(figures: Figures) -> Iterator[Cause]:
     path = max(found, key=lambda one: found[one][0])
     seconds, _, why, module = found[path]
     equals = "equal" in why
+    steady = equals and _steady(figures, path)
     others = sorted(((name, one[0]) for name, one in found.items()), key=lambda item: -item[1])
     together = sum(cost for _, cost in others)
     yield Cause(
@@ -47,7 +51,7 @@ def slow_module(figures: Figures) -> Iterator[Cause]:
         seconds=together,
         gain=together,
         basis="estimated" if equals else "at most",
-        sure=SURE if equals else LIKELY,
+        sure=SURE if steady else POSSIBLE if equals else LIKELY,
         figures={
             "module": path, "type": module.type or None, "own_seconds_typical": module.typical.at(0.5), "calls": module.calls,
             "extra_seconds": seconds,
@@ -57,6 +61,16 @@ def slow_module(figures: Figures) -> Iterator[Cause]:
         advice="Look at what this module does that its equals do not: work on the host, another dtype or device, an uncompiled path."
         if equals else "Look at this module first: most of the time of each pass is in it.",
     )  # fmt: skip
+
+
+def _steady(figures: Figures, path: str) -> bool:
+    """Whether the module is slow in nearly all of its calls, of which there are some: bursts of other work on the machine hit a few."""
+    for sampled in figures.sampled.values():
+        module = sampled.modules.get(path)
+        others = [one.typical.at(0.5) or 0.0 for name, one in sampled.modules.items() if name != path and kind_of(name) == kind_of(path)]
+        if module is not None and module.calls >= _FEWEST_CALLS and (module.typical.at(0.1) or 0.0) >= _STEADY * median(others) > 0:
+            return True
+    return False
 
 
 def _place(figures: Figures, path: str) -> str:

@@ -101,16 +101,16 @@ def _prompt(span: SpanLike) -> str:
     given = span.attributes.get(semconv.INPUT_MESSAGES)
     try:
         messages = json.loads(given) if isinstance(given, str) else given
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     parts: list[str] = []
     waiting = [messages]
     while waiting and len(parts) < 1_000:
-        one = waiting.pop(0)
+        one = waiting.pop()
         if isinstance(one, dict):
-            waiting[:0] = [value for key, value in one.items() if key in ("parts", "content")]
+            waiting += [value for key, value in reversed(one.items()) if key in ("parts", "content")]
         elif isinstance(one, list | tuple):
-            waiting[:0] = list(one)
+            waiting += reversed(one)
         elif isinstance(one, str):
             parts.append(one)
     return "\n".join(parts)[:_LONGEST_TEXT]

@@ -43,7 +43,8 @@ def systems_of(session: Session) -> list[dict[str, Any]]:
 
 
 def _facts(session: Session, number: int, label: str) -> dict[str, Any]:
-    resource, record = session.resources[number], dict(session.systems.get(number, {}))
+    resource = session.resources[number]
+    record = {name: value for name, value in session.systems.get(number, {}).items() if name not in ("container", "gpus")}
     settings = record.pop("settings", None)
     found: dict[str, Any] = {"process": label}
     found |= {name: resource[key] for name, key in _OF_RESOURCE.items() if key in resource}

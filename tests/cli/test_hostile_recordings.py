@@ -130,10 +130,26 @@ def pair_of_circles(spans: list[dict[str, Any]]) -> None:
         top["parentSpanId"] = f"{(number + 1) % len(tops):08x}{3:08x}"
 
 
+def no_durations(spans: list[dict[str, Any]]) -> None:
+    """No span took any time, though prompts are long."""
+    for change in (setting(semconv.INPUT_TOKENS, {"intValue": "5000"}, "text"), setting(semconv.BATCH_SIZE, {"intValue": "1"}, "text")):
+        change(spans)
+    for span in spans:
+        span["endTimeUnixNano"] = span["startTimeUnixNano"]
+
+
+def one_duration(spans: list[dict[str, Any]]) -> None:
+    """Of twelve requests a few took time."""
+    kept = spans[-14]["traceId"]
+    no_durations([span for span in spans if span["traceId"] != kept])
+
+
 FIRST = [{"stringValue": "9" * 5000 + "x9"}]
 CHANGES: dict[str, tuple[Callable[[list[dict[str, Any]]], object], Sequence[tuple[str, Any]]]] = {
     "requests below themselves": (circle, ()),
     "requests below each other": (pair_of_circles, ()),
+    "no durations": (no_durations, ()),
+    "one duration": (one_duration, ()),
     "a shape of 5,000 digits": (setting(semconv.INPUT_SHAPES, {"arrayValue": {"values": FIRST}}), ()),
     "texts in place of numbers of tokens": (setting(semconv.SEQUENCE_OUTPUT_TOKENS, {"arrayValue": {"values": FIRST}}, "text_completion"), ()),
     "numbers whose sum is too large": (setting(semconv.TOKEN_ENTROPIES, {"arrayValue": {"values": [HUGE, HUGE]}}, "text_completion"), ()),

@@ -87,7 +87,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "no id": (["session.jsonl", "--trace", "xyz"], "'xyz' is no id of a trace: 32 hexadecimal digits"),
     "another trace": (["session.jsonl", "--trace", "f" * 32], f"no span of the trace {'f' * 32} is in session.jsonl"),
     "no Jaeger": (["--trace", "f" * 32, "--jaeger", "http://127.0.0.1:9"], "no Jaeger answers at http://127.0.0.1:9"),
-    "no address": (["--trace", "f" * 32, "--jaeger", "localhost"], "'localhost' is no address of Jaeger"),
+    "no address": (["--trace", "f" * 32, "--jaeger", "localhost"], "what --jaeger gives is no address of Jaeger"),
 }
 
 

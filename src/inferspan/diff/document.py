@@ -49,7 +49,12 @@ def _group(diff: GroupDiff, alpha: float) -> dict[str, Any]:
         "output_tokens": None if tokens is None else {"a": tokens.a, "b": tokens.b, "pairs_that_differ": tokens.differ},
         "logits": None
         if logits is None
-        else {"pairs": logits.pairs, "pairs_that_differ": logits.differ, "largest": _finite(logits.largest), "entropy": _finite(logits.entropy)},
+        else {
+            "pairs": logits.pairs,
+            "pairs_that_differ": logits.differ,
+            "largest": _finite(logits.largest),
+            "entropy": _finite(logits.entropy),
+        },
     }
 
 

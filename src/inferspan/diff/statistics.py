@@ -64,7 +64,7 @@ class Change:
         return _exp(self.log_ratio - reach), _exp(self.log_ratio + reach)
 
     def needed(self, alpha: float, size: float, missed: float) -> int:
-        """Requests with which a growth by the share ``size`` would be found but for the share ``missed`` of cases, if the noise stays as it is."""
+        """Requests with which a growth by the share ``size`` is found but for the share ``missed`` of cases, with the same noise."""
         wanted = math.log1p(size) / (student(alpha, self.freedom) + student(missed, self.freedom))
         times = min(1e3, self.error / wanted) if wanted > 0 else 1e3
         return max(FEWEST, math.ceil(self.count * times**2))

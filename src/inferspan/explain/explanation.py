@@ -58,8 +58,8 @@ class Explanation:
 
 
 def explain(figures: Figures) -> Explanation:
-    """Ask every rule, and put what they found in order."""
-    found = [cause for rule in RULES for cause in rule(figures)]
+    """Ask every rule, and put what they found in order; of no time at all there is no cause."""
+    found = [cause for rule in RULES for cause in rule(figures)] if figures.total > 0 else []
     found = [_within(cause, figures.total) for cause in found]
     told = [cause for cause in found if cause.seconds is None or (cause.share(figures.total) or 0.0) >= _LEAST]
     told.sort(key=lambda cause: -cause.rank(figures.total))

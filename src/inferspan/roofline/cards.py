@@ -40,6 +40,9 @@ def _eight(value: float, int8: float | None = None, *, kind: str = "") -> dict[s
     return {"int8": value if int8 is None else int8, e4m3: value, f"float8_e5m2{kind}": value}
 
 
+_ADA = _eight(330.3, int8=660.6)
+_FNUZ = _eight(2614.9, kind="fnuz")
+
 CARDS: tuple[Card, ...] = (
     Card("B200", _flops(2250, tf32=1125, **_eight(4500)), 8.0 * T, f"{_NVIDIA}/hgx/"),
     Card("H200", _flops(989.4, tf32=494.7, float32=66.9, float64=66.9, **_eight(1978.9)), 4.8 * T, f"{_NVIDIA}/h200/"),
@@ -57,10 +60,10 @@ CARDS: tuple[Card, ...] = (
     Card("V100 SXM2", _flops(None, float16=125, float32=15.7, float64=7.8), 0.9 * T, f"{_NVIDIA}/v100/"),
     Card("V100 PCIE", _flops(None, float16=112, float32=14, float64=7), 0.9 * T, f"{_NVIDIA}/v100/"),
     Card("T4", _flops(None, float16=65, float32=8.1, int8=130), 0.32 * T, f"{_NVIDIA}/tesla-t4/"),
-    Card("RTX 4090", _flops(165.2, tf32=82.6, float32=82.6, **_eight(330.3, int8=660.6)), 1.008 * T, f"{_IMAGES}/ada/nvidia-ada-gpu-architecture.pdf"),
+    Card("RTX 4090", _flops(165.2, tf32=82.6, float32=82.6, **_ADA), 1.008 * T, f"{_IMAGES}/ada/nvidia-ada-gpu-architecture.pdf"),
     Card("RTX 3090", _flops(71, tf32=35.6, float32=35.6, int8=284), 0.936 * T, "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"),
-    Card("MI300X", _flops(1307.4, tf32=653.7, float32=163.4, float64=163.4, **_eight(2614.9, kind="fnuz")), 5.3 * T, f"{_AMD}/mi300/mi300x.html"),
-    Card("MI325X", _flops(1307.4, tf32=653.7, float32=163.4, float64=163.4, **_eight(2614.9, kind="fnuz")), 6.0 * T, f"{_AMD}/mi300/mi325x.html"),
+    Card("MI300X", _flops(1307.4, tf32=653.7, float32=163.4, float64=163.4, **_FNUZ), 5.3 * T, f"{_AMD}/mi300/mi300x.html"),
+    Card("MI325X", _flops(1307.4, tf32=653.7, float32=163.4, float64=163.4, **_FNUZ), 6.0 * T, f"{_AMD}/mi300/mi325x.html"),
     # torch sees one of the two dies of a module as a device: half of what the maker states for both.
     Card("MI250X", _flops(191.5, float32=47.85, float64=47.85, int8=191.5), 1.638 * T, f"{_AMD}/mi200/mi250x.html"),
     # Apple states the bandwidth of its chips alone.

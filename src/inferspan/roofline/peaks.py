@@ -58,7 +58,7 @@ _OTHERS = frozenset({"mig", "laptop", "mobile", "ti", "super", "d"})
 
 
 def _card(name: str) -> Any:
-    """The row of a card; of several that fit the longest, which tells the variants apart. Variants without a row, and parts of cards, have none."""
+    """The row of a card; of several that fit the longest, which tells the variants apart. Other variants and parts of cards have none."""
     words = set(re.split(r"[^a-z0-9]+", name.lower()))
     fitting = [card for card in CARDS if words.issuperset(own := card.name.lower().split()) and not words & _OTHERS.difference(own)]
     return max(fitting, key=lambda card: len(card.name), default=None)

@@ -136,7 +136,7 @@ def stragglers(figures: Figures) -> Iterator[Cause]:
         usual = median(times_of.values())
         slow = [request for request in requests if times_of[id(request)] > _SLOW * usual]
         others = [request for request in requests if times_of[id(request)] <= _SLOW * usual]
-        if len(requests) < _FEWEST or not slow or len(slow) > 0.4 * len(requests):
+        if len(requests) < _FEWEST or usual <= 0 or not slow or len(slow) > 0.4 * len(requests):
             continue
         excess = sum(times_of[id(request)] - usual for request in slow)
         reason, ratio = _reason(slow, others)

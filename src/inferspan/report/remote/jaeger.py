@@ -96,7 +96,7 @@ def _address(text: str) -> _Address:
     except ValueError:
         usable = False
     if not usable or not text.isprintable() or not text.isascii() or " " in text:
-        raise SessionFileError("what --jaeger gives is no address of Jaeger: it looks like http://localhost:16686, with nothing after the path")
+        raise SessionFileError("what --jaeger gives is no address of Jaeger: one is like http://localhost:16686, without a query")
     user, separator, place = parts.netloc.rpartition("@")
     secret = base64.b64encode(urllib.parse.unquote_to_bytes(user)).decode("ascii") if separator else None
     return _Address(f"{parts.scheme}://{place}{parts.path.rstrip('/')}", secret and f"Basic {secret}")

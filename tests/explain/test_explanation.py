@@ -14,7 +14,7 @@ from inferspan.explain.explanation import Explanation
 from inferspan.explain.table import RULES
 from inferspan.report.session import read_session
 from tests.explain.made import BOUND, CARD, MADE, Kernel, Run, experts, make, use
-from tests.explain.planted import PLANTED, slow_block
+from tests.explain.planted import PLANTED, slow_block, slow_layer
 from tests.explain.recording import explained
 
 
@@ -115,6 +115,22 @@ def test_nothing_about_gpus_is_missing_on_a_cpu(tmp_path: Path) -> None:
     """A model on the CPU has no kernels and no card."""
     found = missing(tmp_path / "session.jsonl", Run(request={semconv.DEVICE_TYPE: "cpu", semconv.DEVICE: "cpu"}))
     assert not [what for what in found if "GPU" in what or "kernels" in what or "device" in what]
+
+
+def test_a_module_of_the_same_class_is_compared_with_its_equals(tmp_path: Path) -> None:
+    """Its equals take less time for the same shapes: that is sure."""
+    slow_block(tmp_path / "session.jsonl")
+    cause = explained(tmp_path / "session.jsonl").causes[0]
+    assert cause.title.endswith("as long as the 3 equal ones")
+    assert cause.sure == "sure"
+
+
+def test_a_module_of_another_class_is_no_equal(tmp_path: Path) -> None:
+    """It may have to do more than those in its place in other layers."""
+    slow_layer(tmp_path / "session.jsonl")
+    cause = explained(tmp_path / "session.jsonl").causes[0]
+    assert cause.title.endswith("as long as those of 3 other layers, which are of another class")
+    assert cause.sure == "likely"
 
 
 def test_reasons_of_recompilations_are_told(tmp_path: Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+
+import torch
+from torch import Tensor, nn
 
 from tests.explain.planted import NAP, Sleeping, blocks, generate, llama
 from tests.explain.recording import explained, recorded
@@ -16,6 +20,32 @@ def test_equal_layers_and_even_batches(tmp_path: Path) -> None:
     with recorded(tmp_path / "session.jsonl", model):
         for seed in range(5):
             generate(model, rows=2, tokens=8, seed=seed)
+    assert [cause.rule for cause in explained(tmp_path / "session.jsonl").causes] == []
+
+
+class Timed(nn.Linear):
+    """A layer that takes a time for each of its inputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(self.in_features * NAP / 10)
+        return super().forward(x)
+
+
+def test_layers_of_other_sizes_in_a_row(tmp_path: Path) -> None:
+    """The first layer is larger than the others, so it takes longer: they are not its equals."""
+    model = nn.Sequential(Timed(20, 2), nn.ReLU(), Timed(2, 2), Timed(2, 2), Timed(2, 2)).eval()
+    with recorded(tmp_path / "session.jsonl", model, modules="all"):
+        for _ in range(5):
+            model(torch.ones(4, 20))
+    assert [cause.rule for cause in explained(tmp_path / "session.jsonl").causes] == []
+
+
+def test_layers_of_other_classes_in_a_row(tmp_path: Path) -> None:
+    """Activations between layers of the same shape are not their equals."""
+    model = nn.Sequential(Timed(8, 8), nn.ReLU(), nn.Tanh(), nn.ReLU(), Timed(8, 8)).eval()
+    with recorded(tmp_path / "session.jsonl", model, modules="all"):
+        for _ in range(5):
+            model(torch.ones(4, 8))
     assert [cause.rule for cause in explained(tmp_path / "session.jsonl").causes] == []
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from inferspan import semconv
 from inferspan.analysis.quantiles import Quantiles
@@ -18,12 +19,19 @@ from .spans import SpanLike, number, submodules, text
 __all__ = ["Module", "Sampled", "kind_of"]
 
 _MOST = 5_000
-_INDEX = re.compile(r"\d+")
+_INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
+"""An index in a path: ``layers.0``, but not ``conv1``."""
 
 
 def kind_of(path: str) -> str:
     """The path of a module with ``*`` for indices, which modules of equal layers share."""
     return _INDEX.sub("*", path)
+
+
+def _shapes(span: SpanLike) -> tuple[Any, Any]:
+    found = (span.attributes.get(name) for name in (semconv.INPUT_SHAPES, semconv.OUTPUT_SHAPES))
+    ins, outs = (tuple(shapes) if isinstance(shapes, list | tuple) else None for shapes in found)
+    return ins, outs
 
 
 @dataclass(slots=True)
@@ -32,6 +40,8 @@ class Module:
 
     path: str
     type: str
+    shapes: tuple[Any, Any] = (None, None)
+    """Shapes of the inputs and outputs of the first call, as far as they were recorded."""
     calls: int = 0
     own: float = 0.0
     whole: float = 0.0
@@ -87,7 +97,7 @@ class Sampled:
             if found is None:
                 if len(self.modules) >= _MOST:
                     continue
-                found = self.modules[path] = Module(path, text(span, semconv.MODULE_TYPE) or "")
+                found = self.modules[path] = Module(path, text(span, semconv.MODULE_TYPE) or "", _shapes(span))
             found.add(span, max(0.0, span.measured_seconds - sum(one.measured_seconds for one in inside)))
             imbalance = number(span, semconv.EXPERTS_IMBALANCE)
             if imbalance is not None and len(self.imbalances) < _MOST:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from inferspan import semconv
 
@@ -25,23 +26,44 @@ _STEADY = 2.0
 """Times the typical call of equal modules that even the faster calls take, if it is the module and not a machine with other work."""
 _FEWEST_CALLS = 3
 _IMBALANCE = 2.0
+_OTHERS_DO_NOT = "Look at what this module does that {} do not: work on the host, another dtype or device, an uncompiled path."
+
+
+class _Kind(NamedTuple):
+    """What a module is compared with, and what follows from that."""
+
+    basis: str
+    sure: str
+    advice: str
+
+
+_EQUALS = _Kind("estimated", SURE, _OTHERS_DO_NOT.format("its equals"))
+_PLACE = _Kind("estimated", LIKELY, _OTHERS_DO_NOT.format("those of the other layers"))
+_PASS = _Kind("at most", LIKELY, "Look at this module first: most of the time of each pass is in it.")
+
+
+class _Slow(NamedTuple):
+    """A slow module: ``excess`` are seconds over what it is compared with, in sampled steps."""
+
+    module: Module
+    excess: float
+    why: str
+    kind: _Kind
 
 
 def slow_module(figures: Figures) -> Iterator[Cause]:
     """Modules whose typical call takes far longer than that of equal ones, or than everything else together; one cause for all phases."""
-    found: dict[str, tuple[float, float, str, Module]] = {}
+    found: dict[str, tuple[float, float, _Slow]] = {}
     for sampled in figures.sampled.values():
         if sampled.steps and sampled.seconds > 0:
-            for module, excess, why in [*_slower(sampled), *_alone(sampled)]:
-                seconds, most, reason, longest = found.get(module.path, (0.0, 0.0, why, module))
-                cost = excess * sampled.scale
-                found[module.path] = (seconds + cost, *((cost, why, module) if cost > most else (most, reason, longest)))
+            for slow in (*_slower(sampled), *_alone(sampled)):
+                seconds, most, longest = found.get(slow.module.path, (0.0, 0.0, slow))
+                cost = slow.excess * sampled.scale
+                found[slow.module.path] = (seconds + cost, *((cost, slow) if cost > most else (most, longest)))
     if not found:
         return
     path = max(found, key=lambda one: found[one][0])
-    seconds, _, why, module = found[path]
-    equals = "equal" in why
-    steady = equals and _steady(figures, path)
+    seconds, _, (module, _, why, kind) = found[path]
     others = sorted(((name, one[0]) for name, one in found.items()), key=lambda item: -item[1])
     together = sum(cost for _, cost in others)
     yield Cause(
@@ -50,16 +72,15 @@ def slow_module(figures: Figures) -> Iterator[Cause]:
         place=_place(figures, path),
         seconds=together,
         gain=together,
-        basis="estimated" if equals else "at most",
-        sure=SURE if steady else POSSIBLE if equals else LIKELY,
+        basis=kind.basis,
+        sure=kind.sure if kind is _PASS or _steady(figures, path) else POSSIBLE,
         figures={
             "module": path, "type": module.type or None, "own_seconds_typical": module.typical.at(0.5), "calls": module.calls,
             "extra_seconds": seconds,
         },
         spans=shown_by([module.longest] if module.longest is not None else []),
         parts=[Part(name, cost) for name, cost in others[:5]],
-        advice="Look at what this module does that its equals do not: work on the host, another dtype or device, an uncompiled path."
-        if equals else "Look at this module first: most of the time of each pass is in it.",
+        advice=kind.advice,
     )  # fmt: skip
 
 
@@ -78,24 +99,29 @@ def _place(figures: Figures, path: str) -> str:
     return max(holding, key=lambda name: holding[name])
 
 
-def _slower(sampled: Sampled) -> Iterator[tuple[Module, float, str]]:
-    """Modules slower than their equals, with the seconds over them in sampled steps."""
-    groups: dict[str, list[Module]] = {}
+def _slower(sampled: Sampled) -> Iterator[_Slow]:
+    """Modules slower than their equals: those of the same class and shapes, whose paths differ in indices only."""
+    places: dict[tuple[str, tuple[Any, Any]], list[Module]] = {}
     for module in sampled.modules.values():
-        groups.setdefault(kind_of(module.path), []).append(module)
-    for group in groups.values():
-        if len(group) < _FEWEST:
-            continue
-        usual = median(module.typical.at(0.5) or 0.0 for module in group)
-        for module in group:
+        places.setdefault((kind_of(module.path), module.shapes), []).append(module)
+    for place in places.values():
+        for module in place:
+            equals = [one for one in place if one.type == module.type]
+            # Neighbours in a sequence are of different classes by design; parts of layers under the same name are not, as a rule.
+            others = equals if len(equals) >= _FEWEST or module.path.rpartition(".")[2].isdecimal() else place
+            if len(others) < _FEWEST:
+                continue
+            usual = median(one.typical.at(0.5) or 0.0 for one in others)
             typical = module.typical.at(0.5) or 0.0
             excess = (typical - usual) * module.calls
             if usual > 0 and typical >= _SLOWER * usual and excess >= _PART * sampled.seconds:
-                ratio = f"{times(typical / usual)} as long as the {len(group) - 1} equal ones"
-                yield module, excess, f"takes {seconds_text(typical)} a call of its own, {ratio}"
+                number = len(others) - 1
+                which = f"the {number} equal ones" if others is equals else f"those of {number} other layers, which are of another class"
+                why = f"takes {seconds_text(typical)} a call of its own, {times(typical / usual)} as long as {which}"
+                yield _Slow(module, excess, why, _EQUALS if others is equals else _PLACE)
 
 
-def _alone(sampled: Sampled) -> Iterator[tuple[Module, float, str]]:
+def _alone(sampled: Sampled) -> Iterator[_Slow]:
     """A module without equals that takes most of the time of all steps."""
     kinds = [kind_of(module.path) for module in sampled.modules.values()]
     if len(kinds) < _FEWEST:
@@ -104,7 +130,8 @@ def _alone(sampled: Sampled) -> Iterator[tuple[Module, float, str]]:
         typical = (module.typical.at(0.5) or 0.0) * module.calls
         if kinds.count(kind_of(module.path)) == 1 and typical >= _ALONE * sampled.seconds and not _contains(module, sampled):
             share = percent(min(1.0, typical / sampled.seconds))
-            yield module, typical, f"takes {share} of the steps with recorded modules, {seconds_text(typical / module.calls)} a call"
+            why = f"takes {share} of the steps with recorded modules, {seconds_text(typical / module.calls)} a call"
+            yield _Slow(module, typical, why, _PASS)
 
 
 def _contains(module: Module, sampled: Sampled) -> bool:

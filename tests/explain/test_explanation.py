@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,8 @@ from inferspan.explain.explanation import Explanation
 from inferspan.explain.table import RULES
 from inferspan.report.session import read_session
 from tests.explain.made import BOUND, CARD, MADE, Kernel, Run, experts, make, use
-from tests.explain.planted import PLANTED, slow_block, slow_layer
-from tests.explain.recording import explained
+from tests.explain.planted import PLANTED, generate, llama, slow_block, slow_layer
+from tests.explain.recording import explained, recorded
 
 
 @pytest.fixture
@@ -131,6 +132,35 @@ def test_a_module_of_another_class_is_no_equal(tmp_path: Path) -> None:
     cause = explained(tmp_path / "session.jsonl").causes[0]
     assert cause.title.endswith("as long as those of 3 other layers, which are of another class")
     assert cause.sure == "likely"
+
+
+def test_first_readings_are_no_cause(tmp_path: Path) -> None:
+    """They take some milliseconds in every process: 6 % of a recording of one request, which is no reason to read less often."""
+    run = Run(requests=1, request={semconv.BATCH_SIZE: 32}, counters=[(semconv.M_SAMPLING_TIME, 0.02, {semconv.SAMPLER: "host"})])
+    make(tmp_path / "session.jsonl", run)
+    assert [cause.rule for cause in explained(tmp_path / "session.jsonl").causes] == []
+
+
+def reasons(path: Path, **settings: Any) -> dict[str, str]:
+    """Name -> what the explanation says of the limit of each phase and module of a short generation on the CPU."""
+    model = llama()
+    with recorded(path, model, **settings):
+        generate(model)
+    return {one.name: one.reason for one in explained(path).bottlenecks}
+
+
+def test_a_cpu_without_ceilings_is_told_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work was counted, but there is nothing to compare it with; modules need a setting first."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = reasons(tmp_path / "session.jsonl")
+    assert found["decode"] == "not known: no ceilings; run 'inferspan peaks --measure' and record again"
+    assert found["model.layers.*.self_attn"] == 'not known: roofline="all" records it'
+
+
+def test_a_cpu_far_below_its_ceilings_is_not_the_limit(tmp_path: Path) -> None:
+    """Python takes the time of a tiny model."""
+    found = reasons(tmp_path / "session.jsonl", peaks={"flops": 1e14, "bandwidth": 1e14})
+    assert re.fullmatch(r"not the device: [0-9e.-]+ % of its ceilings", found["decode"])
 
 
 def test_reasons_of_recompilations_are_told(tmp_path: Path) -> None:

@@ -1,13 +1,13 @@
 """Phases, stages and modules by share of the time, with what limits each and how sure that is.
 
 What limits a part is what the roofline says of its spans. Without that it follows from kernels of profiled steps and from readings of the
-GPU where these belong to the phase, and else it is not known.
+GPU where these belong to the phase, and else it is not known. The reason then says what would tell it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from .figures import Figures
 from .modules import Sampled, kind_of
 from .requests import Phase, median
 from .spans import SpanLike, number, submodules, text
+from .wording import percent
 
 __all__ = ["Bottleneck", "bottlenecks_of"]
 
@@ -97,7 +98,7 @@ def _modules(figures: Figures) -> Iterable[Bottleneck]:
             seconds[kind_of(module.path)] += module.own * sampled.scale * ratio
     spans = _module_spans(figures)
     for kind, total in seconds.items():
-        yield _made("module", kind, total, figures, _told(spans.get(kind, ())) or _not_known(figures))
+        yield _made("module", kind, total, figures, _told(found := spans.get(kind, ())) or _not_known(figures, found, needs="all"))
 
 
 def _host_ratio(sampled: Sampled) -> float:
@@ -107,14 +108,14 @@ def _host_ratio(sampled: Sampled) -> float:
 
 
 def _module_spans(figures: Figures) -> dict[str, list[SpanLike]]:
-    """Spans of modules that have a bound, by kind."""
+    """Spans of modules that the roofline has counted, by kind."""
     found: dict[str, list[SpanLike]] = defaultdict(list)
     for request in figures.requests:
         waiting = [span for phase in request.phases for step in phase.steps for span in submodules(step)]
         while waiting:
             span = waiting.pop()
             waiting.extend(submodules(span))
-            if text(span, semconv.DEVICE_BOUND) is not None:
+            if text(span, semconv.DEVICE_BOUND) is not None or number(span, semconv.DEVICE_FLOPS) is not None:
                 found[kind_of(text(span, semconv.MODULE_NAME) or span.name)].append(span)
     return found
 
@@ -153,11 +154,22 @@ def _inferred(figures: Figures, phases: list[Phase]) -> Limit:
             return "launch", LIKELY, f"the GPU is busy {use * 100:.0f} % of the time"
         if memory is not None and memory >= _MEMORY:
             return "memory", LIKELY, f"the GPU's memory is busy {memory * 100:.0f} % of the time"
-    return _not_known(figures)
+    return _not_known(figures, [phase.span for phase in phases], needs="phases")
 
 
-def _not_known(figures: Figures) -> Limit:
-    return None, None, "not known: no roofline on its spans" + ("" if figures.on_gpu else "; the model runs on the CPU")
+def _not_known(figures: Figures, spans: Sequence[SpanLike], needs: str) -> Limit:
+    """Why the roofline says nothing about these spans; ``needs``: the value of its setting with which they have figures."""
+    weighed = [(span.measured_seconds, share) for span in spans if (share := number(span, semconv.DEVICE_PEAK_SHARE)) is not None]
+    seconds = sum(time for time, _ in weighed)
+    if seconds > 0:
+        return None, None, f"not the device: {percent(sum(time * share for time, share in weighed) / seconds)} of its ceilings"
+    if any(number(span, semconv.DEVICE_FLOPS) is not None for span in spans):
+        how = "set peaks" if figures.on_gpu else "run 'inferspan peaks --measure' and record again"
+        return None, None, f"not known: no ceilings; {how}"
+    recorded = figures.settings.get("roofline", ("", ""))[0]
+    if recorded == "none" or (recorded == "phases" and needs == "all"):
+        return None, None, f'not known: roofline="{needs}" records it'
+    return None, None, "not known: no roofline on its spans"
 
 
 def _made(kind: str, name: str, seconds: float, figures: Figures, limit: Limit) -> Bottleneck:

@@ -18,7 +18,7 @@ _DEAR = 0.1
 _DEAR_WITH = 0.03
 """The same with settings that record more."""
 _LEAST = 0.1
-"""Seconds: the first request of a process takes some, which says nothing about the others."""
+"""Seconds: the first request and the first readings of a process take some, which says nothing about the others."""
 _SAMPLERS = 0.03
 """Share of the seconds of the recording."""
 _COSTLY = (
@@ -72,7 +72,7 @@ def samplers(figures: Figures) -> Iterator[Cause]:
         for series in figures.metrics.series(semconv.M_SAMPLING_TIME) if series.last
     ]  # fmt: skip
     seconds = sum(cost for _, cost in found)
-    if figures.wall <= 0 or seconds < _SAMPLERS * figures.wall:
+    if figures.wall <= 0 or seconds < max(_LEAST, _SAMPLERS * figures.wall):
         return
     found.sort(key=lambda one: -one[1])
     interval = figures.settings.get("sampler_interval", (None, ""))[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,13 @@ def test_measurement_takes_the_fastest() -> None:
     assert found["float32"] == pytest.approx(2 * 8**3 / 0.5)
 
 
+def test_slow_products_are_measured_with_small_matrices() -> None:
+    """Where a product of 256 rows takes a second, one of 2048 would take 512."""
+    ticks = itertools.count()
+    found = measure(0.5, copied=64, clock=lambda: float(next(ticks)))
+    assert found["float32"] == pytest.approx(2 * 256**3)
+
+
 @pytest.mark.parametrize("text", ["", "[1]", "{}", '{"a": 3}', "{broken"])
 def test_damaged_cache_is_no_cache(tmp_path: Path, text: str) -> None:
     """A file that cannot be read says nothing, and nothing fails."""
@@ -175,6 +183,29 @@ def test_command_shows_a_measured_cpu(tmp_path: Path, monkeypatch: pytest.Monkey
     line = capsys.readouterr().out.splitlines()[1]
     assert line.startswith(cpu_name()[:20])
     assert "float32 0.2" in line
+
+
+def test_command_measures_for_a_number_of_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A program with as many threads finds the figures, and the text says so."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    threads = torch.get_num_threads()
+    try:
+        assert main(["peaks", "--measure", "--seconds", "0.001", "--threads", "1"]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    first, _, line, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("measured with 1 thread, and kept in ")
+    assert ", 1 thread  " in line
+    assert peaks_of("cpu", None, "float32", threads=1) is not None
+
+
+@pytest.mark.parametrize("options", [["--threads", "2"], ["--seconds", "2"]])
+def test_command_refuses_options_of_a_measurement_without_one(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """They would do nothing."""
+    assert main(["peaks", *options]) == 2
+    assert "add --measure" in capsys.readouterr().err
 
 
 def test_command_refuses_an_endless_measurement(capsys: pytest.CaptureFixture[str]) -> None:

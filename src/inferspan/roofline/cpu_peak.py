@@ -6,11 +6,13 @@ is imported when something is measured.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from .peaks import cache_file, cpu_name, read_measured
 
@@ -18,6 +20,8 @@ __all__ = ["keep", "measure"]
 
 SIDE = 2048
 """Rows and columns of the matrices: large enough that reading them takes little of the time."""
+SMALLEST = 256
+"""Rows of those with which it begins."""
 COPIED = 256 * 2**20
 """Bytes that are copied: more than caches hold."""
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -42,13 +46,32 @@ def measure(
     found: dict[str, float] = {}
     with torch.no_grad():
         for dtype in DTYPES:
-            one = torch.ones(side, side, dtype=getattr(torch, dtype))
-            other, result = one.clone(), torch.empty_like(one)
-            found[dtype] = 2 * side**3 / _fastest(lambda a=one, b=other, out=result: torch.mm(a, b, out=out), seconds, clock)  # type: ignore[misc]
+            found[dtype] = _products(getattr(torch, dtype), side, seconds, clock)
         source = torch.ones(copied, dtype=torch.uint8)
         target = torch.empty_like(source)
         found["bandwidth"] = 2 * copied / _fastest(lambda: target.copy_(source), seconds, clock)
     return found
+
+
+def _products(dtype: Any, side: int, seconds: float, clock: Callable[[], float]) -> float:
+    """FLOP/s of products; smaller matrices where one product would take longer than the measurement, as float16 does on many CPUs."""
+    import torch
+
+    rows = min(side, SMALLEST)
+    while True:
+        one = torch.ones(rows, rows, dtype=dtype)
+        other, result = one.clone(), torch.empty_like(one)
+        run = functools.partial(torch.mm, one, other, out=result)
+        if rows >= side or _once(run, clock) * 8 > seconds:
+            return 2 * rows**3 / _fastest(run, seconds, clock)
+        rows = min(side, 2 * rows)
+
+
+def _once(run: Callable[[], object], clock: Callable[[], float]) -> float:
+    run()
+    begun = clock()
+    run()
+    return clock() - begun
 
 
 def _fastest(run: Callable[[], object], seconds: float, clock: Callable[[], float]) -> float:

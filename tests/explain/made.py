@@ -112,9 +112,9 @@ def experts(imbalance: float) -> Run:
     return replace(healthy(), router={semconv.EXPERTS_IMBALANCE: imbalance})
 
 
-def make(path: Path, run: Run) -> None:
-    """Write the session file of a run."""
-    with providers(path) as (tracers, meters, reader):
+def make(path: Path, run: Run, **settings: Any) -> None:
+    """Write the session file of a run, recorded with these settings."""
+    with providers(path, **settings) as (tracers, meters, reader):
         tracer = tracers.get_tracer(semconv.SCOPE)
         DeviceMetrics(meters, lambda: [Sample(*one) for one in run.readings])
         meter = meters.get_meter(semconv.SCOPE)

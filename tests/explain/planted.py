@@ -86,6 +86,7 @@ def slow_attention(path: Path) -> None:
 def slow_block(path: Path) -> None:
     """One of equal blocks of a network sleeps."""
     model = blocks(slow=3)
+    model(torch.ones(4, 32))  # the first product of a process may take longer than all naps
     with recorded(path, model, modules="all"):
         for _ in range(5):
             model(torch.ones(4, 32))

@@ -94,7 +94,7 @@ def test_modules_are_bottlenecks_by_their_own_time(tmp_path: Path) -> None:
     """Equal blocks are one part; most of the time is theirs."""
     slow_block(tmp_path / "session.jsonl")
     found = [one for one in explained(tmp_path / "session.jsonl").bottlenecks if one.kind == "module"]
-    assert found[0].name == "*"
+    assert found[0].name == "*", found
     assert found[0].share > 0.5
 
 
@@ -139,6 +139,25 @@ def test_first_readings_are_no_cause(tmp_path: Path) -> None:
     run = Run(requests=1, request={semconv.BATCH_SIZE: 32}, counters=[(semconv.M_SAMPLING_TIME, 0.02, {semconv.SAMPLER: "host"})])
     make(tmp_path / "session.jsonl", run)
     assert [cause.rule for cause in explained(tmp_path / "session.jsonl").causes] == []
+
+
+def test_first_requests_of_processes_are_no_cost_of_telemetry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes took 0.09 s each for what the first request needs, a quarter of a recording of two requests."""
+    told = [(semconv.M_OVERHEAD, 0.09, {})]
+    for process in range(2):
+        monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", f"service.instance.id={process}")
+        make(tmp_path / "session.jsonl", Run(requests=1, request={semconv.BATCH_SIZE: 32}, counters=told))
+    assert "telemetry" not in [cause.rule for cause in explained(tmp_path / "session.jsonl").causes]
+
+
+def test_telemetry_is_not_told_to_turn_off_what_is_off(tmp_path: Path) -> None:
+    """Nothing is recorded of modules, and steps are sampled: there is no setting to change."""
+    path = tmp_path / "session.jsonl"
+    make(path, MADE["detail of much"][0], modules="none", steps="sampled")
+    cause = explained(path).causes[0]
+    assert cause.rule == "telemetry"
+    assert cause.setting is None
+    assert cause.advice.startswith("Requests are short against what is recorded of them")
 
 
 def reasons(path: Path, **settings: Any) -> dict[str, str]:

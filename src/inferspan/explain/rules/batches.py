@@ -158,7 +158,7 @@ def stragglers(figures: Figures) -> Iterator[Cause]:
                 "ratio": ratio if reason else None,
             },
             spans=shown_by(request.span for request in slow),
-            advice=f"Bound or divide inputs by their {reason}, or serve these requests apart." if reason
+            advice=f"Bound the {reason} of a request, or serve these requests apart." if reason
             else "Compare one of these requests with a typical one: other work on the machine, garbage collection, or a path that data"
             " choose.",
             setting="max_new_tokens" if reason in ("output tokens", "steps") else None,

@@ -18,20 +18,21 @@ _DEAR = 0.1
 _DEAR_WITH = 0.03
 """The same with settings that record more."""
 _LEAST = 0.1
-"""Seconds: the first request and the first readings of a process take some, which says nothing about the others."""
+"""Seconds of a process: the first request and the first readings of a process take some, which says nothing about the others."""
 _SAMPLERS = 0.03
 """Share of the seconds of the recording."""
 _COSTLY = (
     "every_step", "modules", "output_stats", "input_stats", "numerics", "memory", "gradients", "control_flow", "data_flow", "attention",
     "attention_maps", "routing", "top_k_positions", "module_metric", "activation_metric", "profile_steps", "logits",
 )  # fmt: skip
+_LESS = (("modules", "none"), ("steps", "sampled"))
 _OFF = ("none", False, 0, "layers", "last", None, "")
 
 
 def telemetry(figures: Figures) -> Iterator[Cause]:
     """Time of ours on the threads of the model."""
     seconds = figures.metrics.last(semconv.M_OVERHEAD)
-    if seconds is None or figures.total <= 0 or seconds < _LEAST:
+    if seconds is None or figures.total <= 0 or seconds < _LEAST * _processes(figures):
         return
     on = [
         name for name in _COSTLY
@@ -40,6 +41,13 @@ def telemetry(figures: Figures) -> Iterator[Cause]:
     # What observers do inside of the model is not in this figure, so with settings that make them do more it is a lower bound.
     if seconds < (_DEAR_WITH if on else _DEAR) * figures.total:
         return
+    less = [f'{name}="{value}"' for name, value in _LESS if figures.settings.get(name, (None, ""))[0] != value]
+    if on:
+        advice = "Turn these settings off, or look at fewer modules."
+    elif less:
+        advice = "Passes are short against what is recorded of them: record modules of no step, or steps that are sampled."
+    else:
+        advice = "Requests are short against what is recorded of them: put more rows into one, or leave this model out."
     shown = ", ".join(f"{name}={figures.settings[name][0]}" for name in on)
     yield Cause(
         rule="telemetry",
@@ -51,10 +59,13 @@ def telemetry(figures: Figures) -> Iterator[Cause]:
         sure=SURE,
         figures={"overhead_seconds": seconds, "settings": on or None},
         spans=shown_by(request.span for request in figures.requests),
-        advice="Turn these settings off, or look at fewer modules." if on
-        else "Passes are short against what is recorded of them: record modules of no step, or steps that are sampled.",
-        setting="; ".join(f"{name}={_default(name)}" for name in on) if on else 'modules="none", steps="sampled"',
+        advice=advice,
+        setting="; ".join(f"{name}={_default(name)}" for name in on) if on else ", ".join(less) or None,
     )  # fmt: skip
+
+
+def _processes(figures: Figures) -> int:
+    return len({request.span.resource for request in figures.requests})
 
 
 _DEFAULTS = {"modules": '"layers"', "top_k_positions": '"last"', "profile_steps": "0"}
@@ -72,7 +83,7 @@ def samplers(figures: Figures) -> Iterator[Cause]:
         for series in figures.metrics.series(semconv.M_SAMPLING_TIME) if series.last
     ]  # fmt: skip
     seconds = sum(cost for _, cost in found)
-    if figures.wall <= 0 or seconds < max(_LEAST, _SAMPLERS * figures.wall):
+    if figures.wall <= 0 or seconds < max(_LEAST * _processes(figures), _SAMPLERS * figures.wall):
         return
     found.sort(key=lambda one: -one[1])
     interval = figures.settings.get("sampler_interval", (None, ""))[0]

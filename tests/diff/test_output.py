@@ -51,7 +51,7 @@ def test_text_has_the_verdict_the_sides_and_the_tables(pair: tuple[str, str], ca
         " A B change interval (N)\n"
         " layers.1 (decode) N N N N to N slower\n"
         " layers.0 (decode) N N N N to N slower\n"
-        "\nnote: recorded in 1 and 1 runs of the program: what differs between runs by chance is in the intervals only from 5 runs a side on\n"
+        "\nnote: recorded in one run of the program each: what differs between runs by chance is in the intervals only from 5 runs a side on\n"
     )
 
 

@@ -30,6 +30,7 @@ BLOCKS, WATCHED, SHOWN = "blocks", "watched", "shown"
 FALSE_ALARMS = 0.002
 """Probability of a false alarm of a whole comparison; divided among the figures that the gate looks at."""
 _MISSED = 0.05
+_APART = 0.02
 _MOST_GROUPS = 50
 _MOST_MODULES = 200
 _VALUES_OF_MODULES = 100
@@ -158,6 +159,9 @@ def compare(a: Session, b: Session, *, gate: float | None = None) -> Comparison:
     if gate is not None and not 0 < gate < math.inf:
         raise ValueError(f"the gate must be a share above 0, not {gate}")
     first, second = recording(a), recording(b)
+    if first.name == second.name:
+        first.tell_apart(second)
+        second.tell_apart(first)
     _check(first, second)
     found = groups(first, second)
     if not found:
@@ -177,21 +181,21 @@ def _check(a: Recording, b: Recording) -> None:
         if not side.requests:
             left = ", ".join(f"{number} {reason}" for reason, number in side.left.items())
             told = f"no request that can be compared ({left})" if left else "no request of an instrumented model"
-            raise DiffError(f"{side.session.name} holds {told}; {other.session.name} holds {len(other.session.requests)}")
+            raise DiffError(f"{side.name} holds {told}; {other.name} holds {len(other.session.requests)}")
     shared = a.ids & b.ids
     if shared and len(shared) == min(len(a.ids), len(b.ids)):
-        raise DiffError(f"{a.session.name} and {b.session.name} hold the same requests: give two recordings")
+        raise DiffError(f"{a.name} and {b.name} hold the same requests: give two recordings")
 
 
 def _nothing_common(a: Recording, b: Recording) -> str:
     if not set(a.models) & set(b.models):
         return (
-            f"the recordings have no model in common: {a.session.name} has {', '.join(a.models)}, {b.session.name} has"
+            f"the recordings have no model in common: {a.name} has {', '.join(a.models)}, {b.name} has"
             f" {', '.join(b.models)} (the setting model_name gives both one name)"
         )
     told = [", ".join(sorted({f"{sample.operation} of {sample.size or 'unknown size'}" for sample in side.samples})[:5]) for side in (a, b)]
     common = "the recordings have no operation with inputs of one size in common"
-    return f"{common}: {a.session.name} has {told[0]}, {b.session.name} has {told[1]}"
+    return f"{common}: {a.name} has {told[0]}, {b.name} has {told[1]}"
 
 
 def _group(group: Group) -> GroupDiff:
@@ -291,7 +295,7 @@ def _notes(found: Comparison, every: Sequence[Group]) -> Iterable[str]:
         known = sum((sample.operation, sample.model) in compared for sample in side.samples)
         alone = known - sum(len(run) for group in grouped for run in group)
         if alone:
-            yield f"{side.session.name}: {counted(alone, 'request')} left out, of sizes that the other side does not have, or not as often"
+            yield f"{side.name}: {counted(alone, 'request')} left out, of sizes that the other side does not have, or not as often"
     for diff in found.groups:
         count = min(sum(map(len, diff.group.a)), sum(map(len, diff.group.b)))
         if count < FEWEST:
@@ -299,17 +303,24 @@ def _notes(found: Comparison, every: Sequence[Group]) -> Iterable[str]:
     runs = _runs(found)
     if min(runs) < FEWEST_RUNS:
         yield (
-            f"recorded in {runs[0]} and {runs[1]} runs of the program: what differs between runs by chance is in the intervals only from"
-            f" {FEWEST_RUNS} runs a side on"
+            f"recorded in {'one run' if runs == [1, 1] else f'{runs[0]} and {runs[1]} runs'} of the program{' each' * (runs == [1, 1])}:"
+            f" what differs between runs by chance is in the intervals only from {FEWEST_RUNS} runs a side on"
         )
         if not found.groups[0].group.turns:
-            yield "A and B were not recorded in turns: the intervals are wider, and what changes slowly is not in them"
+            yield "A and B were not recorded in turns, request by request: the intervals are wider, and what changes slowly is not in them"
+    if any(_apart(row) for diff in found.groups for row in diff.rows + diff.modules):
+        yield "A and B are medians, a change is the typical ratio of single requests: with much noise it is not the ratio of the medians"
     for side, other in ((found.a, found.b), (found.b, found.a)):
         only = {sample.operation for sample in side.samples} - {sample.operation for sample in other.samples}
         if only:
-            yield f"only in {side.session.name}: {', '.join(sorted(only)[:10])}"
+            yield f"only in {side.name}: {', '.join(sorted(only)[:10])}"
         for note in side.session.notes:
-            yield f"{side.session.name}: {note}"
+            yield f"{side.name}: {note}"
+
+
+def _apart(row: Row) -> bool:
+    """Whether the change looks wrong beside the medians."""
+    return row.change is not None and row.a > 0 and abs(row.b / row.a - row.change.ratio) > _APART
 
 
 def _runs(found: Comparison) -> list[int]:
@@ -324,8 +335,8 @@ def _judge(found: Comparison, gate: float) -> None:
         found.verdict, found.reasons = UNDECIDED, [f"recorded on different hardware: {told}"]
         return
     if min(_runs(found)) < FEWEST_RUNS and not found.groups[0].group.turns:
-        told = f"A and B were recorded one after the other, in fewer than {FEWEST_RUNS} runs each"
-        found.verdict, found.reasons = UNDECIDED, [f"{told}: a machine that drifts looks like a change. Record both in turns"]
+        told = "A and B were not recorded in turns, request by request: a machine that drifts looks like a change"
+        found.verdict, found.reasons = UNDECIDED, [f"{told}. Record them so, or in turns in {FEWEST_RUNS} runs of the program each"]
         return
     whole = sum(diff.group.seconds for diff in found.groups if diff.group.model)
     slower, open_ = [], []
@@ -378,4 +389,4 @@ def _open(diff: GroupDiff, row: Row, gate: float, alpha: float) -> str:
 
 
 def _percent(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.1f} %"
+    return f"{round(100 * (ratio - 1), 1) + 0.0:+.1f} %"  # -0.0 + 0.0 is 0.0

@@ -33,7 +33,7 @@ def document(found: Comparison) -> dict[str, Any]:
 
 
 def _side(side: Recording) -> dict[str, Any]:
-    return {"name": side.session.name, "models": side.models, "requests": side.requests, "left_out": dict(side.left)}
+    return {"name": side.name, "models": side.models, "requests": side.requests, "left_out": dict(side.left)}
 
 
 def _group(diff: GroupDiff, alpha: float) -> dict[str, Any]:

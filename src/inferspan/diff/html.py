@@ -35,7 +35,7 @@ _NARROWEST, _WIDEST = math.log(1.02), math.log(1.25)
 
 def render(found: Comparison) -> str:
     """The page as text."""
-    title = f"{found.a.session.name} and {found.b.session.name}"
+    title = f"{found.a.name} and {found.b.name}"
     style = resources.files("inferspan.report").joinpath("assets/report.css").read_text(encoding="utf-8")
     return "\n".join([
         "<!doctype html>", '<html lang="en">', "<head>", '<meta charset="utf-8">',

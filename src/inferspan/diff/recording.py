@@ -64,11 +64,22 @@ class Recording:
         session: as it was read.
         samples: requests and stages that count, by start.
         left: numbers of requests that do not, by reason.
+        name: of the file, with folders where both sides have the same.
     """
 
     session: Session
     samples: list[Sample]
     left: Counter[str]
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        self.name = self.name or self.session.name
+
+    def tell_apart(self, other: Recording) -> None:
+        """Put folders before the name until it is another one than that of the other side."""
+        mine, others = self.session.path.absolute().parts, other.session.path.absolute().parts
+        count = next((count for count in range(1, len(mine) + 1) if mine[-count:] != others[-count:]), 1)
+        self.name = "/".join((*mine[-count:-1], self.session.name))
 
     @property
     def requests(self) -> int:
@@ -86,7 +97,7 @@ class Recording:
         return {(request.span.trace_id, request.span.span_id) for request in self.session.requests}
 
     def __str__(self) -> str:
-        told = f"{self.session.name}: {counted(self.requests, 'request')}"
+        told = f"{self.name}: {counted(self.requests, 'request')}"
         left = ", ".join(f"{number} {reason}" for reason, number in self.left.items())
         return f"{told} of {', '.join(self.models)}" + (f"; left out: {left}" if left else "")
 

@@ -142,7 +142,7 @@ def _number(value: float | None) -> str:
 
 def percent(ratio: float) -> str:
     """A ratio as a change in percent; large ones as a factor."""
-    return f"{100 * (ratio - 1):+.1f} %" if ratio < 10 else f"x {real_text(ratio)}"
+    return f"{round(100 * (ratio - 1), 1) + 0.0:+.1f} %" if ratio < 10 else f"x {real_text(ratio)}"
 
 
 def _value(value: float, unit: str) -> str:

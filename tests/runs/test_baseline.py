@@ -18,20 +18,20 @@ from tests.cases.telemetry import Telemetry
 REQUESTS = 32
 
 
-def requests(model: Any, *, tokens: int) -> None:
+def requests(model: Any, *, tokens: int, number: int = REQUESTS) -> None:
     """Generations of about so many tokens."""
-    for number in range(REQUESTS):
-        length = tokens + number % 3
+    for place in range(number):
+        length = tokens + place % 3
         model.generate(models.prompt(1), max_new_tokens=length, min_new_tokens=length, do_sample=False)
 
 
-def session(path: Path, *, tokens: int) -> Path:
+def session(path: Path, *, tokens: int, number: int = REQUESTS) -> Path:
     """A session file of generations."""
     model = models.llama()
     handle = inferspan.instrument(
         model, model_name="tiny", session_file=str(path), steps="none", modules="none", nvml=False, host=False, allocator=False
     )
-    requests(model, tokens=tokens)
+    requests(model, tokens=tokens, number=number)
     inferspan.flush()
     handle.uninstrument()
     return path
@@ -51,7 +51,15 @@ def test_the_same_outputs_do_not_drift(saved: Path, capsys: pytest.CaptureFixtur
     assert main(["baseline", str(saved.with_name("before.jsonl")), "--against", str(saved)]) == 0
     said = capsys.readouterr().out
     assert "tiny: 32 requests, baseline: 32 requests" in said
+    assert "  no figure has drifted\n" in said
     assert "DRIFT" not in said
+
+
+def test_too_few_requests_are_noted_when_they_are_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing can be compared with them, which is better known now than later."""
+    path = session(tmp_path / "few.jsonl", tokens=4, number=2)
+    assert main(["baseline", str(path), "-o", str(tmp_path / "baseline.json")]) == 0
+    assert "note: tiny: 2 requests, 30 are needed to compare with it" in capsys.readouterr().out
 
 
 def test_longer_outputs_drift(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,7 +80,7 @@ def _baseline(arguments: argparse.Namespace) -> int:
     from inferspan.analysis.baseline import Baseline, BaselineError
     from inferspan.report.files import session_files
     from inferspan.report.session import SessionFileError
-    from inferspan.runs.baseline import compare, outputs_of
+    from inferspan.runs.baseline import compare, few, outputs_of
     from inferspan.text.numbers import counted
 
     written: Path | None = arguments.output
@@ -104,6 +104,8 @@ def _baseline(arguments: argparse.Namespace) -> int:
                 baseline.put(outputs)
             baseline.save(written)
             print(f"wrote {written}: {counted(sum(one.requests for one in found), 'request')}", file=told)
+            for line in few(found):
+                print(f"note: {line}", file=told)
     except (SessionFileError, BaselineError) as error:
         raise Failure(str(error)) from None
     except BrokenPipeError:

@@ -15,7 +15,7 @@ from inferspan.report.session import SessionFileError, read_sessions
 from inferspan.report.terminal import clean
 from inferspan.text.numbers import counted
 
-__all__ = ["Comparison", "compare", "outputs_of"]
+__all__ = ["Comparison", "compare", "few", "outputs_of"]
 
 
 def outputs_of(paths: Sequence[Path]) -> list[Outputs]:
@@ -37,6 +37,13 @@ def outputs_of(paths: Sequence[Path]) -> list[Outputs]:
             "no request of these files has figures of its output: record generate() of a model with a name, with `analysis` on"
         )
     return [Outputs.of(model, version, found) for (model, version), found in rows.items()]
+
+
+def few(found: Sequence[Outputs]) -> Iterator[str]:
+    """A line for each model with fewer requests than a comparison needs."""
+    for one in found:
+        if one.requests < LEAST:
+            yield f"{one.model}: {counted(one.requests, 'request')}, {LEAST} are needed to compare with it"
 
 
 class Comparison:
@@ -80,7 +87,11 @@ class Comparison:
             saved = clean(f"baseline {before.version[:12]}".strip())
             yield f"{named}: {counted(now.requests, 'request')}, {saved}: {counted(before.requests, 'request')}"
             if not found:
-                yield f"  too few requests to compare: {LEAST} are needed on each side"
+                yield f"  cannot be compared, too few requests: {LEAST} are needed on each side"
+            else:
+                drifted = sum(shift.drifted for shift in found)
+                yield f"  {counted(drifted, 'figure')} of {len(found)} drifted" if drifted else "  no figure has drifted"
+                yield f"        {'':24} {'before':>10}    {'now':>10}"
             for shift in found:
                 mark = "DRIFT" if shift.drifted else "     "
                 yield f"  {mark} {clean(shift.figure):24} {shift.before:10.4g} -> {shift.now:10.4g}  {_size(shift.deviations)}"

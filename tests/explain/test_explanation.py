@@ -143,7 +143,7 @@ def test_first_readings_are_no_cause(tmp_path: Path) -> None:
 
 def test_first_requests_of_processes_are_no_cost_of_telemetry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes took 0.09 s each for what the first request needs, a quarter of a recording of two requests."""
-    told = [(semconv.M_OVERHEAD, 0.09, {})]
+    told: list[tuple[str, float, dict[str, Any]]] = [(semconv.M_OVERHEAD, 0.09, {})]
     for process in range(2):
         monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", f"service.instance.id={process}")
         make(tmp_path / "session.jsonl", Run(requests=1, request={semconv.BATCH_SIZE: 32}, counters=told))

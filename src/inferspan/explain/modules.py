@@ -30,7 +30,8 @@ def kind_of(path: str) -> str:
 
 def _shapes(span: SpanLike) -> tuple[Any, Any]:
     found = (span.attributes.get(name) for name in (semconv.INPUT_SHAPES, semconv.OUTPUT_SHAPES))
-    ins, outs = (tuple(shapes) if isinstance(shapes, list | tuple) else None for shapes in found)
+    # A damaged file may have anything in place of a text.
+    ins, outs = (tuple(one for one in shapes if isinstance(one, str)) if isinstance(shapes, list | tuple) else None for shapes in found)
     return ins, outs
 
 

@@ -211,6 +211,9 @@ def test_an_event_stands_on_the_innermost_request(telemetry: Telemetry) -> None:
     assert facts(around)[semconv.COMPILE_RECOMPILES] == 1
 
 
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6), reason="before torch 2.6 not every compilation in generate() is told of"
+)
 def test_generate_has_the_recompilations_of_its_steps(telemetry: Telemetry) -> None:
     """A compiled forward of a model whose cache grows."""
     model = models.llama()

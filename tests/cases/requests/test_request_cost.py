@@ -83,7 +83,7 @@ def test_calls_of_a_generation(telemetry: Telemetry) -> None:
     model = models.llama()
     telemetry.instrument(model)
     calls = _calls(_generate(model))
-    assert calls["ours"] <= (1420 if IN_C else 2000)
+    assert calls["ours"] <= (1500 if IN_C else 2000)  # 1,463 on the oldest versions
     assert calls["sdk"] <= 80
     telemetry.check()
 

@@ -262,7 +262,7 @@ class _Ending:
         self.scope = scope
         self._end = end
         self._done: tuple[RequestEnd, Sequence[Finding]] | None = None
-        # Span processors may read variables of the caller's context.
+        # Processors of log records, whose events leave with the end, may read variables of the caller's context.
         self._context = contextvars.copy_context()
 
     def _analysed(self) -> tuple[RequestEnd, Sequence[Finding]]:

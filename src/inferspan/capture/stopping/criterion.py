@@ -66,10 +66,12 @@ class _Stop:
         """Begin anew if the question is about another generation."""
         call = current.call
         request = None if call is None else (id(call), call.start)
-        goes_on = rows == self._rows and self._width < width <= self._width + _MOST_DRAFTED
-        if request is not None and rows == self._rows and width > self._prompt:
-            goes_on = True  # before transformers 5 assisted decoding asks about candidates first, and then about fewer tokens
-        if request != self._request or not goes_on:
+        if request is None:
+            goes_on = self._width < width <= self._width + _MOST_DRAFTED
+        else:
+            # Before transformers 5 assisted decoding asks about candidates first, and then about fewer tokens.
+            goes_on = width > self._prompt
+        if request != self._request or rows != self._rows or not goes_on:
             self._request, self._rows, self._prompt, self._scores, self._first = request, rows, width - 1, 0, {}
             self._collapse.reset()
         self._width = width

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -45,10 +46,11 @@ __all__ = [
 
 HAND_OVER = 2.0
 """Longest time in seconds that ``uninstrument()`` waits for detail to be handed over."""
-_INSTEAD = (
-    ("methods", "methods that are known"), ("numerics", "no outputs are looked at"),
-    ("attention", "no attention is looked at"), ("modules", "module spans are those of the default"),
-)  # fmt: skip
+_INSTEAD = {
+    "methods": "methods that are known", "modules": "module spans are those of the default", "numerics": "no outputs are looked at",
+    "attention": "no attention is looked at", "memory": "no memory is read at modules", "gradients": "no gradients are looked at",
+    "control_flow": "no control flow is followed",
+}  # fmt: skip
 """What counts where a setting of the environment does not fit a model."""
 Providers = tuple[Any, Any, Any]
 """Of tracers, meters and loggers; ``None`` stands for the global one."""
@@ -106,18 +108,18 @@ def target_for(model: Any, settings: Settings, recorder: SpanRecorder, tokenizer
     """Attach to a model; where a setting of the environment does not fit it, with what counts instead."""
     from inferspan.capture.target import Target
 
-    for name, instead in _INSTEAD:
+    while True:
         try:
             return Target(model, settings, recorder, tokenizer)
         except SettingsError as error:  # a method that the model lacks, a name pattern that matches no module
+            found = re.match(r"inferspan setting '(\w+)'", str(error))
+            name = found[1] if found else ""
             variable = settings.source(name)
-            if variable is None or f"{name!r}" not in str(error):
-                if name == _INSTEAD[-1][0]:
-                    raise
-                continue
-            warn_once("%s is ignored for this model, %s: %s", variable, instead, error)
+            if variable is None:
+                raise
+            warn_once("%s is ignored for this model, %s: %s", variable, _INSTEAD.get(name, "its default counts"), error)
+            # A default comes from no variable, so each setting is replaced once.
             settings = settings.override({name: getattr(Settings(), name)})
-    return Target(model, settings, recorder, tokenizer)
 
 
 def recorder_for(settings: Settings, providers: Providers) -> tuple[SpanRecorder, machine.Meters]:

@@ -101,6 +101,30 @@ def test_wrong_environment_is_a_warning(telemetry: Telemetry, monkeypatch: pytes
     assert sorted(told) == ["INFERSPAN_CONFIG", "INFERSPAN_MODULES"]
 
 
+@pytest.mark.parametrize("name", ["modules", "numerics", "memory", "attention", "gradients", "control_flow"])
+def test_a_pattern_of_the_environment_never_raises(
+    name: str, telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each setting that selects modules: where its variable matches none, that is one warning, and calls are recorded."""
+    monkeypatch.setenv(f"INFERSPAN_{name.upper()}", "nomatch*")
+    telemetry.instrument(model := nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
+    model(torch.ones(1, 2))
+    assert len(telemetry.forwards()) == 1
+    assert [record.getMessage().split(" ")[0] for record in caplog.records if record.name == "inferspan"] == [f"INFERSPAN_{name.upper()}"]
+
+
+def test_all_patterns_of_the_environment_at_once(telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings that need each other fall back together, in whatever order they are found wrong."""
+    for name in ("modules", "numerics", "memory", "attention", "gradients", "control_flow"):
+        monkeypatch.setenv(f"INFERSPAN_{name.upper()}", "nomatch*")
+    for name in ("numerics_inputs", "input_stats", "output_stats", "attention_maps"):
+        monkeypatch.setenv(f"INFERSPAN_{name.upper()}", "true")
+    monkeypatch.setenv("INFERSPAN_ON_NONFINITE", "raise")
+    telemetry.instrument(model := nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
+    model(torch.ones(1, 2))
+    assert len(telemetry.forwards()) == 1
+
+
 @pytest.mark.parametrize("thing", [3, "model", None, object(), [nn.Linear(2, 2)], SimpleNamespace(model=3)])
 def test_no_model(thing: object) -> None:
     """What is no module and holds none is a type error."""

@@ -64,6 +64,7 @@ class ForwardCall(Call):
     """
 
     def __init__(self, owner: Owner, inputs: Described, opened: OpenPass, *, compiled: bool = False, **options: Any) -> None:
+        self.thread = threading.get_ident()  # first: the base class makes this call known, and an interrupt then releases it
         super().__init__(**options)
         self.compiled = compiled
         self.owner = owner
@@ -72,7 +73,6 @@ class ForwardCall(Call):
         self.inputs = inputs
         self.inner: list[bool] = []
         """Calls of the model by itself that are running inside this one: whether each is recorded."""
-        self.thread = threading.get_ident()
         self.opened_pass = opened
         self.finished = self.awaits_root = False
         """Whether it was begun around the call of the model, which is still to come."""

@@ -362,3 +362,16 @@ def test_processes_put_a_file_aside_together(limited: Path) -> None:
     assert all(len(line) == 26 for line in text.splitlines())
     last = {line[0]: int(line[2:5]) for line in (limited.with_name("s.jsonl.1").read_text() + text).splitlines()}
     assert max(last.values()) == 199
+
+
+def test_the_next_file_has_a_log_line_of_its_own(tmp_path: Path, disk_limit: None, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where the system gives it the inode of one that was deleted a moment ago."""
+    for _ in range(3):
+        file = SessionFile(tmp_path / "s.jsonl")
+        leave_room(5)
+        file.append("x" * 20)
+        make_room()
+        file.close()
+        del file
+        (tmp_path / "s.jsonl").unlink()
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 3

@@ -14,6 +14,7 @@ import stat
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 from inferspan.ranks import filled
@@ -81,14 +82,15 @@ class _Shared:
             _log.info("inferspan writes to session file %r again; records lost meanwhile: %d", path, lost)
 
 
-_registry: dict[tuple[int, int], _Shared] = {}
+_registry: weakref.WeakValueDictionary[tuple[int, int], _Shared] = weakref.WeakValueDictionary()
+"""By device and inode, while somebody has the file: the system gives the number of a deleted file to another one."""
 _registry_lock = threading.Lock()
 
 
 def _renew_locks() -> None:
     global _registry_lock
     _registry_lock = threading.Lock()
-    for shared in _registry.values():
+    for shared in [*_registry.values()]:
         shared.lock = threading.Lock()
 
 

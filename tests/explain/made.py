@@ -46,6 +46,8 @@ class Run:
 
     Attributes:
         step_ms, prefill_ms: duration of a step.
+        launch_ms: the host's part of a decode step, after which it waits for the result outside of the model; ``None``: all of it.
+        timed: whether the device's time of steps was measured.
         gap_ms: between two requests.
         request, step, prefill: further attributes.
         kernel_share: share of profiled steps that kernels take; ``None``: no step is profiled.
@@ -61,6 +63,8 @@ class Run:
     step_ms: float = 10.0
     prefill_ms: float = 30.0
     gap_ms: float = 1.0
+    launch_ms: float | None = None
+    timed: bool = True
     request: Mapping[str, Any] = field(default_factory=dict)
     step: Mapping[str, Any] = field(default_factory=dict)
     prefill: Mapping[str, Any] = field(default_factory=dict)
@@ -142,13 +146,16 @@ def _request(tracer: trace.Tracer, run: Run, at: int) -> int:
         inside, each = trace.set_span_in_context(phase), (stop - start) // count
         for number in range(count):
             profiled = run.kernel_share is not None and name == "decode" and number in (2, 3)
-            told = {semconv.PHASE: name, semconv.STEP_INDEX: number, semconv.DEVICE_TIME: each / 1e9, **extra}
+            told = {semconv.PHASE: name, semconv.STEP_INDEX: number, **extra}
+            if run.timed:
+                told.setdefault(semconv.DEVICE_TIME, each / 1e9)
             if profiled:
                 told[semconv.PROFILER_KERNEL_TIME] = (run.kernel_share or 0.0) * each / 1e9
             step = tracer.start_span(f"{name}_step", inside, start_time=start + number * each, attributes=told)
             if profiled and (run.kernels or run.router):
                 _layer(tracer, step, start + number * each, each, run)
-            step.end(start + (number + 1) * each)
+            launched = each if run.launch_ms is None or name == "prefill" else round(run.launch_ms * MS)
+            step.end(start + number * each + launched)
         phase.end(stop)
     request.end(end)
     return end
@@ -184,6 +191,12 @@ MADE: Mapping[str, tuple[Run, str]] = {
     "a GPU that idles inside of steps": (Run(readings=[use(0.35)], gap_ms=0.1), "launch_bound"),
     "a roofline that says launch": (Run(step={BOUND: "launch"}, request=WELL), "launch_bound"),
     "a roofline that says memory, one row": (Run(step={BOUND: "memory", "inferspan.device.peak.share": 0.6}, readings=[use(0.98)]), "weights_bound"),
+    "a compiled step that the host launches at once": (
+        Run(step={BOUND: "memory", "inferspan.device.peak.share": 0.43}, launch_ms=1.0, readings=[use(0.98)]), "weights_bound"
+    ),
+    "a streamer beside compiled steps": (
+        Run(step={BOUND: "memory", semconv.DEVICE_TIME: 0.004}, request=WELL, launch_ms=1.0, readings=[use(0.4)]), "outside_steps"
+    ),
     "a busy memory bus, two rows": (
         Run(request={semconv.BATCH_SIZE: 2}, readings=[use(0.97), (semconv.M_MEMORY_ACTIVITY, 0.8, CARD)]), "weights_bound"
     ),

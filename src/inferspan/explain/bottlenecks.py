@@ -17,7 +17,7 @@ from .cause import LIKELY, SURE
 from .figures import Figures
 from .modules import Sampled, kind_of
 from .requests import Phase, median
-from .spans import SpanLike, number, submodules, text
+from .spans import SpanLike, number, submodules, taken, text
 from .wording import percent
 
 __all__ = ["Bottleneck", "bottlenecks_of"]
@@ -140,7 +140,7 @@ def _told(spans: Iterable[SpanLike]) -> Limit | None:
 
 def _inferred(figures: Figures, phases: list[Phase]) -> Limit:
     shares = [
-        time / step.seconds
+        time / taken(step)
         for phase in phases for step in phase.steps
         if (time := number(step, semconv.PROFILER_KERNEL_TIME)) is not None and step.seconds > 0
     ]  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from inferspan import semconv
 from inferspan.analysis.levels import PHASE, STEP, level_of
 
-from .spans import SpanLike, number, numbers, shape, text, whole
+from .spans import SpanLike, number, numbers, shape, taken, text, whole
 
 __all__ = ["Phase", "Request", "median", "request_of"]
 
@@ -23,7 +23,10 @@ def median(values: Iterable[float]) -> float:
 
 @dataclass(slots=True)
 class Phase:
-    """A phase or stage of a request; ``ran`` is the number of its steps, with those that have no span; seconds by the host's clock."""
+    """A phase or stage of a request.
+
+    ``seconds``: by the host's clock. ``ran``: the number of its steps, with those that have no span.
+    """
 
     name: str
     span: SpanLike
@@ -33,13 +36,13 @@ class Phase:
 
     @property
     def step_seconds(self) -> float | None:
-        """Seconds of all steps; of those without a span as many as the others took on average."""
-        return sum(step.seconds for step in self.steps) / len(self.steps) * self.ran if self.steps else None
+        """Seconds of all steps, the device's where it takes longer; of those without a span as many as the others took on average."""
+        return min(self.seconds, sum(map(taken, self.steps)) / len(self.steps) * self.ran) if self.steps else None
 
     @property
     def typical_seconds(self) -> float:
         """Seconds of all steps as they typically are, which a few that were held up do not change."""
-        return median(step.seconds for step in self.steps) * self.ran
+        return median(map(taken, self.steps)) * self.ran
 
     @property
     def stage_seconds(self) -> float:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from inferspan.analysis.levels import MODULE, level_of
 
-__all__ = ["EventLike", "SeriesLike", "SpanLike", "number", "numbers", "shape", "submodules", "text", "whole"]
+__all__ = ["EventLike", "SeriesLike", "SpanLike", "number", "numbers", "shape", "submodules", "taken", "text", "whole"]
 
 _DIMENSIONS = re.compile(r"[0-9]{1,15}(x[0-9]{1,15}){0,15}")
 
@@ -132,6 +132,11 @@ class SeriesLike(Protocol):
     def last(self) -> int | float | None:
         """The newest value."""
         ...
+
+
+def taken(step: SpanLike) -> float:
+    """Seconds of a step: a device works on when the host has launched all of it, and the host goes on to what waits for the result."""
+    return max(step.seconds, step.measured_seconds)
 
 
 def number(span: SpanLike, key: str) -> float | None:

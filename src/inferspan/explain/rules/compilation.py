@@ -10,7 +10,7 @@ from inferspan import semconv
 from ..cause import LIKELY, SURE, Cause, Part, shown_by
 from ..figures import Figures
 from ..requests import Request, median
-from ..spans import number
+from ..spans import number, taken
 from ..wording import seconds_text
 
 __all__ = ["recompilation"]
@@ -75,7 +75,7 @@ def _cost(request: Request, figures: Figures) -> float | None:
     like = [one for one in figures.requests if one.generates == request.generates and not one.warmup and not one.recompiles]
     if like:
         return max(0.0, request.seconds - median(one.seconds for one in like))
-    steps = [step.seconds for phase in request.phases for step in phase.steps if step is not request.span]
+    steps = [taken(step) for phase in request.phases for step in phase.steps if step is not request.span]
     usual = median(steps)
     # Without such requests: its steps over its own typical one, where there are enough.
     return sum(max(0.0, one - 3 * usual) for one in steps) if len(steps) >= 4 else None

@@ -9,7 +9,7 @@ from inferspan import semconv
 from ..cause import LIKELY, POSSIBLE, SURE, Cause, Part, shown_by
 from ..figures import Figures
 from ..requests import Phase, Request, median
-from ..spans import SpanLike, number, text, whole
+from ..spans import SpanLike, number, taken, text, whole
 from ..wording import bytes_text, percent, seconds_text, times
 
 __all__ = ["draft_rejected", "kv_growth", "launch_bound", "outside_steps", "weights_bound"]
@@ -84,7 +84,7 @@ def _busy(figures: Figures, phases: list[Phase], name: str) -> tuple[float | Non
     """Share of the steps in which the device works, steps that show it, where it is from, and how sure it is."""
     profiled = [step for phase in phases for step in phase.steps if number(step, semconv.PROFILER_KERNEL_TIME) and step.seconds > 0]
     if profiled:
-        shares = [min(1.0, (number(step, semconv.PROFILER_KERNEL_TIME) or 0.0) / step.seconds) for step in profiled]
+        shares = [min(1.0, (number(step, semconv.PROFILER_KERNEL_TIME) or 0.0) / taken(step)) for step in profiled]
         return median(shares), profiled, "kernels of profiled steps", SURE
     utilization = figures.metrics.mean(semconv.M_GPU_UTILIZATION, GPU_BUSY)
     # The reading is of the whole time: it belongs to the steps only where these are most of it.
@@ -163,12 +163,12 @@ def kv_growth(figures: Figures) -> Iterator[Cause]:
             continue
         quarter = len(steps) // 4
         first, last = steps[:quarter], steps[-quarter:]
-        begin, end = median(step.seconds for step in first), median(step.seconds for step in last)
+        begin, end = median(map(taken, first)), median(map(taken, last))
         longer = (whole(last[-1], semconv.SEQUENCE_LENGTH) or 0) / (whole(first[0], semconv.SEQUENCE_LENGTH) or 1)
         if begin <= 0 or end < _GROWTH * begin or longer < _GROWTH:
             continue
         # Median of each quarter, so that single slow steps are no growth.
-        quarters = [median(step.seconds for step in steps[at * quarter : (at + 1) * quarter]) for at in range(4)]
+        quarters = [median(map(taken, steps[at * quarter : (at + 1) * quarter])) for at in range(4)]
         extra += sum(max(0.0, one - begin) for one in quarters) / 4 * phase.ran
         all_seconds += phase.step_seconds or 0.0
         growth.append(end / begin)
@@ -200,7 +200,7 @@ def outside_steps(figures: Figures) -> Iterator[Cause]:
             (request, phase, phase.seconds - phase.stage_seconds - inside)
             for request in figures.requests
             for phase in request.phases
-            if phase.name == name and (inside := phase.step_seconds) is not None
+            if phase.name == name and (inside := phase.step_seconds) is not None and _whole_steps(request, phase)
         ]
         seconds = sum(max(0.0, outside) for _, _, outside in found)
         usual = sum(phase.typical_seconds for _, phase, _ in found)
@@ -227,6 +227,11 @@ def outside_steps(figures: Figures) -> Iterator[Cause]:
             if decode else "Look at what generate() does before the model runs: preparation of inputs, moving them, making a large cache.",
             setting="generate(logits_processor=..., stopping_criteria=..., streamer=...)" if decode else "generate(...) and its inputs",
         )  # fmt: skip
+
+
+def _whole_steps(request: Request, phase: Phase) -> bool:
+    """Whether the time of steps is known: on a device, the host only launches them, and waits between them."""
+    return not request.on_gpu or any(number(step, semconv.DEVICE_TIME) is not None for step in phase.steps)
 
 
 def draft_rejected(figures: Figures) -> Iterator[Cause]:

@@ -150,6 +150,15 @@ def test_a_graph_break_is_an_event_with_its_line(telemetry: Telemetry) -> None:
     assert events(second, semconv.GRAPH_BREAK_EVENT) == []
 
 
+def test_graph_breaks_after_a_reset_of_dynamo_are_events_too(telemetry: Telemetry) -> None:
+    """``torch._dynamo.reset()`` forgets the breaks; there are as many afterwards."""
+    telemetry.instrument(model := compiled(broken))
+    call(telemetry, model, 2)
+    dynamo.reset()
+    first, second = call(telemetry, model, 2)
+    assert [len(events(request, semconv.GRAPH_BREAK_EVENT)) for request in (first, second)] == [1, 1]
+
+
 @pytest.mark.skipif(LIMIT == "cache_size_limit", reason="this torch gives no figures of a compilation that its limit refuses")
 def test_the_limit_of_recompilations_is_marked(telemetry: Telemetry) -> None:
     """The compilation that torch refuses says so, with the function; afterwards none is tried."""

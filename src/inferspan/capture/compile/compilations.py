@@ -11,7 +11,7 @@ import functools
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -72,6 +72,7 @@ class CompilationLog:
     def __init__(self) -> None:
         self._wrapped: tuple[Any, Any] | None = None
         self._breaks = 0
+        self._last_break: Any = None
         self._names: dict[str, Attributes] = {}
 
     @property
@@ -97,7 +98,7 @@ class CompilationLog:
 
         # First, or two threads might wrap it twice.
         self._wrapped = (original, log)
-        self._breaks = len(getattr(module, "graph_break_reasons", ()))
+        self._seen_breaks(getattr(module, "graph_break_reasons", ()))
         setattr(module, _NAME, log)
 
     def unwrap(self) -> None:
@@ -131,13 +132,18 @@ class CompilationLog:
             found[semconv.COMPILE_LIMIT] = True
         log.add(semconv.RECOMPILATION_EVENT, found)
 
+    def _seen_breaks(self, reasons: Sequence[Any]) -> None:
+        self._breaks, self._last_break = len(reasons), reasons[-1] if reasons else None
+
     def _note_breaks(self, log: _Log) -> None:
         """Graph breaks since the last compilation: torch compiles on one thread at a time."""
         reasons = getattr(sys.modules.get(_MODULE), "graph_break_reasons", None)
         if not isinstance(reasons, list):
             return
-        # ``torch._dynamo.reset()`` empties the list.
-        begin, self._breaks = self._breaks if self._breaks <= len(reasons) else 0, len(reasons)
+        # ``torch._dynamo.reset()`` empties the list, which may be as long as before by now.
+        known = self._breaks and self._breaks <= len(reasons) and reasons[self._breaks - 1] is self._last_break
+        begin = self._breaks if known else 0
+        self._seen_breaks(reasons)
         for one in reasons[begin:]:
             log.breaks += 1
             where = one.user_stack[-1] if one.user_stack else None

@@ -2,7 +2,8 @@
 
 In comes a session file of ``inferspan demo`` and a Chromium on the path; out comes ``docs/images/trace.png``: the timeline of the streamed
 answer with its first decode step opened. Of a session of ``examples/17_inside.py --smollm2`` it is ``docs/images/activations.png``: the map
-of activations of its first request. Nothing is drawn by hand: the page is the report, with the other parts hidden.
+of activations of its first request; of the first one of ``examples/18_explain.py --smollm2``, ``questions.otlp.jsonl``, it is
+``docs/images/explain.png``: why the requests take their time. Nothing is drawn by hand: the page is the report with its other parts hidden.
 """
 
 from __future__ import annotations
@@ -42,6 +43,16 @@ const rows = [...head.nextElementSibling.querySelectorAll(".row")];
 rows.filter((row) => !/^model\\.layers\\.\\d+$/.test(row.querySelector(".label").textContent)).forEach((row) => row.remove());
 </script>
 """
+ONLY_THE_CAUSES = """
+<style>main { padding-top: 8px }</style>
+<script>
+const page = document.getElementById("page"), head = document.getElementById("explain");
+for (const part of [...head.parentElement.children]) if (part !== head && part !== head.nextElementSibling) part.remove();
+for (let one = head.parentElement; one !== page; one = one.parentElement)
+  for (const part of [...one.parentElement.children]) if (part !== one) part.remove();
+for (const one of document.querySelectorAll("details")) one.open = !one.textContent.startsWith("Not enough data");
+</script>
+"""
 
 
 def main() -> None:
@@ -52,15 +63,19 @@ def main() -> None:
     if browser is None:
         raise SystemExit("a Chromium or Chrome is needed on the path")
     session = read_session(sys.argv[1])
-    inside = Path(sys.argv[1]).name.startswith("inside")
+    name, shown = next(
+        (made for start, made in {"inside": ("activations", ONLY_THE_MAP), "questions": ("explain", ONLY_THE_CAUSES)}.items()
+         if Path(sys.argv[1]).name.startswith(start)),
+        ("trace", OPEN_THE_STEP),
+    )  # fmt: skip
     streamed = (number for number, one in enumerate(session.requests, 1) if one.flag("gen_ai.request.stream") and not one.span.failed)
-    chosen = 1 if inside else next(streamed, 1)
+    anchor = {"activations": "request-1", "explain": "explain"}.get(name) or f"request-{next(streamed, 1)}"
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.html"
-        page.write_text(render(session).replace("</body>", (ONLY_THE_MAP if inside else OPEN_THE_STEP) + "</body>"), encoding="utf-8")
-        output = IMAGES / ("activations.png" if inside else "trace.png")
+        page.write_text(render(session).replace("</body>", shown + "</body>"), encoding="utf-8")
+        output = IMAGES / f"{name}.png"
         command = [browser, *FLAGS, f"--user-data-dir={folder}/profile", f"--window-size={SIZE[0]},{SIZE[1]}", f"--screenshot={output}"]
-        subprocess.run([*command, f"{page.as_uri()}#request-{chosen}"], check=True, stderr=subprocess.DEVNULL, timeout=120)
+        subprocess.run([*command, f"{page.as_uri()}#{anchor}"], check=True, stderr=subprocess.DEVNULL, timeout=120)
     print(f"wrote {output}")
 
 

@@ -132,6 +132,7 @@ class ModuleBatch(NamedTuple):
     """How tensors flowed between the calls, if that was recorded."""
     roofline: Any = None
     """Gives the attributes of the roofline of calls, if they are wanted."""
+    collectives: Mapping[int, float] = _NOT_MEASURED  # seconds in collectives by the ``number`` of a call, where a profiler saw some
 
 
 class Step(NamedTuple):

@@ -338,6 +338,8 @@ PROFILER_STEPS = "inferspan.profiler.steps"
 PROFILER_OPS = "inferspan.profiler.ops"
 PROFILER_KERNELS = "inferspan.profiler.kernels"
 PROFILER_KERNEL_TIME = "inferspan.profiler.kernel_time"
+PROFILER_PASS_TIME = "inferspan.profiler.pass_time"
+PROFILER_COLLECTIVE_TIME = "inferspan.profiler.collective_time"
 PROFILER_KIND = "inferspan.profiler.kind"
 OP_NAME = "inferspan.op.name"
 KERNEL_NAME = "inferspan.kernel.name"
@@ -610,6 +612,9 @@ SPANS = (
         "name of the kernel, shortened",
         "op, module, else step or forward",
         "a kernel, copy or memory setting on the device in a profiler window; at the time at which the device ran it, which may be after its parent's end",
+    ),
+    SpanKindOf(
+        "collective", "gloo:{name}", "module, else step or forward", "a collective that a thread of the host runs, in a profiler window; it may end after its parent"
     ),
 )
 
@@ -1234,8 +1239,10 @@ ATTRIBUTES = (
     Attribute(PROFILER_OPS, "int", f"{_S}, {_R} (forward)", "operations of the profiled pass, those without a span included"),
     Attribute(PROFILER_KERNELS, "int", f"{_S}, {_R} (forward)", "kernels and copies of the profiled pass, those without a span included"),
     Attribute(PROFILER_KERNEL_TIME, "double", f"{_S}, {_R} (forward)", "s, sum over the kernels and copies of the profiled pass"),
-    Attribute(PROFILER_KIND, "string", "op, kernel", "`op`, `kernel`, `memcpy` or `memset`; no other span has it"),
-    Attribute(OP_NAME, "string", "op", "name of the operation"),
+    Attribute(PROFILER_PASS_TIME, "double", f"{_S}, {_R} (forward)", "s, the profiled pass by the host's clock; the request around it has the opening of the profiler as well"),
+    Attribute(PROFILER_COLLECTIVE_TIME, "double", f"{_S}, {_M}, {_R} (forward)", "s in which at least one collective with other ranks ran in the profiled pass: waiting for them and moving data; of a module those that began in it. Absent where none was seen"),
+    Attribute(PROFILER_KIND, "string", "op, kernel, collective", "`op`, `kernel`, `memcpy`, `memset` or `collective`; no other span has it"),
+    Attribute(OP_NAME, "string", "op, collective", "name of the operation"),
     Attribute(KERNEL_NAME, "string", "kernel", "full name, at most 512 characters"),
     Attribute(KERNEL_STREAM, "int", "kernel", "stream as the profiler numbers them"),
     Attribute(KERNEL_GRID, "string", "kernel", "`128x1x1`; only from versions of torch that tell"),

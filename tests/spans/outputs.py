@@ -56,10 +56,11 @@ def _calls(*, times: int = 1) -> ModuleCalls:
 
 
 STATISTICS: dict[int, Any] = {0: {}, 1: {semconv.OUTPUT_STAT_NAN_COUNT: 3, "inferspan.output.stat.mean": 0.5}}
-FEW = ModuleBatch(4, DECODE, 100, _calls(), STATISTICS, {0: 0.25, 2: 1.0}, (OPERATION, KERNEL))
+FEW = ModuleBatch(4, DECODE, 100, _calls(), STATISTICS, {0: 0.25, 2: 1.0}, (OPERATION, KERNEL), collectives={0: 0.125})
 PLAIN = ModuleBatch(None, PhaseKey("forward"), 100, _calls(), STATISTICS)
 # The second and later passes of one structure are filled into a template.
 MANY = [ModuleBatch(step, DECODE, 100, _calls(times=8), STATISTICS, dict.fromkeys(range(24), 0.125)) for step in range(3)]
+MANY[2] = MANY[2]._replace(collectives={3: 0.25, 4: 0.25})
 
 
 class Case(NamedTuple):

@@ -6,7 +6,7 @@ State is kept per call and never on the model, so threads and recursion cannot m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,7 +26,6 @@ from inferspan.records import (
     ModuleBatch,
     ModuleCalls,
     PhaseKey,
-    Profiled,
     Record,
     RequestEnd,
     RequestScope,
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from inferspan.capture.modules.groups import Observed
     from inferspan.capture.modules.hooks import ModuleObservers
     from inferspan.capture.modules.output_stats import OutputStats
-    from inferspan.capture.profiler.window import WindowClaim
+    from inferspan.capture.profiler.window import Taken, WindowClaim
     from inferspan.capture.root.pausing import Pausing
 
 __all__ = [
@@ -224,11 +223,12 @@ class Call(CallLog):
         recorded = self.recorded
         calls = self.cut()
         flow = take_flow(self, step) if self.flow is not None else None
-        profiled = self._profiled(calls, recorded, step, phase)
+        profiled, shared = self._profiled(calls, recorded, step, phase)
         if recorded or profiled:
             # One mapping for all passes until the next reading: nothing waits for the device here.
             statistics = self._statistics if self.output_stats is not None else {}
             batch = ModuleBatch(step, phase, self.offset, calls, statistics, profiled=profiled, stages=stages, flow=flow)
+            batch = batch._replace(collectives=shared) if shared else batch
             self._add_batch(batch._replace(device=self.measured.modules) if self.measured is not None else batch)
         self.stages_ran = stages > 0
 
@@ -292,11 +292,11 @@ class Call(CallLog):
         self.pending.append(stage)
         return True
 
-    def _profiled(self, calls: ModuleCalls, recorded: int, step: int | None, phase: PhaseKey) -> Sequence[Profiled]:
-        """Kernels and operations of the pass that has ended, if it was profiled."""
+    def _profiled(self, calls: ModuleCalls, recorded: int, step: int | None, phase: PhaseKey) -> Taken:
+        """What a profiler window has seen of the pass that has ended."""
         claim = self.window_claim
         if claim is None or not claim.holds_events:
-            return ()
+            return (), {}
         with contain("profiler window"):
             in_steps = phase.name != semconv.PHASE_FORWARD
             return claim.take(
@@ -306,7 +306,7 @@ class Call(CallLog):
                 modules=recorded,
                 shown=step is not None or not in_steps,
             )
-        return ()
+        return (), {}
 
     def read_output_stats(self) -> None:
         """Read the statistics of module outputs, where they are asked for, into the batches of the passes; may wait for the device."""

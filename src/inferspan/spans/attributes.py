@@ -128,6 +128,11 @@ def of_tokens(tokens: int) -> dict[str, AttributeValue]:
     return {semconv.STAGE_TOKENS: tokens}
 
 
+def of_collectives(seconds: float) -> dict[str, AttributeValue]:
+    """The attribute of a module call in which a profiler window has seen collectives."""
+    return {semconv.PROFILER_COLLECTIVE_TIME: seconds}
+
+
 def of_roofline(batch: ModuleBatch, call: tuple[Any, ...]) -> dict[str, AttributeValue]:
     """The attributes of the roofline of a module call; none if they are not wanted, or not known."""
     if batch.roofline is None:
@@ -160,6 +165,8 @@ def of_call(batch: ModuleBatch, call: tuple[Any, ...]) -> dict[str, AttributeVal
         found = {**of_device_time(seconds), **found}
     if (tokens := batch.tokens.get(number)) is not None:
         found = {**of_tokens(tokens), **found}
+    if (shared := batch.collectives.get(number)) is not None:
+        found = {**of_collectives(shared), **found}
     if slot is not None:
         found = {**statistics.get(slot, {}), **found}
     if batch.roofline is not None:

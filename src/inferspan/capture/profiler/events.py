@@ -1,8 +1,9 @@
-"""Places kernels and operations under the module call that launched them, within the span budget.
+"""Places kernels, collectives and operations under the module call that launched them, within the span budget.
 
 In: rows of one forward pass as ``torch_profiler`` has read them, and its module calls. Out: ``Profiled`` records and totals. An operation
 belongs to the innermost module call that was running when it began; a kernel to the operation or module call that was running when the
-host launched it, whenever the device came to it. No torch here, so that it can be tried with made-up rows.
+host launched it, whenever the device came to it; a collective that the host runs to the module call in which it began. No torch here, so
+that it can be tried with made-up rows.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from inferspan import semconv
 from inferspan.attribute_values import exportable_text
 from inferspan.records import AttributeValue, ModuleCalls, Profiled
 
-__all__ = ["KERNEL", "LAUNCH", "MEMCPY", "MEMSET", "OP", "Placed", "ProfilerEvent", "place", "short_name"]
+from .collectives import Owned, by_module, covered, is_collective_kernel, is_collective_op
 
-OP, LAUNCH, KERNEL, MEMCPY, MEMSET = "op", "launch", "kernel", "memcpy", "memset"
+__all__ = ["COLLECTIVE", "KERNEL", "LAUNCH", "MEMCPY", "MEMSET", "OP", "Placed", "ProfilerEvent", "place", "short_name"]
+
+OP, LAUNCH, KERNEL, MEMCPY, MEMSET, COLLECTIVE = "op", "launch", "kernel", "memcpy", "memset", "collective"
 MAX_NAME = 512
 MAX_SPAN_NAME = 80
 
@@ -50,6 +53,10 @@ class Placed(NamedTuple):
     kernel_ns: int
     ops: int
     left_out: int
+    collective_ns: int
+    """Time in which at least one collective ran."""
+    collectives: dict[int, float]
+    """The same in seconds by the number of a module call."""
 
 
 class _Candidate(NamedTuple):
@@ -66,7 +73,7 @@ def place(
 ) -> Placed:
     """Find the parent of each event and keep as many as there is limit for.
 
-    Left out are operations first, the shortest before longer ones, then kernels and copies, the shortest before longer ones.
+    Left out are operations first, the shortest before longer ones, then kernels, copies and collectives in the same order.
 
     Args:
         events: rows of one pass.
@@ -83,6 +90,8 @@ def place(
     launches = {event.key: event for event in events if event.kind == LAUNCH}
     kernels = []
     for event in events:
+        if event.kind == COLLECTIVE and since <= event.start <= until:
+            kernels.append(_Candidate(event, -1, event.start, None))
         if event.kind not in (KERNEL, MEMCPY, MEMSET):
             continue
         launch, op = launches.get(event.key), outermost.get(event.op, -1)
@@ -90,8 +99,11 @@ def place(
         # Neither: launched by another thread, or before the profiler was there.
         if moment is not None and since <= moment <= until:
             kernels.append(_Candidate(event, op, moment, max(0, event.start - moment) if launch is not None else None))
-    owners = inside.innermost([*(event.start for event in ops), *(kernel.module for kernel in kernels)])
-    kernels = [kernel._replace(module=owner) for kernel, owner in zip(kernels, owners[len(ops) :], strict=True)]
+    # On a device operations only launch collectives; those inside of other operations count as well.
+    waits = [] if device == "cuda" else [event for event in events if event.kind == OP and is_collective_op(event.name)]
+    waits = [event for event in waits if since <= event.start <= until]
+    owners = inside.innermost([event.start for event in (*ops, *waits)] + [kernel.module for kernel in kernels])
+    kernels = [kernel._replace(module=owner) for kernel, owner in zip(kernels, owners[len(ops) + len(waits) :], strict=True)]
     chosen = _longest(kernels, limit)
     shown = set(_longest(range(len(ops)), limit - len(chosen), key=lambda at: ops[at].end - ops[at].start)) if with_ops else set()
     numbers = {at: first + order for order, at in enumerate(sorted(shown))}
@@ -99,8 +111,24 @@ def place(
     for order, kernel in enumerate(chosen):
         parent = numbers.get(kernel.op, kernel.module)
         records.append(_kernel_record(first + len(numbers) + order, parent, kernel, device))
-    asked = len(kernels) + (len(ops) if with_ops else 0)
-    return Placed(records, len(kernels), sum(kernel.event.end - kernel.event.start for kernel in kernels), len(ops), asked - len(records))
+    left_out = len(kernels) + (len(ops) if with_ops else 0) - len(records)
+    found = [(owner, event.start, min(event.end, until)) for event, owner in zip(waits, owners[len(ops) :], strict=False)]
+    found += _collectives(kernels, until)
+    on_device = [kernel.event for kernel in kernels if kernel.event.kind != COLLECTIVE]
+    return Placed(
+        records, len(on_device), sum(event.end - event.start for event in on_device), len(ops), left_out,
+        covered((start, end) for _, start, end in found), by_module(found, inside.parents),
+    )  # fmt: skip
+
+
+def _collectives(kernels: Iterable[_Candidate], until: int) -> Iterable[Owned]:
+    """Those that the host runs, as far as they are in the pass, and those of the device, which may come to them after it."""
+    for kernel in kernels:
+        event = kernel.event
+        if event.kind == COLLECTIVE:
+            yield kernel.module, event.start, min(event.end, until)
+        elif event.kind == KERNEL and is_collective_kernel(event.name):
+            yield kernel.module, event.start, event.end
 
 
 def _outermost(ops: list[ProfilerEvent]) -> tuple[list[ProfilerEvent], dict[int, int]]:
@@ -127,6 +155,7 @@ class _Modules:
 
     def __init__(self, calls: ModuleCalls) -> None:
         columns = calls.columns()
+        self.parents = dict(zip(columns.numbers, columns.parents, strict=True))
         rows = zip(columns.starts, columns.ends, columns.numbers, strict=True)
         self._spans = sorted(rows, key=lambda row: (row[0], -row[1], row[2]))
         self._ends = {number: end for _, end, number in self._spans}
@@ -162,6 +191,10 @@ def _op_record(number: int, parent: int, event: ProfilerEvent) -> Profiled:
 
 def _kernel_record(number: int, parent: int, kernel: _Candidate, device: str) -> Profiled:
     event = kernel.event
+    if event.kind == COLLECTIVE:
+        name = exportable_text(event.name[:MAX_NAME])
+        told: dict[str, AttributeValue] = {semconv.PROFILER_KIND: COLLECTIVE, semconv.OP_NAME: name}
+        return Profiled(number, parent, name[:MAX_SPAN_NAME], event.start, event.end, told)
     attributes: dict[str, AttributeValue] = {
         semconv.PROFILER_KIND: event.kind,
         semconv.KERNEL_NAME: exportable_text(event.name[:MAX_NAME]),

@@ -20,7 +20,8 @@ from torch.autograd import profiler
 
 from inferspan.guard import contain
 
-from .events import KERNEL, LAUNCH, MEMCPY, MEMSET, OP, ProfilerEvent
+from .collectives import HOST_COLLECTIVES
+from .events import COLLECTIVE, KERNEL, LAUNCH, MEMCPY, MEMSET, OP, ProfilerEvent
 
 __all__ = ["OpenProfiler", "open_profiler", "read_events"]
 
@@ -112,7 +113,7 @@ class OpenProfiler:
             self._let_others()
 
     def events(self) -> list[ProfilerEvent]:
-        """Events by start, on the monotonic clock; operations and launches of the pass's own thread only."""
+        """Events by start, on the monotonic clock; operations and launches of the pass's own thread, and collectives that it began."""
         results, self._results = self._results, None
         return read_events(results.events(), self._marks) if results is not None else []
 
@@ -215,8 +216,8 @@ def _row(event: Any, shift: int, thread: int, annotations: set[str]) -> Profiler
     kind = _kind(event, annotations)
     if kind is None:
         return None
-    host = kind in (OP, LAUNCH)
-    if host and event.device_resource_id() != thread:
+    host = kind in (OP, LAUNCH, COLLECTIVE)
+    if kind in (OP, LAUNCH) and event.device_resource_id() != thread:
         return None
     start = event.start_ns() + shift
     return ProfilerEvent(
@@ -238,6 +239,8 @@ def _on_host(event: Any) -> bool:
 
 def _kind(event: Any, annotations: set[str]) -> str | None:
     name = event.name()
+    if HOST_COLLECTIVES.match(name) and _on_host(event):
+        return COLLECTIVE  # run by a thread of the backend; torch records those alone that the profiled thread has begun
     if hasattr(event, "activity_type"):
         kind = _ACTIVITIES.get(event.activity_type())
     elif not _on_host(event):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 from types import TracebackType
 
@@ -22,10 +22,11 @@ from inferspan.records import AttributeValue, ModuleCalls, Profiled
 from .events import ProfilerEvent, place
 from .torch_profiler import OpenProfiler, open_profiler
 
-__all__ = ["Window", "WindowClaim", "Windows"]
+__all__ = ["Taken", "Window", "WindowClaim", "Windows"]
 
 _log = logging.getLogger("inferspan")
 DETACHED = "the model is not instrumented any more"
+Taken = tuple[Sequence[Profiled], Mapping[int, float]]
 
 
 class Window:
@@ -56,6 +57,8 @@ class Window:
         """Kernels, copies and memory settings of them, those without a span included."""
         self.kernel_seconds = 0.0
         """Time that those took on the device, in seconds."""
+        self.collective_seconds = 0.0
+        """Time in which at least one collective with other ranks ran, in seconds: waiting for them and moving data."""
         self.ops = 0
         """Operations that the model called, without those that other operations ran."""
         self.spans_dropped = 0
@@ -102,7 +105,8 @@ class Window:
     def __repr__(self) -> str:
         seen = f"{self.steps} of {self.wanted} passes, {self.kernels} kernels, {self.ops} operations"
         dropped = f", {self.spans_dropped} without a span" if self.spans_dropped else ""
-        return f"<inferspan profile: {seen}{dropped}{f'; {self.note}' if self.note else ''}>"
+        shared = f", {self.collective_seconds * 1e3:.3g} ms in collectives" if self.collective_seconds else ""
+        return f"<inferspan profile: {seen}{shared}{dropped}{f'; {self.note}' if self.note else ''}>"
 
 
 class Windows:
@@ -237,8 +241,8 @@ class WindowClaim:
             self.steps += 1
             self.window.steps += 1
 
-    def take(self, calls: ModuleCalls, budget: Budget, *, passes: int, modules: int, shown: bool) -> list[Profiled]:
-        """Records of the pass that has ended; ``attributes`` is then what its own span says of it.
+    def take(self, calls: ModuleCalls, budget: Budget, *, passes: int, modules: int, shown: bool) -> Taken:
+        """What the window has seen of the pass that has ended; ``attributes`` is then what its own span says of it.
 
         Args:
             calls: module calls of the pass.
@@ -246,10 +250,13 @@ class WindowClaim:
             passes: profiled passes that this request may still have.
             modules: module spans that each of them will want.
             shown: whether the pass has a span; without one there is no place for anything.
+
+        Returns:
+            Records, and seconds in collectives by the number of a module call.
         """
         events, self._events = self._events, None
         if events is None:
-            return []
+            return (), {}
         numbers = calls.columns().numbers
         placed = place(
             events,
@@ -269,10 +276,13 @@ class WindowClaim:
         self.window.spans_dropped += placed.left_out
         if self._device == "cuda" and events and not placed.kernels:
             self.window.tell("the profiler has seen no kernel of this pass; another program may have taken the device's counters")
-        self.attributes = {semconv.PROFILER_OPS: placed.ops}
+        self.window.collective_seconds += placed.collective_ns / 1e9
+        self.attributes = {semconv.PROFILER_OPS: placed.ops, semconv.PROFILER_PASS_TIME: (self._until - self._since) / 1e9}
+        if placed.collective_ns:
+            self.attributes[semconv.PROFILER_COLLECTIVE_TIME] = placed.collective_ns / 1e9
         if self._device == "cuda":
             self.attributes |= {semconv.PROFILER_KERNELS: placed.kernels, semconv.PROFILER_KERNEL_TIME: placed.kernel_ns / 1e9}
-        return placed.records
+        return placed.records, placed.collectives
 
     def release(self) -> None:
         """The request has ended; once only. Closes a profiler that it left open, if this is its thread."""

@@ -177,7 +177,8 @@ class ModulePacker:
             else:
                 times = struct.pack(f"<{len(seconds)}d", *seconds)
         count = len(calls.numbers)
-        if batch.tokens or batch.roofline is not None or calls.slots.count(None) < count or calls.failures.count(None) < count:
+        rare = batch.tokens or batch.collectives or batch.roofline is not None
+        if rare or calls.slots.count(None) < count or calls.failures.count(None) < count:
             for place in range(count):
                 more = self._extra(batch, calls, place)
                 if more:
@@ -197,13 +198,15 @@ class ModulePacker:
 
     @staticmethod
     def _extra(batch: ModuleBatch, calls: ModuleColumns, place: int) -> bytes:
-        """The bytes that few calls have: tokens of a stage, statistics of the output, and a failure."""
+        """The bytes that few calls have: tokens of a stage, time in collectives, statistics of the output, and a failure."""
         slot, failure = calls.slots[place], calls.failures[place]
         found = b""
         if slot is not None:
             found = protobuf.attributes(batch.statistics.get(slot, {}))
         if batch.tokens and (tokens := batch.tokens.get(calls.numbers[place])) is not None:
             found += protobuf.attributes(attributes.of_tokens(tokens))
+        if batch.collectives and (shared := batch.collectives.get(calls.numbers[place])) is not None:
+            found += protobuf.attributes(attributes.of_collectives(shared))
         if batch.roofline is not None:
             found += protobuf.attributes(attributes.of_roofline(batch, calls.row(place)))
         if failure is not None:

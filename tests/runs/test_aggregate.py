@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from inferspan import semconv
 from inferspan.cli import main
 from inferspan.report.session import read_session
 from tests.runs.recordings import recording
@@ -141,3 +142,23 @@ def test_a_share_that_is_none_is_told(share: str, job: Path) -> None:
     """By the parser, with exit code 2."""
     with pytest.raises(SystemExit, match="2"):
         main(["aggregate", str(job), f"--straggler={share}"])
+
+
+def test_time_in_collectives_of_each_rank(tmp_path: Path) -> None:
+    """The share of its profiled passes; null where no collective was seen."""
+    for rank, collective in enumerate((0.25, 0.75)):
+        recording(tmp_path / f"{rank}.jsonl", rank=rank, more={semconv.PROFILER_PASS_TIME: 1.0, semconv.PROFILER_COLLECTIVE_TIME: collective})
+    recording(tmp_path / "2.jsonl", rank=2)
+    found = figures(tmp_path)
+    assert [one["collectives"] for one in found["ranks"]] == [0.25, 0.75, None]  # type: ignore[attr-defined]
+    assert spread(found, "in collectives")["min_rank"] == 0
+
+
+def test_the_table_has_time_in_collectives_where_it_was_seen(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A column that is empty for all ranks is left out."""
+    figures(job)
+    assert "in collectives" not in capsys.readouterr().out
+    recording(job / "1.jsonl", rank=1, more={semconv.PROFILER_PASS_TIME: 1.0, semconv.PROFILER_COLLECTIVE_TIME: 0.25})
+    figures(job)
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("rank 1"))
+    assert "25.0 %" in line

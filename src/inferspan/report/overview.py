@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from inferspan import semconv
+from inferspan.analysis.collectives import collective_share
 from inferspan.metrics.summary import percentile
 from inferspan.report.session import Request, Session
 
@@ -38,6 +39,8 @@ class RequestRow(NamedTuple):
     peak_memory: int | None
     energy: float | None
     dropped: int
+    collectives: float | None
+    """Share of its profiled passes in which collectives with other ranks ran."""
     notes: tuple[str, ...]
     nested: bool
 
@@ -69,6 +72,7 @@ def request_rows(session: Session) -> list[RequestRow]:
 
 def request_row(request: Request) -> RequestRow:
     """The figures of one request."""
+    share = collective_share((request.span, *request.steps))
     return RequestRow(
         name=request.span.name,
         model=request.model,
@@ -86,8 +90,10 @@ def request_row(request: Request) -> RequestRow:
         peak_memory=_whole(request.number(semconv.MEMORY_PEAK)),
         energy=request.number(semconv.ENERGY),
         dropped=_whole(request.number(semconv.SPANS_DROPPED)) or 0,
+        collectives=share,
         notes=(
             *_rank(request),
+            *(() if share is None else (f"{100 * share:.0f} % in collectives",)),
             *(word for key, word in _NOTES if request.flag(key)),
             *request.texts(semconv.HEALTH_KINDS),
             *_decision(request),

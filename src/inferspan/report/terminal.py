@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from inferspan.analysis.findings import FINDINGS
 from inferspan.report.figures.bottlenecks import bottleneck_lines
+from inferspan.report.figures.collectives import collective_lines
 from inferspan.report.overview import RequestRow, Totals, request_rows, totals
 from inferspan.report.session import Session
 from inferspan.summaries.lines import RecordingSummary
@@ -47,7 +48,7 @@ def summary(session: Session, *, colour: bool = False, most: int = 50, width: in
         first = [f"{name}: {'; '.join(told)}"] if width is None else [f"{name}:", *_filled("  ", told, "; ", width)]
         parts = [*first, "", table(rows, colour=colour, most=most, width=width)]
         parts += legend(rows[-most:], width)
-        if limits := bottleneck_lines(session):
+        if limits := [*bottleneck_lines(session), *collective_lines(session.requests)]:
             parts += ["", *(line for one in limits for line in textwrap.wrap(clean(one), max(40, width or 140), subsequent_indent="  "))]
     else:
         parts = [f"{clean(str(session.path))}: no request of an instrumented model in this file"]

@@ -163,6 +163,7 @@ def _spreads(ranks: Sequence[Rank]) -> Iterator[Spread]:
         *((f"{name}, median", "s", lambda rank, name=name: rank.phase(name)) for name in phases),
         ("tokens per second", "{token}/s", lambda rank: rank.tokens_per_second),
         ("busy", "s", lambda rank: rank.busy if rank.requests else None),
+        ("in collectives", "1", lambda rank: rank.collectives),
     ]
     for name, unit, value_of in figures:
         yield Spread(name, unit, {rank.number: value for rank in ranks if (value := value_of(rank)) is not None})
@@ -185,6 +186,7 @@ def _rank(rank: Rank, clock: Offset) -> dict[str, Any]:
         "busy_on_device": rank.device,
         "clock_offset": clock.seconds,
         "clock_offset_from": clock.source,
+        "collectives": rank.collectives,
         "request": _figure(Figure.of(rank.durations)),
         "step": _figure(Figure.of(rank.steps)),
         "phases": {name: _figure(Figure.of(values)) for name, values in rank.phases.items()},

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from inferspan import semconv
+from inferspan.analysis.collectives import PassTime, profiled_pass, share_of
 from inferspan.analysis.levels import PHASE, level_of
 from inferspan.metrics.summary import percentile
 from inferspan.report.figures.system import process_labels
@@ -75,6 +76,7 @@ class Rank:
         phases: by name the durations of its phases.
         steps: durations of its decode steps.
         durations: of its requests.
+        profiled: passes in profiler windows.
         readings: by name of ``METRICS``.
     """
 
@@ -95,7 +97,13 @@ class Rank:
     phases: dict[str, list[float]] = field(default_factory=dict)
     steps: list[float] = field(default_factory=list)
     durations: list[float] = field(default_factory=list)
+    profiled: list[PassTime] = field(default_factory=list)
     readings: dict[str, Figure] = field(default_factory=dict)
+
+    @property
+    def collectives(self) -> float | None:
+        """Share of profiled passes in collectives, 0 to 1; ``None`` where no collective was seen."""
+        return share_of(self.profiled)
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -161,6 +169,7 @@ def _add_requests(rank: Rank, requests: Sequence[Request]) -> None:
     rank.device = bool(timed) and all(semconv.DEVICE_TIME in span.attributes for span in timed)
     rank.busy = sum(span.measured_seconds for span in timed) if rank.device else _union(timed)
     for request in top:
+        rank.profiled += [found for span in (request.span, *request.steps) if (found := profiled_pass(span)) is not None]
         tokens = request.number(semconv.OUTPUT_TOKENS)
         if tokens is not None:
             rank.output_tokens = (rank.output_tokens or 0) + int(tokens)

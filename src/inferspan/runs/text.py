@@ -36,12 +36,14 @@ def aggregate_lines(found: Aggregate) -> Iterator[str]:
     if found.efficiency is not None:
         yield f"efficiency {100 * found.efficiency:.1f} % (busy seconds of all ranks / ranks x time from first start to last end)"
     yield ""
+    seen = any(rank.collectives is not None for rank in found.ranks)
     yield from table(
-        ("rank", "host", "requests", "failed", "tokens", "tok/s", "busy", "clock"),
+        ("rank", "host", "requests", "failed", "tokens", "tok/s", "busy", *(("in collectives",) if seen else ()), "clock"),
         [
             (
                 clean(rank.label), clean(rank.host) or ABSENT, count_text(rank.requests), count_text(rank.failed),
                 count_text(rank.output_tokens), real_text(rank.tokens_per_second), seconds_text(rank.busy if rank.requests else None),
+                *((ABSENT if rank.collectives is None else _value(rank.collectives, "1"),) if seen else ()),
                 ABSENT if clock.seconds is None else f"{clock.seconds * 1e3:+.3f} ms ({clock.source})",
             )
             for rank, clock in zip(found.ranks, found.clocks, strict=True)

@@ -52,6 +52,7 @@ class Run:
         request, step, prefill: further attributes.
         kernel_share: share of profiled steps that kernels take; ``None``: no step is profiled.
         kernels: spans in the profiled step.
+        collective_share: share of profiled steps in which collectives run.
         router: attributes of the module that they are in.
         readings: of the machine: name, value, attributes.
         counters: metrics of inferspan itself: name, value, attributes.
@@ -70,6 +71,7 @@ class Run:
     prefill: Mapping[str, Any] = field(default_factory=dict)
     kernel_share: float | None = None
     kernels: Sequence[Kernel] = ()
+    collective_share: float = 0.0
     readings: Sequence[tuple[str, float, Mapping[str, Any]]] = ()
     router: Mapping[str, Any] = field(default_factory=dict)
     counters: Sequence[tuple[str, float, Mapping[str, Any]]] = ()
@@ -151,6 +153,9 @@ def _request(tracer: trace.Tracer, run: Run, at: int) -> int:
                 told.setdefault(semconv.DEVICE_TIME, each / 1e9)
             if profiled:
                 told[semconv.PROFILER_KERNEL_TIME] = (run.kernel_share or 0.0) * each / 1e9
+                told[semconv.PROFILER_PASS_TIME] = each / 1e9
+                if run.collective_share:
+                    told[semconv.PROFILER_COLLECTIVE_TIME] = run.collective_share * each / 1e9
             step = tracer.start_span(f"{name}_step", inside, start_time=start + number * each, attributes=told)
             if profiled and (run.kernels or run.router):
                 _layer(tracer, step, start + number * each, each, run)
@@ -204,6 +209,7 @@ MADE: Mapping[str, tuple[Run, str]] = {
     "values that a router reads": (Run(kernel_share=0.9, kernels=WAITS, request=WELL, readings=[use(0.9)]), "host_sync"),
     "copies of single values": (Run(kernel_share=0.9, kernels=COPIES, request=WELL), "host_sync"),
     "a roofline that says sync": (Run(step={BOUND: "sync"}, request=WELL), "host_sync"),
+    "a model over cards with a slow link": (Run(kernel_share=0.95, collective_share=0.6, request=WELL, readings=[use(0.99)]), "collectives"),
     "a power limit": (Run(request=WELL, readings=[use(0.99), held("sw_power_cap"), *clocks(0.7)]), "throttled"),
     "a hot card": (Run(request=WELL, readings=[use(0.99), held("hw_thermal"), *clocks(0.5)]), "throttled"),
     "a flushed cache": (Run(request=WELL, readings=[use(0.95), *RETRIES]), "allocator_retries"),

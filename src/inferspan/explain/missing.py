@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from inferspan import semconv
+from inferspan.analysis.collectives import profiled_pass
 
 from .figures import Figures
 from .spans import number, text
@@ -34,7 +35,7 @@ def missing_of(figures: Figures) -> list[Missing]:
     """One entry for each kind of data that is not there; nothing about devices that the models do not use."""
     if not figures.requests:
         return [Missing("everything", "no request of an instrumented model is in the recording", "inferspan.instrument(model)")]
-    return [*_detail(figures), *_machine(figures), *_inside(figures)]
+    return [*_detail(figures), *_machine(figures), *_ranks(figures), *_inside(figures)]
 
 
 def _detail(figures: Figures) -> Iterator[Missing]:
@@ -68,6 +69,13 @@ def _machine(figures: Figures) -> Iterator[Missing]:
             yield Missing("time of the device", "no span has it", "device_time=True")
     if not metrics.points(semconv.M_PROCESS_CPU_TIME):
         yield Missing("use of the CPUs, threads and memory of the host", "no reading of them", "host=True")
+
+
+def _ranks(figures: Figures) -> Iterator[Missing]:
+    spans = [span for request in figures.requests for phase in request.phases for span in phase.steps]
+    joined = any(request.span.attributes.get(semconv.RANKS_JOINED) is True for request in figures.requests)
+    if joined and not any(map(profiled_pass, spans)):
+        yield Missing("time in collectives between ranks", "no pass was profiled", "profile_steps=3")
 
 
 def _inside(figures: Figures) -> Iterator[Missing]:

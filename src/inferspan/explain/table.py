@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from .cause import Cause
 from .figures import Figures
 from .rules.batches import padding, stragglers, uneven_lengths
+from .rules.collectives import collectives
 from .rules.compilation import recompilation
 from .rules.decode import draft_rejected, kv_growth, launch_bound, outside_steps, weights_bound
 from .rules.machine import cpu_contention, low_gpu_use, throttled, too_many_threads
@@ -26,7 +27,7 @@ RULES: tuple[Callable[[Figures], Iterator[Cause]], ...] = (
     padding, uneven_lengths, stragglers,
     slow_stage, queue_time, preemptions,
     recompilation,
-    offload_stall, transfer_bound, host_syncs,
+    offload_stall, transfer_bound, host_syncs, collectives,
     allocator_retries, high_memory, host_memory,
     throttled, low_gpu_use, cpu_contention, too_many_threads,
     telemetry, samplers,

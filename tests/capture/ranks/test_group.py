@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from inferspan import semconv
 from inferspan.report.overview import request_rows, totals
-from inferspan.report.session import Request, Session, read_sessions
+from inferspan.report.session import Request, Session
 from tests.capture.ranks.job import REQUESTS
+from tests.capture.ranks.launch import ran
 
-ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6), reason="the job divides models in ways that torch has since 2.6"
 )
@@ -24,16 +19,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     """Both ranks have run every way."""
-    folder = tmp_path_factory.mktemp("ranks")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "INFERSPAN_"))}
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ran = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tests.capture.ranks.job", str(folder)],
-        env={**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}, cwd=ROOT, capture_output=True, text=True,
-        timeout=600, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-4000:]
-    return read_sessions(sorted(folder.glob("*.jsonl")))
+    return ran("job", tmp_path_factory.mktemp("ranks"))
 
 
 def _of(session: Session, kind: str) -> tuple[list[Request], list[Request]]:

@@ -1239,7 +1239,7 @@ ATTRIBUTES = (
     Attribute(PROFILER_OPS, "int", f"{_S}, {_R} (forward)", "operations of the profiled pass, those without a span included"),
     Attribute(PROFILER_KERNELS, "int", f"{_S}, {_R} (forward)", "kernels and copies of the profiled pass, those without a span included"),
     Attribute(PROFILER_KERNEL_TIME, "double", f"{_S}, {_R} (forward)", "s, sum over the kernels and copies of the profiled pass"),
-    Attribute(PROFILER_PASS_TIME, "double", f"{_S}, {_R} (forward)", "s, the profiled pass by the host's clock; the request around it has the opening of the profiler as well"),
+    Attribute(PROFILER_PASS_TIME, "double", f"{_S}, {_R} (forward)", "s from the start of the profiled pass to its end on the host, or to that of its last kernel; the request around it has the opening of the profiler as well"),
     Attribute(PROFILER_COLLECTIVE_TIME, "double", f"{_S}, {_M}, {_R} (forward)", "s in which at least one collective with other ranks ran in the profiled pass: waiting for them and moving data; of a module those that began in it. Absent where none was seen"),
     Attribute(PROFILER_KIND, "string", "op, kernel, collective", "`op`, `kernel`, `memcpy`, `memset` or `collective`; no other span has it"),
     Attribute(OP_NAME, "string", "op, collective", "name of the operation"),

@@ -107,6 +107,12 @@ def test_on_a_device_kernels_count_and_their_launches_do_not() -> None:
     assert placed.kernel_ns == 1_200
 
 
+def test_a_pass_ends_with_its_last_kernel() -> None:
+    """The host may have launched all of it long before."""
+    assert _placed(_kernel("void gemm<1>(int)", 200, 2_300, 2_900, 12), device="cuda").until == 2_900
+    assert _placed([_range(900, 1_500)]).until == 1_000
+
+
 def test_without_collectives_there_is_no_time_in_them() -> None:
     """Of any kind of event."""
     placed = _placed([_op("aten::add", 160, 300), *_kernel("void gemm<1>(int)", 200, 300, 900, 12)], device="cuda")

@@ -57,6 +57,8 @@ class Placed(NamedTuple):
     """Time in which at least one collective ran."""
     collectives: dict[int, float]
     """The same in seconds by the number of a module call."""
+    until: int
+    """End of the pass, on the device where that is later."""
 
 
 class _Candidate(NamedTuple):
@@ -118,6 +120,7 @@ def place(
     return Placed(
         records, len(on_device), sum(event.end - event.start for event in on_device), len(ops), left_out,
         covered((start, end) for _, start, end in found), by_module(found, inside.parents),
+        max(until, max((event.end for event in on_device), default=until)),
     )  # fmt: skip
 
 

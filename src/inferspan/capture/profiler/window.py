@@ -277,7 +277,7 @@ class WindowClaim:
         if self._device == "cuda" and events and not placed.kernels:
             self.window.tell("the profiler has seen no kernel of this pass; another program may have taken the device's counters")
         self.window.collective_seconds += placed.collective_ns / 1e9
-        self.attributes = {semconv.PROFILER_OPS: placed.ops, semconv.PROFILER_PASS_TIME: (self._until - self._since) / 1e9}
+        self.attributes = {semconv.PROFILER_OPS: placed.ops, semconv.PROFILER_PASS_TIME: (placed.until - self._since) / 1e9}
         if placed.collective_ns:
             self.attributes[semconv.PROFILER_COLLECTIVE_TIME] = placed.collective_ns / 1e9
         if self._device == "cuda":

@@ -57,6 +57,8 @@ PLANTED = (
     Planted("one row through a small encoder", "launch", 4e9, 2.2e8, 6 * MS, host=6.1 * MS),
     Planted("kernels of a third of the time, as a profiler saw it", "launch", 1.6e10, 1.5e10, 20 * MS, host=9 * MS, kernels=6 * MS),
     Planted("a hundredth of both roofs", "launch", 1e9, 1e8, 5 * MS),
+    Planted("a collective that waits for another rank, the host ahead", None, 2e6, 8e4, 500 * MS, host=2 * MS),
+    Planted("the same as a profiler saw it", None, 2e6, 8e4, 500 * MS, host=2 * MS, kernels=490 * MS),
     Planted("weights that are moved for each pass", "transfer", 1.6e10, 1.5e10, 600 * MS, host=600 * MS, copies=560 * MS),
     Planted("copies of a little more than half", "transfer", 1e12, 1.5e10, 10 * MS, host=2 * MS, copies=5.2 * MS),
     Planted("copies on a card without known peaks", "transfer", 1e12, 1.5e10, 10 * MS, copies=8 * MS, peaks=None),

@@ -19,7 +19,7 @@ LARGER_PART = 0.5
 FAR_BELOW = 0.5
 """Share of the nearer roof below which kernels are not what takes the time, if the host is as slow as the device."""
 NEVER_KERNELS = 0.05
-"""The same without knowledge of the host: hardly a kernel is so far from both roofs."""
+"""Hardly a kernel is so far from both roofs: something else takes the time, launches where the host is not known."""
 HOST_SETS_THE_PACE = 0.8
 """Time on the host / time on the device from which the device waits for launches: where kernels take the time, the host runs ahead."""
 PLAUSIBLE_ON_HOST = 0.1
@@ -95,11 +95,13 @@ def _bound(times: Times, flops: float | None, bandwidth: float | None) -> str | 
     share, nearer = max(flops, bandwidth), semconv.BOUND_COMPUTE if flops >= bandwidth else semconv.BOUND_MEMORY
     if not times.asynchronous:
         return nearer if share >= PLAUSIBLE_ON_HOST else None
-    if times.kernels is not None:
-        return nearer
-    if times.host is not None:
-        return semconv.BOUND_LAUNCH if share < FAR_BELOW and times.host >= HOST_SETS_THE_PACE * elapsed else nearer
-    return semconv.BOUND_LAUNCH if share < NEVER_KERNELS else nearer
+    if times.kernels is None:
+        if times.host is None:
+            return semconv.BOUND_LAUNCH if share < NEVER_KERNELS else nearer
+        if share < FAR_BELOW and times.host >= HOST_SETS_THE_PACE * elapsed:
+            return semconv.BOUND_LAUNCH
+    # A kernel that waits for another rank, for instance: the host is ahead, and the device is busy.
+    return nearer if share >= NEVER_KERNELS else None
 
 
 def copies_of(profiled: Iterable[Profiled]) -> float:

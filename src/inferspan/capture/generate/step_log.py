@@ -81,7 +81,7 @@ class StepLog:
         "_all_steps", "_budget", "_inputs", "_owner", "_pattern", "_phase_seconds", "_phase_start", "_recording", "_request",
         "_start", "awaiting", "cached", "chunked", "embedded", "first_token", "index", "last", "length", "logits", "main",
         "memory", "modules", "now", "open", "overhead", "phase", "rows", "seconds", "statistics", "token_counts", "token_times",
-        "uniform", "when_first_token", "width", "without_ids",
+        "uniform", "watch", "when_first_token", "width", "without_ids",
     )  # fmt: skip
 
     def __init__(
@@ -104,6 +104,7 @@ class StepLog:
         self.width: int | None = None
         self.main: Any = None
         self.memory: Any = None
+        self.watch: Any = None
         self._inputs: Described = ()
         self.length: int | None = None
         self.cached = cached
@@ -181,6 +182,8 @@ class StepLog:
         clock = self._request.clock
         if clock is not None:
             clock.end()
+        if self.watch is not None:
+            self.watch.flush()
         try:
             pattern = self._pattern
             main = self.main if main is None else main
@@ -362,5 +365,5 @@ class StepLog:
 
     def drop(self) -> None:
         """Drop every tensor, so that nothing depends on when this object is collected."""
-        self.logits = self.main = self.when_first_token = self._pattern = self.memory = None
+        self.logits = self.main = self.when_first_token = self._pattern = self.memory = self.watch = None
         self.statistics = self.rows.statistics = None

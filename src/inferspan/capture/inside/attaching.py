@@ -23,9 +23,11 @@ from .memory import MemoryAfter, MemoryBefore, module_reader
 from .plan import Plan
 from .results import NonfiniteError
 
-__all__ = ["AfterHook", "BeforeHook", "attach"]
+__all__ = ["AfterHook", "BeforeHook", "WatchHook", "attach"]
 
 _tracing: Any = torch._C._get_tracing_state
+_functions: Any = torch._C._is_torch_function_mode_enabled
+_dispatches: Any = torch._C._len_torch_dispatch_stack
 
 
 class _Hook(CopiedAway):
@@ -101,6 +103,46 @@ class AfterHook(_Hook):
             raise error
 
 
+class WatchHook(CopiedAway):
+    """Forward hook of a module of which only the output is looked at, in few instructions: ``AfterHook`` does the same for all others."""
+
+    __slots__ = ("_engine", "_info", "_name")
+
+    def __init__(self, info: ModuleInfo, engine: object) -> None:
+        self._info, self._name = info, info.name
+        self._engine = engine
+
+    @leave_alone
+    def __call__(self, module: nn.Module, args: Any = (), *rest: Any) -> None:
+        """Look at the output; raises ``NonfiniteError`` where that is wanted."""
+        if is_dynamo_compiling() or _tracing():
+            return
+        call: Any = current.call
+        if call is None or call.engine is not self._engine or (log := call.looking) is None:
+            return
+        error: NonfiniteError | None = None
+        try:
+            latest = log.latest
+            if latest:
+                latest.pop(self._name, None)
+            steps, watch = log.steps, log.watch
+            step = steps.index if steps is not None and steps.open else None
+            if _functions() or _dispatches():
+                with unseen():
+                    looked = watch.see(self._name, step, rest[-1], call)
+            else:
+                looked = watch.see(self._name, step, rest[-1], call)
+            if looked is not None:
+                latest[self._name] = [looked]
+            if log.waits:
+                with unseen():
+                    error = log.failure(self._info, rest[-1], (args, {}))
+        except Exception as own:
+            report("numerics watch", own)
+        if error is not None:
+            raise error
+
+
 def attach(
     entries: Sequence[tuple[weakref.ref[nn.Module], ModuleInfo, Any, Any]], engine: Any, fused: set[int], handles: list[Any]
 ) -> bool:
@@ -126,7 +168,9 @@ def attach(
             engine.inside.reads_modules = True
             handles.append(module.register_forward_pre_hook(MemoryBefore(info.name, read, engine)))
             handles.append(module.register_forward_hook(MemoryAfter(info.name, read, engine)))
-        if plan.after:
+        if plan.only_watched and engine.inside.on_nonfinite != "raise":
+            handles.append(module.register_forward_hook(WatchHook(info, engine)))
+        elif plan.after:
             handles.append(module.register_forward_hook(AfterHook(info, plan, engine), with_kwargs=True))
         handles += passes.attach(module, info.name, engine)
     return refused

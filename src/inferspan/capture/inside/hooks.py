@@ -22,6 +22,7 @@ from inferspan.capture.attention.model import ModelAttention, settle
 from inferspan.capture.device.memory import device_of
 from inferspan.capture.modules.patterns import matches
 from inferspan.capture.modules.selection import select, walk
+from inferspan.capture.values.deferred import Stability
 from inferspan.capture.values.unseen import hidden
 from inferspan.guard import contain
 from inferspan.records import ModuleInfo, RequestEnd
@@ -54,6 +55,7 @@ class Inside:
     def __init__(self, root: nn.Module, settings: Settings) -> None:
         self._root = weakref.ref(root)
         self.numerics, self.numerics_of_inputs, self.memory = Numerics(), Numerics(), Memory()
+        self.stability = Stability()
         self.passes, self.attention = PassWatch(settings), ModelAttention(settings)
         self.configure(settings)
         self.functions: list[ModuleFunction] = []
@@ -151,6 +153,7 @@ class Inside:
     def take_over(self, other: Inside) -> None:
         """Go on with what another one has found, and with its functions: the model was taken out of the other's."""
         self.numerics, self.functions, self.results, self.memory = other.numerics, other.functions, other.results, other.memory
+        self.stability = other.stability
         self.passes.take_over(other.passes)
         self.numerics_of_inputs, self.top_logits = other.numerics_of_inputs, other.top_logits
         self.attention.take_over(other.attention)
@@ -205,6 +208,7 @@ class InsideLog:
         latest: what was found in the last call of each module, until its statistics are recorded.
         waits: whether the first bad output raises.
         memory: readings of memory, if any are taken.
+        steps: of the request, if it has some.
     """
 
     def __init__(self, inside: Inside, call: Any, on_nonfinite: str) -> None:
@@ -212,7 +216,8 @@ class InsideLog:
         self._call = call
         self._warns = on_nonfinite == "warn"
         self.waits = on_nonfinite == "raise"
-        self.watch, self.watch_inputs, self._inputs = WatchLog(), WatchLog(of_inputs=True), InputLog()
+        self.watch, self.watch_inputs, self._inputs = WatchLog(stability=inside.stability), WatchLog(of_inputs=True), InputLog()
+        self.steps: Any = getattr(call, "steps", None)
         self.positions = PositionLog(inside.positions)
         self.latest: dict[str, list[Found]] = {}
         self.attention = inside.attention.begin(call)
@@ -223,14 +228,16 @@ class InsideLog:
         if inside.read_memory != "none":
             with contain("memory of modules"):
                 self.memory = MemoryLog(call.owner.device)
-                if (steps := getattr(call, "steps", None)) is not None:
-                    steps.memory = self.memory
+                if self.steps is not None:
+                    self.steps.memory = self.memory
+        if self.steps is not None and inside.watched != "none":
+            self.steps.watch = self.watch
         if inside.looks or (self.memory is not None and inside.reads_modules):
             call.output_stats = Collector(self, call.output_stats)
 
     def step(self) -> int | None:
         """Number of the open step of the request."""
-        steps = getattr(self._call, "steps", None)
+        steps = self.steps
         return steps.index if steps is not None and steps.open else None
 
     def look(self, info: ModuleInfo, output: Any) -> None:
@@ -301,8 +308,7 @@ class InsideLog:
         watch, call = self.watch, self._call
         hidden = call.compiled or "compiled" in (call.engine.unobserved or "")
         if hidden and self._inside.watched != "none":
-            steps = getattr(call, "steps", None)
-            passes = 1 if steps is None else steps.index
+            passes = 1 if self.steps is None else self.steps.index
             watch.left_out["in compiled code"] += max(0, passes - len(watch.steps)) * self._inside.modules
         firsts = self._inside.numerics.add(watch, call.offset)
         self._inside.numerics_of_inputs.add(self.watch_inputs, call.offset)
@@ -344,7 +350,8 @@ class InsideLog:
     def release(self) -> None:
         """Take the hooks off, and drop everything."""
         self._call.engine.release_inside(self._call.held)
-        self._call = self.attention = None
+        self._call = self.attention = self.steps = None
+        self.watch.drop()
         self.latest.clear()
 
 

@@ -37,6 +37,11 @@ class Plan:
         return bool(self.watched or self.attends or self.positions or self.functions["after"])
 
     @property
+    def only_watched(self) -> bool:
+        """Whether bad values in its output are all that is looked at; its memory apart, which has hooks of its own."""
+        return self.watched and not (self.before or self.attends or self.positions or self.functions["after"])
+
+    @property
     def does_more(self) -> bool:
         """Whether more is looked at than attention, which says itself where it cannot be."""
         others = self.watched or self.watches_inputs or self.inputs or self.positions

@@ -1,7 +1,7 @@
 """The numerics watch: NaN, Inf and values near the limit of their dtype in outputs of modules.
 
-In: outputs. Out: counts, read when the request ends. Nothing before that waits for the device, writes to a tensor or keeps one alive; only
-``count_now``, for ``on_nonfinite="raise"``, waits.
+In: outputs. Out: counts, read when the request ends. Nothing before that waits for the device or writes to a tensor, and only
+``DeferredCounts`` keeps some alive, until the pass ends; ``count_now``, for ``on_nonfinite="raise"``, waits.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -20,7 +22,10 @@ from inferspan.capture.modules.device_rows import is_plain
 from inferspan.capture.modules.shapes import all_tensors
 from inferspan.capture.values import host
 from inferspan.capture.values.counts import Counted, DeviceCounts
+from inferspan.capture.values.deferred import DeferredCounts, Stability
 from inferspan.capture.values.pieces import LARGEST
+from inferspan.capture.values.staging import LARGEST_STAGED
+from inferspan.guard import contain
 from inferspan.records import AttributeValue
 
 from .results import BadOutput, ModuleNumerics, NumericsVerdict
@@ -31,6 +36,8 @@ CAPACITY = 1 << 18
 """Calls of one request that are looked at."""
 MOST_MODULES = 4_000
 _NOTHING = (0, 0, 0)
+_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
+_transforms: Any = torch._C._functorch.peek_interpreter_stack
 _WORDS = {"FakeTensor": "fake", "DTensor": "distributed"}
 
 
@@ -82,6 +89,19 @@ def count_now(tensors: Sequence[Tensor]) -> tuple[int, int]:
     return nan, inf
 
 
+class _Known:
+    """The latest output of a module that was one tensor: what is the same for others of its shape and dtype."""
+
+    __slots__ = ("dtype", "kind", "number", "plain", "shape", "small")
+
+    def __init__(self, tensor: Tensor, kinds: dict[Any, int]) -> None:
+        self.plain = is_plain(tensor) and tensor.numel() <= LARGEST
+        if self.plain:
+            self.shape, self.dtype, self.number = tensor.shape, tensor.dtype, tensor.numel()
+            self.small = 0 < self.number <= LARGEST_STAGED
+            self.kind = kinds.setdefault((self.shape, self.dtype), len(kinds))
+
+
 class Looked:
     """One call that was looked at; the counts are 0 until they are read."""
 
@@ -115,20 +135,97 @@ class WatchLog:
 
     Args:
         of_inputs: whether their inputs were, in the order in which they began.
+        stability: of the modules of the model; without it outputs on a device are counted at once, each by itself.
+        reads_host: whether values in the memory of the host are counted there; if not, as those of a device.
     """
 
-    def __init__(self, *, of_inputs: bool = False) -> None:
+    def __init__(self, *, of_inputs: bool = False, stability: Stability | None = None, reads_host: bool = True) -> None:
         self._of_inputs = of_inputs
+        self._reads_host = reads_host
         self._rows = DeviceCounts()
         self._unread: list[Looked] = []
         self._looked = 0
         self.left_out: Counter[str] = Counter()
         self.steps: set[int | None] = set()
+        self._step: int | None = -1
+        self._known: dict[str, _Known] = {}
+        self._kinds: dict[Any, int] = {}
+        self._placed: list[tuple[Any, Counted]] = []
+        self._deferred = None if stability is None else DeferredCounts(stability, self.left_out)
         self.read_rows: list[Looked] = []
         """Calls with NaN or Inf whose counts are known."""
         self.modules: dict[str, int] = {}
         """Calls by module."""
         self.elements = self.high = 0
+
+    def see(self, module: str, step: int | None, output: Any, request: Any) -> Looked | None:
+        """As ``add``, in few instructions if the output is one plain tensor, or a tuple of one and of ``None``.
+
+        Args:
+            module: that returned it.
+            step: in which.
+            output: of the module.
+            request: has ``open_calls`` if the call may have a span, so that a call of which nothing is known yet is returned as well.
+        """
+        if step != self._step:
+            self._begin(step)
+        tensor = output
+        if type(output) is tuple and output:
+            tensor = output[0]
+            for other in output[1:]:
+                if other is not None:
+                    tensor = None
+        looked = None
+        known = self._known.get(module)
+        try:
+            if type(tensor) is not Tensor or _transforms() is not None or self._looked >= CAPACITY:
+                return self.add(module, step, perf_counter_ns(), output)
+            if known is None or (known.plain and (tensor.shape != known.shape or tensor.dtype is not known.dtype)):
+                known = self._known[module] = _Known(tensor, self._kinds)
+            if not known.plain:
+                return self.add(module, step, perf_counter_ns(), output)
+            number = known.number
+            if tensor.is_cpu and self._reads_host:
+                found = host.counts(tensor)
+                if found != _NOTHING:
+                    looked = self._looked_at(module, step, perf_counter_ns())
+                    looked.add(*found)
+                    looked.elements = number
+            else:
+                deferred = self._deferred
+                if deferred is None or not known.small or (_capturing() if tensor.is_cuda else not tensor.is_cpu):
+                    return self.add(module, step, perf_counter_ns(), output)
+                note: list[Any] = [module, step, self._looked, perf_counter_ns(), number, None]
+                if not deferred.keep(module, note, tensor, known.kind):
+                    self._placed.append((note, self._rows.add(tensor)))
+                if request.open_calls:
+                    looked = note[5] = Looked(module, step, self._looked, perf_counter_ns(), of_inputs=self._of_inputs)
+                    looked.elements = number
+        except Exception:
+            # Such as that of a sparse tensor after dense ones.
+            return self.add(module, step, perf_counter_ns(), output)
+        self._looked += 1
+        calls = self.modules
+        calls[module] = calls.get(module, 0) + 1
+        self.elements += number
+        return looked
+
+    def _begin(self, step: int | None) -> None:
+        """The first output of a step is looked at."""
+        self._step = step
+        self.steps.add(step)
+        self.flush()
+
+    def flush(self) -> None:
+        """A pass has ended: outputs of its modules may be written to from now on."""
+        if self._deferred is not None:
+            with contain("numerics watch"):
+                self._deferred.flush()
+
+    def drop(self) -> None:
+        """Keep no outputs any more."""
+        if self._deferred is not None:
+            self._deferred.drop()
 
     def add(self, module: str, step: int | None, time: int, output: Any) -> Looked | None:
         """Count in an output, at once in the memory of the host, else on the device until ``read``.
@@ -147,7 +244,7 @@ class WatchLog:
         for tensor in tensors:
             number = tensor.numel()
             elements += number
-            if tensor.is_cpu:
+            if tensor.is_cpu and self._reads_host:
                 found = host.counts(tensor)
                 if found != _NOTHING:
                     looked = looked or self._looked_at(module, step, time)
@@ -181,7 +278,31 @@ class WatchLog:
             self.high += looked.high
             if looked.nan or looked.inf:
                 self.read_rows.append(looked)
+        placed, self._placed = self._placed, []
+        for note, place in placed:
+            self._settle(note, numbers(place))
+        if self._deferred is not None:
+            for note, found in self._deferred.read():
+                self._settle(note, found)
+            self.read_rows.sort(key=attrgetter("call"))
         return bool(self.read_rows)
+
+    def _settle(self, note: Any, found: tuple[int, int, int] | None) -> None:
+        """Take in the counts of a call of which ``see`` has kept a note; ``None`` if it could not be counted."""
+        module, step, call, time, elements, looked = note
+        if found is None:
+            self.modules[module] -= 1
+            if not self.modules[module]:
+                del self.modules[module]
+            self.elements -= elements
+        elif found != _NOTHING:
+            if looked is None:
+                looked = Looked(module, step, call, time, of_inputs=self._of_inputs)
+                looked.elements = elements
+            looked.add(*found)
+            self.high += looked.high
+            if looked.nan or looked.inf:
+                self.read_rows.append(looked)
 
 
 class Numerics:

@@ -44,8 +44,11 @@ def _address(tensor: Tensor) -> int:
 def counts(tensor: Tensor) -> tuple[int, int, int]:
     """Numbers of NaN, of Inf, and of finite values of at least half the largest value of the dtype; none without memory."""
     if count_values is not None and tensor.is_contiguous():
-        address = _address(tensor)
-        found: tuple[int, int, int] = count_values(address, tensor.numel(), KINDS[tensor.dtype]) if address else (0, 0, 0)
+        # As ``_address``, once a module call.
+        address, offset = tensor.data_ptr(), tensor.storage_offset()
+        if not address or (offset and address == offset * tensor.element_size()):
+            return 0, 0, 0
+        found: tuple[int, int, int] = count_values(address, tensor.numel(), KINDS[tensor.dtype])
         return found
     if is_freed(tensor):
         return 0, 0, 0

@@ -58,7 +58,8 @@ class StagedRows:
 
     def append(self, tensor: Tensor) -> Staged:
         """Copy a tensor that is not empty and has at most ``LARGEST_STAGED`` values."""
-        key = (tensor.shape, tensor.dtype, tensor.device, raw_stream(tensor.device))
+        device = tensor.device
+        key = (tensor.shape, tensor.dtype, device, raw_stream(device))
         stage = self._open.get(key)
         if stage is None:
             if len(self._open) >= MOST_STAGES:

@@ -1,0 +1,262 @@
+"""Counts of small outputs on a device, many at a time: outputs are kept until the pass ends, and four operations count those of one shape.
+
+In: outputs, and the modules that returned them. Out: for each output its counts, read at the end of the request. Nothing waits for the
+device. Counting later is exact only if nothing writes to an output until then:
+
+- The version of a kept tensor and its address must be the same when it is counted. If one differs, the call counts as left out, and outputs
+  of this module are not kept any more.
+- A kernel may write without raising the version. So outputs of a module are kept only after ``PROOF`` of them have been compared, bit by
+  bit, at the end of the pass with copies taken at the call, in requests that have ended. Each request compares one more of them, and if
+  that one has changed, no kept output of this module counts.
+- Outputs without a version (those made in inference mode), those of an autograd graph, and those in a large memory are never kept, and
+  none is once torch.compile was used: its CUDA graphs depend on which of their outputs are alive.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inferspan.capture.compile.state import has_compiled
+from inferspan.capture.compile.transforms import is_capturing
+from inferspan.capture.modules.device_rows import DeviceRows, Place
+from inferspan.guard import contain
+
+from .bits import counts_of_rows
+from .unseen import hidden
+
+__all__ = ["MOST_BYTES", "MOST_KEPT", "PROOF", "DeferredCounts", "Stability"]
+
+PROOF = 4
+"""Outputs of a module that must have stayed as they were before any is kept."""
+MOST_BYTES = 4 << 20
+"""Memory of the outputs that are kept at a time, and of those that are compared in one pass."""
+LARGEST_KEPT = 256 << 10
+"""Memory of one of them."""
+MOST_KEPT = 512
+"""Outputs that are kept at a time."""
+MOST_MODULES = 4_000
+CHANGED, ELSEWHERE, FAILED = "changed in place", "on another stream", "failed"
+_AT_ONCE = -1
+_WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_Key = tuple[int, int, int]
+"""The caller's number for a shape and dtype, index of the device, and stream."""
+
+
+_Kept = tuple[str, Any, Tensor, int, int]
+"""Module, the caller's note, output, and its version and address at the call. If these are the same, nothing that raises versions has
+written to the output, and nothing has replaced its values or freed its memory."""
+
+
+class Stability:
+    """Which modules of one model leave their outputs as they are until a pass ends; requests on several threads may share it."""
+
+    def __init__(self) -> None:
+        self._same: Counter[str] = Counter()
+        self._changed: set[str] = set()
+
+    def checks(self, module: str) -> int:
+        """Outputs of a module to be compared in a request; -1 if its outputs are known to change, or too many modules are known."""
+        if module in self._changed or (module not in self._same and len(self._same) >= MOST_MODULES):
+            return _AT_ONCE
+        return 1 if self.is_proven(module) else PROOF
+
+    def is_proven(self, module: str) -> bool:
+        """Whether enough of its outputs have stayed as they were, and none has changed."""
+        return self._same[module] >= PROOF and module not in self._changed
+
+    def note(self, module: str, *, same: bool) -> None:
+        """An output of a module has been compared."""
+        if not same:
+            self._changed.add(module)
+        elif self._same[module] < PROOF:
+            self._same[module] += 1
+
+
+class DeferredCounts:
+    """The counts of one request.
+
+    Args:
+        stability: of the modules of the model.
+        left_out: counts the outputs that could not be counted, by reason.
+    """
+
+    def __init__(self, stability: Stability, left_out: Counter[str]) -> None:
+        self._stability = stability
+        self._left_out = left_out
+        self._allowed = not has_compiled()
+        self._checks: dict[str, int] = {}
+        """By module: outputs still to be compared; 0 if its outputs are kept, -1 if they are not."""
+        self._kept: dict[_Key, list[_Kept]] = {}
+        self._watched: dict[_Key, list[tuple[_Kept, Tensor]]] = {}
+        """Outputs to be compared with their copies."""
+        self._number = self._bytes = self._watched_bytes = 0
+        self._counts: DeviceRows[int] = DeviceRows()
+        self._same: DeviceRows[int] = DeviceRows()
+        self._counted: list[tuple[Place[int], list[tuple[str, Any]]]] = []
+        self._compared: list[tuple[Place[int], list[str]]] = []
+        self._lost: list[Any] = []
+
+    def keep(self, module: str, note: Any, tensor: Tensor, kind: int) -> bool:
+        """Keep an output of a device until the end of the pass.
+
+        Args:
+            module: that returned it.
+            note: given back by ``read``.
+            tensor: plain, not empty, of at most ``LARGEST_STAGED`` values.
+            kind: a number for its shape and dtype.
+
+        Returns:
+            Whether it is kept; if not, it must be counted now.
+        """
+        checks = self._checks.get(module)
+        if checks is None:
+            checks = self._checks[module] = self._stability.checks(module) if self._allowed else _AT_ONCE
+        if checks < 0 or tensor.requires_grad:
+            return False
+        memory = tensor.untyped_storage().nbytes()
+        if not 0 < memory <= LARGEST_KEPT:
+            return False
+        try:
+            version = tensor._version
+        except RuntimeError:  # made in inference mode
+            self._checks[module] = _AT_ONCE
+            return False
+        index = tensor.get_device()
+        if index >= 0:
+            stream = _raw_stream(index)
+        elif tensor.is_cpu:
+            stream = 0
+        else:
+            return False
+        key = (kind, index, stream)
+        kept = (module, note, tensor, version, tensor.data_ptr())
+        if checks:
+            self._watch(key, kept, memory, checks)
+            return False
+        self._bytes += memory
+        self._number += 1
+        if self._bytes > MOST_BYTES or self._number > MOST_KEPT:
+            self._count_all()
+            self._bytes, self._number = memory, 1
+        found = self._kept.get(key)
+        if found is None:
+            self._kept[key] = [kept]
+        else:
+            found.append(kept)
+        return True
+
+    def _watch(self, key: _Key, kept: _Kept, memory: int, checks: int) -> None:
+        """Compare an output at the end of the pass, no earlier, which is the last moment at which others are counted."""
+        module, _, tensor, *_ = kept
+        if self._watched_bytes + memory > MOST_BYTES:
+            return
+        self._watched_bytes += memory
+        self._watched.setdefault(key, []).append((kept, tensor.clone()))
+        self._checks[module] = checks - 1 or (0 if self._stability.is_proven(module) else _AT_ONCE)
+
+    @hidden
+    def flush(self) -> None:
+        """The pass has ended: count what is kept, compare what is to be compared, and keep neither; waits for nothing."""
+        if self._number:
+            self._count_all()
+        if self._watched:
+            watched, self._watched, self._watched_bytes = self._watched, {}, 0
+            for key, pairs in watched.items():
+                self._compare(key, pairs)
+        if self._allowed and has_compiled():
+            self._allowed, self._checks = False, dict.fromkeys(self._checks, _AT_ONCE)
+
+    def _count_all(self) -> None:
+        groups, self._kept, self._number, self._bytes = self._kept, {}, 0, 0
+        for key, kept in groups.items():
+            if not _is_here(key):
+                self._lose(kept, ELSEWHERE)
+                continue
+            same = [one for one in kept if one[2]._version == one[3] and one[2].data_ptr() == one[4]]
+            if len(same) < len(kept):
+                self._lose([one for one in kept if one[2]._version != one[3] or one[2].data_ptr() != one[4]], CHANGED)
+            if not same:
+                continue
+            place = None
+            with contain("numerics watch"), torch.no_grad():
+                found = counts_of_rows(torch.stack([one[2] for one in same]).flatten(1))
+                place = self._counts.append(len(same), found)
+            if place is None:
+                self._lose(same, FAILED)
+            else:
+                self._counted.append((place, [(one[0], one[1]) for one in same]))
+
+    def _lose(self, kept: list[_Kept], reason: str) -> None:
+        """They cannot be counted any more, and no output of these modules is kept from now on."""
+        self._left_out[reason] += len(kept)
+        for one in kept:
+            self._lost.append(one[1])
+            self._change(one[0])
+
+    def _change(self, module: str) -> None:
+        self._checks[module] = _AT_ONCE
+        self._stability.note(module, same=False)
+
+    def _compare(self, key: _Key, pairs: list[tuple[_Kept, Tensor]]) -> None:
+        """Launch the comparison of outputs of one shape with their copies."""
+        here, same = _is_here(key), []
+        for pair in pairs:
+            module, _, tensor, version, address = pair[0]
+            if here and tensor._version == version and tensor.data_ptr() == address:
+                same.append(pair)
+            else:
+                self._change(module)
+        if same:
+            whole = _WHOLE[pairs[0][1].element_size()]
+            with contain("numerics watch"), torch.no_grad():
+                now, then = torch.stack([one[2] for one, _ in same]), torch.stack([copy for _, copy in same])
+                equal = (now.view(whole) == then.view(whole)).flatten(1).all(1, keepdim=True)
+                self._compared.append((self._same.append(len(same), equal), [one[0] for one, _ in same]))
+
+    def read(self) -> Iterator[tuple[Any, tuple[int, int, int] | None]]:
+        """Read what has been kept since the last time, which may wait for the device.
+
+        Returns:
+            For each output that was kept its note, and its numbers of NaN, Inf, and finite values near the limit; ``None`` if it could not
+            be counted.
+        """
+        self.flush()
+        counted, self._counted = self._counted, []
+        compared, self._compared = self._compared, []
+        lost, self._lost = self._lost, []
+        same = {group: rows.tolist() for group, rows in self._same.read().items()}
+        counts = {group: rows.tolist() for group, rows in self._counts.read().items()}
+        changed = set()
+        for place, modules in compared:
+            for module, (equal,) in zip(modules, same[place.group][place.order], strict=True):
+                if equal:
+                    self._stability.note(module, same=True)
+                else:
+                    changed.add(module)
+                    self._change(module)
+        for note in lost:
+            yield note, None
+        for place, calls in counted:
+            for (module, note), numbers in zip(calls, counts[place.group][place.order], strict=True):
+                if module in changed:
+                    self._left_out[CHANGED] += 1
+                    yield note, None
+                else:
+                    high, nonfinite, nan = map(int, numbers)
+                    yield note, (nan, nonfinite - nan, high - nonfinite)
+
+    def drop(self) -> None:
+        """Keep nothing any more, and count none of it."""
+        self._kept, self._watched, self._number, self._bytes, self._watched_bytes = {}, {}, 0, 0, 0
+
+
+def _is_here(key: _Key) -> bool:
+    """Whether work that is launched now comes after what was on the stream of the call."""
+    _, index, stream = key
+    return index < 0 or (_raw_stream(index) == stream and not is_capturing())

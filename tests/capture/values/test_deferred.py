@@ -106,11 +106,7 @@ def _with_gradients() -> Tensor:
     return torch.ones(4, requires_grad=True) * 2
 
 
-def _on_another_device() -> Tensor:
-    return torch.ones(4, device="meta")
-
-
-@pytest.mark.parametrize("make", [_of_a_large_memory, _without_memory, _in_inference_mode, _with_gradients, _on_another_device])
+@pytest.mark.parametrize("make", [_of_a_large_memory, _without_memory, _in_inference_mode, _with_gradients])
 def test_some_outputs_are_never_kept(make: Callable[[], Tensor]) -> None:
     """Those that have no version, would keep something large alive, or have no values."""
     request = begun(proven("a"), "a")

@@ -36,6 +36,7 @@ CAPACITY = 1 << 18
 """Calls of one request that are looked at."""
 MOST_MODULES = 4_000
 _NOTHING = (0, 0, 0)
+_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 _transforms: Any = torch._C._functorch.peek_interpreter_stack
 _WORDS = {"FakeTensor": "fake", "DTensor": "distributed"}
@@ -150,6 +151,7 @@ class WatchLog:
         self._step: int | None = -1
         self._known: dict[str, _Known] = {}
         self._kinds: dict[Any, int] = {}
+        self._several = torch.cuda.is_initialized() and torch.cuda.device_count() > 1  # type: ignore[no-untyped-call]
         self._placed: list[tuple[Any, Counted]] = []
         self._deferred = None if stability is None else DeferredCounts(stability, self.left_out)
         self.read_rows: list[Looked] = []
@@ -192,11 +194,17 @@ class WatchLog:
                     looked.add(*found)
                     looked.elements = number
             else:
-                deferred = self._deferred
-                if deferred is None or not known.small or (_capturing() if tensor.is_cuda else not tensor.is_cpu):
+                deferred, index, stream = self._deferred, -1, 0
+                if deferred is None or not known.small:
+                    return self.add(module, step, perf_counter_ns(), output)
+                if tensor.is_cuda:
+                    index = tensor.get_device()
+                    stream = _raw_stream(index)
+                # A device's default stream cannot capture; the current stream may be one of another device.
+                if (stream or self._several) and _capturing() if index >= 0 else not tensor.is_cpu:
                     return self.add(module, step, perf_counter_ns(), output)
                 note: list[Any] = [module, step, self._looked, perf_counter_ns(), number, None]
-                if not deferred.keep(module, note, tensor, known.kind):
+                if not deferred.keep(module, note, tensor, known.kind, index, stream):
                     self._placed.append((note, self._rows.add(tensor)))
                 if request.open_calls:
                     looked = note[5] = Looked(module, step, self._looked, perf_counter_ns(), of_inputs=self._of_inputs)

@@ -102,7 +102,7 @@ class DeferredCounts:
         self._compared: list[tuple[Place[int], list[str]]] = []
         self._lost: list[Any] = []
 
-    def keep(self, module: str, note: Any, tensor: Tensor, kind: int) -> bool:
+    def keep(self, module: str, note: Any, tensor: Tensor, kind: int, index: int = -1, stream: int = 0) -> bool:
         """Keep an output of a device until the end of the pass.
 
         Args:
@@ -110,6 +110,8 @@ class DeferredCounts:
             note: given back by ``read``.
             tensor: plain, not empty, of at most ``LARGEST_STAGED`` values.
             kind: a number for its shape and dtype.
+            index: of its device, -1 for the memory of the host.
+            stream: the current one of this device, which captures no graph.
 
         Returns:
             Whether it is kept; if not, it must be counted now.
@@ -126,13 +128,6 @@ class DeferredCounts:
             version = tensor._version
         except RuntimeError:  # made in inference mode
             self._checks[module] = _AT_ONCE
-            return False
-        index = tensor.get_device()
-        if index >= 0:
-            stream = _raw_stream(index)
-        elif tensor.is_cpu:
-            stream = 0
-        else:
             return False
         key = (kind, index, stream)
         kept = (module, note, tensor, version, tensor.data_ptr())

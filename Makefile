@@ -24,6 +24,8 @@ OLDEST ?= .venv-oldest
 # torchao and bitsandbytes write to standard error when they are imported, which transformers does wherever they are installed, and tests
 # look at what programs write there: only `make quantized` sees this folder.
 QUANTIZED := .quantized
+# Ray and what it brings have 320 MB, and its packages change how servers of other tests run (uvloop, httptools): only `make ray` sees them.
+RAY := .ray
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 LOG := $(VENV)/install.log
@@ -40,7 +42,7 @@ if [ -t 2 ]; then printf '\r\033[K' >&2; fi; \
 wait $$pip || { tail -n 30 $(LOG); echo "That failed; the whole log is $(LOG)."; exit 1; }
 endef
 
-.PHONY: help demo stack install lint test oldest quantized docs dashboards pictures bench clean
+.PHONY: help demo stack install lint test oldest quantized ray docs dashboards pictures bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the commands
@@ -81,6 +83,9 @@ quantized: $(QUANTIZED)/stamp ## tests of models that torchao and bitsandbytes h
 	PYTHONPATH=$(QUANTIZED) HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) \
 		-k "torchao or bitsandbytes or quantized" tests/matrix tests/cases/facts/test_quantization.py
 
+ray: $(RAY)/stamp ## the test of the Ray Serve example; Ray in .ray, for this test alone
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest -p no:cacheprovider tests/integration/services/test_ray.py
+
 docs: $(VENV)/dev.stamp ## write the generated pages: docs/telemetry.md, docs/settings.md, docs/coverage.md
 	$(BIN)/python -m docs.generate
 
@@ -94,7 +99,7 @@ bench: $(VENV)/dev.stamp ## measure what it costs on this CPU, ten minutes; ARGS
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## remove the virtual environment, all caches and what `make pictures` has left
-	rm -rf $(VENV) $(OLDEST) $(QUANTIZED) .mypy_cache .ruff_cache .pytest_cache demo-output build dist src/inferspan/capture/modules/_recorder*.so
+	rm -rf $(VENV) $(OLDEST) $(QUANTIZED) $(RAY) .mypy_cache .ruff_cache .pytest_cache demo-output build dist src/inferspan/capture/modules/_recorder*.so
 	rm -rf grafana/preview/node_modules grafana/preview/build grafana/preview/pictures
 
 $(VENV)/demo.stamp: pyproject.toml $(EXTENSION)
@@ -112,6 +117,14 @@ $(VENV)/dev.stamp: $(VENV)/demo.stamp pyproject.toml $(EXTENSION)
 # Without what they need: torch is there, and they would bring one of their own.
 $(QUANTIZED)/stamp: $(VENV)/dev.stamp
 	$(PIP) --quiet --upgrade --no-deps --target $(QUANTIZED) torchao bitsandbytes
+	touch $@
+
+# An environment of its own that sees the packages of the other one: pip adds what is missing, and leaves those as they are.
+$(RAY)/stamp: $(VENV)/dev.stamp
+	test -x $(RAY)/bin/python || $(BIN)/python -m venv $(RAY)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> "$$($(RAY)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth"
+	$(RAY)/bin/python -m pip install --disable-pip-version-check --quiet "ray[serve]>=2.50"
 	touch $@
 
 # Not ".[test]": its optional packages ask for newer versions than these. On Linux this torch brings some 3 GB of CUDA libraries with it,

@@ -31,6 +31,10 @@ class Answers:
         self.model, self.tokenizer = load()
         inferspan.instrument(self.model, self.tokenizer)
 
+    def __del__(self) -> None:
+        """Ray calls it when a replica stops; soon after that it ends the process by SIGKILL."""
+        inferspan.flush()
+
     @serve.batch(max_batch_size=4, batch_wait_timeout_s=0.05)
     async def answers(self, prompts: list[str]) -> list[str]:
         """One ``generate()`` for several callers; it belongs to none of them, so its request is a trace of its own."""

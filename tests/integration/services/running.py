@@ -14,23 +14,45 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from inferspan import semconv
 from tests.integration.conftest import plain_environment
 from tests.integration.servers import Stack, free_ports
 from tests.integration.spans_seen import Seen, from_otlp
 
-__all__ = ["EXAMPLES", "Service", "environment", "get", "instances", "named", "requests_of", "serving", "spans_of", "trace_parent"]
+__all__ = [
+    "EXAMPLES",
+    "Service",
+    "environment",
+    "get",
+    "instances",
+    "named",
+    "needs",
+    "requests_of",
+    "serving",
+    "spans_of",
+    "trace_parent",
+    "wait_until",
+]
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "services"
 ROOT = EXAMPLES.parents[1]
 READY = 120.0
+
+
+def needs(*packages: str) -> None:
+    """Skip where a package is not installed."""
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} is not installed")
 
 
 def environment(stack: Stack, service: str, **more: str) -> dict[str, str]:
@@ -77,16 +99,16 @@ def get(url: str, *, data: Any = None, **headers: str) -> tuple[str, dict[str, s
 
 
 @contextmanager
-def serving(command: Sequence[str], folder: Path, variables: dict[str, str], log: Path, port: int = 0) -> Iterator[Service]:
-    """Run a service until the block ends; ``{port}`` in the command is filled in, with a free one unless it is given."""
-    port = port or free_ports(1)[0]
+def serving(command: Sequence[str], folder: Path, variables: dict[str, str], log: Path) -> Iterator[Service]:
+    """Run a service until the block ends; ``{port}`` in the command is filled in with a free one."""
+    port = free_ports(1)[0]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", *(part.format(port=port) for part in command)], cwd=folder, env=variables, stdout=output, stderr=output
         )
     started = Service(process, f"http://127.0.0.1:{port}")
     try:
-        _wait(started, log)
+        wait_until(lambda: _answers(started.address), process, lambda: log.read_text(errors="replace"))
         yield started
     finally:
         children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
@@ -102,18 +124,23 @@ def _end(child: psutil.Process) -> None:
         child.kill()
 
 
-def _wait(service: Service, log: Path) -> None:
+def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], output: Callable[[], str]) -> None:
+    """Wait for what a process does; ``RuntimeError`` with the end of its output if it has ended, or when time is up."""
     deadline = time.monotonic() + READY
-    while True:
-        try:
-            get(f"{service.address}/nothing-is-here")
-            return
-        except urllib.error.HTTPError:
-            return
-        except OSError as error:
-            if time.monotonic() > deadline or service.process.poll() is not None:
-                raise RuntimeError(log.read_text(errors="replace")[-4000:]) from error
-            time.sleep(0.2)
+    while not ready():
+        if time.monotonic() > deadline or process.poll() is not None:
+            raise RuntimeError(output()[-4000:])
+        time.sleep(0.2)
+
+
+def _answers(address: str) -> bool:
+    try:
+        get(f"{address}/nothing-is-here")
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def trace_parent(number: int) -> tuple[str, str]:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from tests.integration.services.running import (
     get,
     instances,
     named,
+    needs,
     requests_of,
     serving,
     spans_of,
@@ -35,13 +35,6 @@ pytestmark = pytest.mark.integration
 UVICORN = ("uvicorn", "app:app", "--workers", "2", "--port", "{port}")
 GUNICORN = ("gunicorn", "--preload", "--workers", "2", "--bind", "127.0.0.1:{port}", "app:app")
 UVICORN_IN_GUNICORN = ("gunicorn", "--workers", "2", "-k", "uvicorn.workers.UvicornWorker", "--bind", "127.0.0.1:{port}", "app:app")
-
-
-def needs(*packages: str) -> None:
-    """Skip where a package is not installed."""
-    missing = [package for package in packages if find_spec(package) is None]
-    if missing:
-        pytest.skip(f"{', '.join(missing)} is not installed")
 
 
 @pytest.fixture
@@ -248,19 +241,3 @@ def test_celery(stack: Stack, tmp_path: Path) -> None:
     tasks = {span.id: span for span in spans if span.name == "task answer"}
     assert {request.parent for request in requests_of(spans)} == set(tasks)
     assert {task.parent for task in tasks.values()} == {named(spans, "caller").id}
-
-
-def test_ray_serve(stack: Stack, tmp_path: Path) -> None:
-    """A request and a stream join the client's trace; a batch is a trace of its own."""
-    needs("ray")
-    command = ("ray.serve.scripts", "run", "app:app")
-    with serving(command, EXAMPLES / "ray_serve", environment(stack, "ray"), tmp_path / "log", 8000) as service:
-        address = service.address
-        trace, parent = trace_parent(0xF1)
-        get(f"{address}/?prompt=hello", traceparent=parent)
-        stream, parent = trace_parent(0xF2)
-        get(f"{address}/?prompt=hello&stream=1", traceparent=parent)
-        get(f"{address}/?prompt=hello&batch=1")
-        service.stop()
-    for one in (trace, stream):
-        eventually(lambda one=one: _equal(len(requests_of(spans_of(stack, "ray", one))), 1))  # type: ignore[misc]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from inferspan.samplers.loop import SamplerLoop
 
 __all__ = [
-    "HAND_OVER", "Providers", "deferred", "display", "flush_given", "follow_origins", "hand_over", "recorder_for", "reports",
-    "set_up_export", "stage_recorder", "start", "target_for", "writer",
+    "HAND_OVER", "Providers", "begin_export", "deferred", "display", "flush_given", "follow_origins", "hand_over", "recorder_for",
+    "reports", "set_up_export", "stage_recorder", "start", "target_for", "writer",
 ]  # fmt: skip
 
 HAND_OVER = 2.0
@@ -61,6 +62,17 @@ _reports: AutomaticReports | None = None
 _display: Display | None = None
 always: Settings | None = None
 """Whose session file is written beside that of the program: the one that ``inferspan run`` was told to write."""
+
+
+def begin_export(settings: Settings, providers: Providers, *, auto_configure: bool = True) -> None:
+    """Set up export for a model, and close session files that nothing is recorded for any more."""
+    unused = sys.modules.get("inferspan.export.files.unused")  # loaded with the first session file
+    if unused is not None:
+        unused.close_unused(settings, always)
+    if auto_configure:
+        set_up_export(settings, providers)
+    else:
+        otlp.hand_over_at_end(settings)
 
 
 def set_up_export(settings: Settings, providers: Providers) -> None:
@@ -187,6 +199,10 @@ def start(
         summary: of the requests, for the setting ``live``.
     """
     _hand_over_first()
+    if settings.session_file is not None:
+        from .export.files.unused import hold
+
+        released.callback(hold(settings))
     loop: SamplerLoop | None = None
     with contain("samplers"):
         loop, release = machine.samplers.acquire(settings, meters)

@@ -300,10 +300,7 @@ def instrument(
         if existing is not None and existing.target.model is model and existing.target.is_open:
             _check_conflict(existing, resolved if explicit else None, providers)
         else:
-            if auto_configure:
-                composition.set_up_export(resolved, providers)
-            else:
-                otlp.hand_over_at_end(resolved)
+            composition.begin_export(resolved, providers, auto_configure=auto_configure)
             existing = _build(model, tokenizer, resolved, providers)
             _instrumentations[id(model)] = existing
             log_status("instrument:", existing.target, existing.settings)

@@ -31,7 +31,9 @@ def begin_at_zero_in_children(reader: Any, provider: Any, *, ours: bool) -> None
     def begin() -> None:
         with contain("metrics of a forked process"):
             consumer = provider._measurement_consumer
-            storage = consumer._reader_storages[reader]
+            storage = consumer._reader_storages.get(reader)
+            if storage is None:  # its session file is closed
+                return
             # Threads of the parent may have held any of the locks, and none of them is here to release it.
             storage._lock = threading.RLock()
             storage._instrument_view_instrument_matches = {}

@@ -1,7 +1,7 @@
-"""What releases of the SDK before 1.44 lack: an instance id of each process, and readers that join a provider later.
+"""What releases of the SDK lack: before 1.44 an instance id of each process and readers that join a provider later, and processors that leave.
 
-In comes the resource of our providers, or a meter provider of the host's. An SDK that can do it itself is left to it; the others, 1.40 to
-1.43, are reached through private parts that will not change any more.
+In comes the resource of our providers, or a provider of the host's. An SDK that can do it itself is left to it; the others are reached
+through private parts. Those of 1.40 to 1.43 will not change any more; where those of later ones are not as expected, nothing is taken off.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from inferspan.guard import contain
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
 
-__all__ = ["instance_id", "joining", "renew_in_children"]
+__all__ = ["instance_id", "joining", "leave", "renew_in_children"]
 
 
 def instance_id() -> str:
@@ -70,3 +70,40 @@ def joining(provider: Any) -> Callable[[Any], None] | None:
         reader._set_collect_callback(consumer.collect)
 
     return join
+
+
+def leave(provider: Any, signal: str) -> Callable[[Any], None] | None:
+    """How a processor or reader leaves a provider, without being closed; ``None`` where it cannot.
+
+    ``remove_metric_reader`` of the SDK closes the reader after it has lost its provider, so that its last values are never read.
+
+    Args:
+        provider: of the SDK or of any other kind.
+        signal: ``traces``, ``metrics`` or ``logs``.
+    """
+    owner, name = _held_by(provider, signal)
+    lock = getattr(owner, "_lock", None)
+    if not hasattr(owner, name) or lock is None:
+        return None
+
+    def take_off(part: Any) -> None:
+        with lock:
+            # Other threads iterate over the present one.
+            held = getattr(owner, name)
+            if isinstance(held, dict):
+                setattr(owner, name, {each: storage for each, storage in held.items() if each is not part})
+            else:
+                setattr(owner, name, tuple(each for each in held if each is not part))
+        if signal == "metrics":
+            getattr(provider, "_all_metric_readers", set()).discard(part)
+
+    return take_off
+
+
+def _held_by(provider: Any, signal: str) -> tuple[Any, str]:
+    """The object that holds the parts of a provider, and its attribute."""
+    if signal == "traces":
+        return getattr(provider, "_active_span_processor", None), "_span_processors"
+    if signal == "metrics":
+        return getattr(provider, "_measurement_consumer", None), "_reader_storages"
+    return getattr(provider, "_multi_log_record_processor", None), "_log_record_processors"

@@ -136,6 +136,8 @@ def configure(settings: Settings | None = None, *, environ: Mapping[str, str] | 
     environ = os.environ if environ is None else environ
     settings = Settings.resolve(overrides, environ=environ) if settings is None else settings.override(overrides)
     if settings.enabled and not _disabled(environ):
+        if settings.session_file is not None:
+            SETUP.kept_files.add(os.path.abspath(settings.session_file))
         _set_up(_with_writable_file(settings), environ, automatic=False)
 
 

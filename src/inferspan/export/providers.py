@@ -36,6 +36,7 @@ __all__ = [
     "INSTALL",
     "SETUP",
     "Built",
+    "FilePart",
     "Setup",
     "current_provider",
     "extend",
@@ -64,6 +65,19 @@ class Built(NamedTuple):
     name: str
     exporter: Any
     delivery: Delivery
+    path: str | None = None
+    """Of a session file."""
+
+
+class FilePart(NamedTuple):
+    """A processor or reader that writes a session file."""
+
+    path: str
+    signal: str
+    provider: Any
+    """``None`` stands for the global one."""
+    part: Any
+    pipeline: Pipeline
 
 
 @dataclasses.dataclass
@@ -77,10 +91,21 @@ class Setup:
     installed: set[str] = dataclasses.field(default_factory=set)
     """Signals whose global provider is one of ours."""
     session_files: set[str] = dataclasses.field(default_factory=set)
+    """Absolute paths of those that the global providers write; with signal and identity those of a provider that was given."""
+    kept_files: set[str] = dataclasses.field(default_factory=set)
+    """Absolute paths of those that are open until the process ends."""
+    file_parts: list[FilePart] = dataclasses.field(default_factory=list)
     environ: Mapping[str, str] = dataclasses.field(default_factory=lambda: os.environ)
     tracer_provider: Any = None
     span_exporters: tuple[str, ...] = ()
     span_processors: tuple[Any, ...] = ()
+
+    def forget(self, part: FilePart) -> None:
+        """A session file is not written any more by this part; called with the lock held."""
+        self.file_parts = [each for each in self.file_parts if each is not part]
+        kept = [pair for pair in zip(self.span_exporters, self.span_processors, strict=True) if pair[1] is not part.part]
+        self.span_exporters, self.span_processors = tuple(name for name, _ in kept), tuple(each for _, each in kept)
+        self.session_files -= {part.path, f"{part.path} {part.signal} {id(part.provider)}"}
 
 
 SETUP = Setup()
@@ -233,7 +258,14 @@ def _id_generator(environ: Mapping[str, str]) -> IdGenerator:
 
 
 # -------------------------------------------------------------------------------------------------------------- pipelines
-def _own(name: str, part: Any, delivery: Delivery | None = None) -> None:
+def _own_item(signal: str, item: Built, part: Any, provider: Any = None) -> None:
+    """Take over a part of one exporter, and note what a session file is written by."""
+    pipeline = _own(f"{signal}-{item.name}", part, item.delivery)
+    if item.path is not None:
+        SETUP.file_parts.append(FilePart(os.path.abspath(item.path), signal, provider, part, pipeline))
+
+
+def _own(name: str, part: Any, delivery: Delivery | None = None) -> Pipeline:
     """Take over flushing and closing of a processor, reader or provider; those of metrics alone take a time limit to close.
 
     The SDK's parts drop the results of their exporter. ``delivery`` has them: a flush is true only if nothing was lost since the last one.
@@ -249,7 +281,9 @@ def _own(name: str, part: Any, delivery: Delivery | None = None) -> None:
         else:
             part.shutdown()
 
-    SETUP.pipelines.add(Pipeline(name, delivery.all_sent(flush) if delivery is not None else flush, close))
+    pipeline = Pipeline(name, delivery.all_sent(flush) if delivery is not None else flush, close)
+    SETUP.pipelines.add(pipeline)
+    return pipeline
 
 
 def _batches(environ: Mapping[str, str], prefix: str, queue_size: int, delay: float) -> dict[str, Any]:
@@ -278,10 +312,10 @@ def _add_spans(provider: Any, item: Built, environ: Mapping[str, str]) -> None:
     provider.add_span_processor(processor)
     SETUP.span_exporters += (item.name,)
     SETUP.span_processors += (processor,)
-    _own(f"traces-{item.name}", processor, item.delivery)
+    _own_item("traces", item, processor, provider)
 
 
-def _reader(item: Built, environ: Mapping[str, str]) -> Any:
+def _reader(item: Built, environ: Mapping[str, str], provider: Any = None) -> Any:
     from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 
     if isinstance(item.exporter, MetricReader):  # the pull exporters of other packages
@@ -291,7 +325,7 @@ def _reader(item: Built, environ: Mapping[str, str]) -> Any:
         interval = variables.positive_number(environ, METRIC_INTERVAL, "OTEL_METRIC_EXPORT_INTERVAL", most=most)
         timeout = variables.positive_number(environ, 30_000, "OTEL_METRIC_EXPORT_TIMEOUT", most=most)
         reader = PeriodicExportingMetricReader(item.exporter, export_interval_millis=interval, export_timeout_millis=timeout)
-    _own(f"metrics-{item.name}", reader, item.delivery)
+    _own_item("metrics", item, reader, provider)
     return reader
 
 
@@ -300,7 +334,7 @@ def _add_logs(provider: Any, item: Built, environ: Mapping[str, str]) -> None:
 
     processor = BoundedLogs(item.exporter, item.delivery, **_batches(environ, "OTEL_BLRP", 2048, 1000))
     provider.add_log_record_processor(processor)
-    _own(f"logs-{item.name}", processor, item.delivery)
+    _own_item("logs", item, processor, provider)
 
 
 def extend(
@@ -313,7 +347,7 @@ def extend(
             if signal == "traces" and hasattr(provider, "add_span_processor"):
                 _add_spans(provider, item, os.environ)
             elif signal == "metrics" and (join := joining(provider)) is not None:
-                reader = _reader(item, os.environ)
+                reader = _reader(item, os.environ, provider)
                 join(reader)
                 begin_at_zero_in_children(reader, provider, ours=False)
             elif signal == "logs" and hasattr(provider, "add_log_record_processor"):
@@ -336,7 +370,7 @@ def file_exporter(signal: str, session_file: str | None) -> list[Built]:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     made, delivery = kinds[signal](session_file), Delivery(signal)  # the session file logs its own failures
-    return [Built("file", guarded_exporter(signal, lambda: made, delivery, limit=sys.maxsize), delivery)]
+    return [Built("file", guarded_exporter(signal, lambda: made, delivery, limit=sys.maxsize), delivery, session_file)]
 
 
 def take_over(signals: list[str]) -> None:

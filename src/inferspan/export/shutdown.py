@@ -142,6 +142,24 @@ class Pipelines:
             worker.stop()
         return closed and handed_over
 
+    def close(self, chosen: Sequence[Pipeline], timeout: float) -> bool:
+        """Send what is in some of the pipelines and close them; the others stay open.
+
+        Args:
+            chosen: those that were added and are closed now.
+            timeout: longest time in seconds that the caller will wait.
+
+        Returns:
+            Whether they were closed in that time.
+        """
+        deadline = self._clock() + timeout
+        found = [pair for pair in self._pipelines if pair[0] in chosen]
+        self._pipelines = tuple(pair for pair in self._pipelines if pair[0] not in chosen)
+        closed = self._wait([(worker, self._closing(pipeline, deadline)) for pipeline, worker in found], deadline)
+        for _, worker in found:
+            worker.stop()
+        return closed
+
     def close_at_exit(self, timeout: float) -> None:
         """Shut down when the process ends: see ``ProcessEnd.close_at_exit``."""
         self._end.close_at_exit(timeout)

@@ -198,7 +198,7 @@ def _loose_of(model: Any, tokenizer: Any, settings: Settings | None, providers: 
             settings = Settings.resolve()
         if not settings.enabled:
             return None
-        composition.set_up_export(settings, providers)
+        composition.begin_export(settings, providers)
         made = _loose[key] = _Loose(model, tokenizer, settings, providers)
         if known is not None:
             known.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +41,7 @@ def session(path: Path, *, tokens: int, number: int = REQUESTS) -> Path:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A baseline of short outputs."""
     folder = tmp_path_factory.mktemp("baseline")
-    # A copy, because the file of a process goes on when other models of the process are recorded.
-    shutil.copy(session(folder / "live.jsonl", tokens=4), folder / "before.jsonl")
+    session(folder / "before.jsonl", tokens=4)
     assert main(["baseline", str(folder / "before.jsonl"), "-o", str(folder / "baseline.json")]) == 0
     return folder / "baseline.json"
 
@@ -64,6 +62,29 @@ def test_too_few_requests_are_noted_when_they_are_saved(tmp_path: Path, capsys: 
     assert "note: tiny: 2 requests, 30 are needed to compare with it" in capsys.readouterr().out
 
 
+def test_too_few_requests_cannot_be_judged(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, as of ``diff``: a gate does not pass where nothing was compared."""
+    path = session(tmp_path / "few.jsonl", tokens=4, number=2)
+    assert main(["baseline", str(path), "--against", str(saved), "--json", str(tmp_path / "found.json")]) == 2
+    assert "cannot be compared, too few requests: 30 are needed on each side" in capsys.readouterr().out
+    assert json.loads((tmp_path / "found.json").read_text())["verdict"] == "undecided"
+
+
+def test_a_model_that_is_not_in_the_baseline_cannot_be_judged(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2 likewise."""
+    other = tmp_path / "other.json"
+    other.write_text(saved.read_text().replace('"tiny"', '"another"'))
+    assert main(["baseline", str(saved.with_name("before.jsonl")), "--against", str(other)]) == 2
+    assert "tiny: not in the baseline" in capsys.readouterr().out
+
+
+def test_the_help_has_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of ``diff``."""
+    with pytest.raises(SystemExit):
+        main(["baseline", "--help"])
+    assert "exit codes: 0 no drift" in capsys.readouterr().out
+
+
 def test_longer_outputs_drift(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 1, the figure first, and JSON."""
     after = session(tmp_path / "after.jsonl", tokens=12)
@@ -71,6 +92,7 @@ def test_longer_outputs_drift(saved: Path, tmp_path: Path, capsys: pytest.Captur
     assert "DRIFT output_tokens" in capsys.readouterr().out
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["drifted"] is True
+    assert found["verdict"] == "drift"
     assert "output_tokens" in {one["figure"] for one in found["models"][0]["figures"] if one["drifted"]}
 
 

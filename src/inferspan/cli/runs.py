@@ -63,9 +63,11 @@ def add_baseline(commands: Any) -> None:
         "baseline",
         help="save figures of outputs by model version, or compare outputs with them",
         description="Read session files: length, entropy, confidence, repetition and findings of the outputs of each model\n"
-        "and version. Write them to a baseline file, or compare them with one. The exit code is 1 where a figure\n"
-        "has drifted: the difference is large against its noise and against the spread of single requests.",
-        epilog="examples:\n  inferspan baseline session.jsonl -o baseline.json\n  inferspan baseline today.jsonl --against baseline.json\n"
+        "and version. Write them to a baseline file, or compare them with one. A figure has drifted if the\n"
+        "difference is large against its noise and against the spread of single requests.",
+        epilog="exit codes: 0 no drift, or nothing to compare with; 1 drift; 2 cannot be judged: bad input, too few requests, a model\n"
+        "that is not in the baseline\n\n"
+        "examples:\n  inferspan baseline session.jsonl -o baseline.json\n  inferspan baseline today.jsonl --against baseline.json\n"
         "  INFERSPAN_BASELINE=baseline.json python app.py",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -80,7 +82,7 @@ def _baseline(arguments: argparse.Namespace) -> int:
     from inferspan.analysis.baseline import Baseline, BaselineError
     from inferspan.report.files import session_files
     from inferspan.report.session import SessionFileError
-    from inferspan.runs.baseline import compare, few, outputs_of
+    from inferspan.runs.baseline import DRIFT, UNDECIDED, compare, few, outputs_of
     from inferspan.text.numbers import counted
 
     written: Path | None = arguments.output
@@ -97,7 +99,7 @@ def _baseline(arguments: argparse.Namespace) -> int:
                 print(line, file=told)
             if arguments.json is not None:
                 _write(arguments.json, comparison.as_dict(), told)
-            code = int(comparison.drifted)
+            code = {DRIFT: 1, UNDECIDED: 2}.get(comparison.verdict, 0)
         if written is not None:
             baseline = Baseline.load(written) if written.exists() else Baseline()
             for outputs in found:

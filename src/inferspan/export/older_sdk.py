@@ -1,4 +1,4 @@
-"""What releases of the SDK lack: before 1.44 an instance id of each process and readers that join a provider later, and processors that leave.
+"""What releases of the SDK lack: before 1.44 an instance id of each process and readers that join a provider; processors that leave one.
 
 In comes the resource of our providers, or a provider of the host's. An SDK that can do it itself is left to it; the others are reached
 through private parts. Those of 1.40 to 1.43 will not change any more; where those of later ones are not as expected, nothing is taken off.

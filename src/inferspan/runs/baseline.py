@@ -15,7 +15,9 @@ from inferspan.report.session import SessionFileError, read_sessions
 from inferspan.report.terminal import clean
 from inferspan.text.numbers import counted
 
-__all__ = ["Comparison", "compare", "few", "outputs_of"]
+__all__ = ["DRIFT", "FINE", "UNDECIDED", "Comparison", "compare", "few", "outputs_of"]
+
+FINE, DRIFT, UNDECIDED = "fine", "drift", "undecided"
 
 
 def outputs_of(paths: Sequence[Path]) -> list[Outputs]:
@@ -61,9 +63,17 @@ class Comparison:
         """Whether any figure has."""
         return any(shift.drifted for _, _, found in self.rows for shift in found)
 
+    @property
+    def verdict(self) -> str:
+        """``drift`` if any figure has drifted; else ``undecided`` if a model could not be compared; else ``fine``."""
+        if self.drifted:
+            return DRIFT
+        return FINE if all(found for _, _, found in self.rows) else UNDECIDED
+
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form: ``drifted``, and for each model its requests and shifts."""
+        """The JSON form: ``verdict``, ``drifted``, and for each model its requests and shifts."""
         return {
+            "verdict": self.verdict,
             "drifted": self.drifted,
             "models": [
                 {

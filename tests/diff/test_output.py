@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -68,6 +69,16 @@ def test_markdown_is_alone_on_standard_output(pair: tuple[str, str], capsys: pyt
     assert out.startswith("### REGRESSION (gate 3 %)\n\n- request of text\\_completion &lt;/title>&lt;script>alert(1)&lt;/script>\\|\\*x\\*")
     rows = [line for line in out.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {4, 7}
+
+
+def test_markdown_notifies_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of accounts and numbers of issues in the name of a model are divided by a space that has no width."""
+    name = "@octocat/net-7b~2 #1 org/net#23 GH-4 !5 a@b C# 6"
+    files = [str(write(tmp_path / f"{side}.jsonl", [0.1 * value for value in noise(60, seed)], model=name)) for seed, side in enumerate("ab")]
+    main(["diff", *files, "--markdown"])
+    out = html.unescape(capsys.readouterr().out)
+    assert re.findall(r"@\w|[#!]\d|GH-\d", out) == []
+    assert name in out.replace("\u200b", "")
 
 
 def test_json_is_alone_on_standard_output(pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:

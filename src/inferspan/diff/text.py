@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from inferspan.diff.compare import Comparison
@@ -9,6 +10,11 @@ from inferspan.diff.tables import headline, lines_of, tables
 from inferspan.report.terminal import clean
 
 __all__ = ["markdown_lines", "text_lines"]
+
+_REFERENCE = re.compile(r"(?<=@)(?=\w)|(?<=[#!])(?=\d)|(?<=\bGH-)(?=\d)", re.IGNORECASE)
+"""Where ``@name``, ``#1``, ``!1`` (a merge request of GitLab) and ``GH-1`` are divided."""
+_NOTHING = "\u200b"
+"""A space without width."""
 
 
 def text_lines(found: Comparison) -> Iterator[str]:
@@ -71,8 +77,9 @@ def markdown_lines(found: Comparison) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    """Text that Markdown shows as it is."""
-    text = clean(text)
+    """Text that Markdown shows as it is, and that names no account, issue or change of a forge."""
+    # Backslashes and entities do not keep GitHub from finding names: it looks at the text that is shown.
+    text = _REFERENCE.sub(_NOTHING, clean(text))
     for mark in "\\`*_[]|":
         text = text.replace(mark, "\\" + mark)
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace("~", "&#126;")
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("~", "&#126;").replace(_NOTHING, "&#8203;")

@@ -192,6 +192,17 @@ def test_assisted_decoding_is_stopped_by_a_loop_and_refused_for_logits(telemetry
         ask(model, short("nonfinite"), assistant_model=draft)
 
 
+@pytest.mark.parametrize("options", [{}, {"return_dict_in_generate": True, "output_scores": True}], ids=["ids", "scores"])
+def test_assisted_decoding_says_what_has_ended_it(telemetry: Telemetry, options: dict[str, Any]) -> None:
+    """Also where the first pass has accepted several tokens of the draft."""
+    model, draft = models.llama(), models.llama()
+    telemetry.instrument(model)
+    stopped = ask(model, short("loop"), most=120, assistant_model=draft, **options)
+    (request,) = telemetry.requests()
+    assert stopped.shape[1] < 120
+    assert (request.attributes or {})[semconv.STOP_KINDS] == ("loop",)
+
+
 def test_one_criterion_serves_one_call_after_another() -> None:
     """The second call begins anew."""
     model = models.llama()

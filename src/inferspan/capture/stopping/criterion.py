@@ -72,7 +72,8 @@ class _Stop:
             # Before transformers 5 assisted decoding asks about candidates first, and then about fewer tokens.
             goes_on = width > self._prompt
         if request != self._request or rows != self._rows or not goes_on:
-            self._request, self._rows, self._prompt, self._scores, self._first = request, rows, width - 1, 0, {}
+            self._request, self._rows, self._scores, self._first = request, rows, 0, {}
+            self._prompt = width - _first_tokens(call)
             self._collapse.reset()
         self._width = width
 
@@ -123,6 +124,13 @@ class _Stop:
                 if at and at == lengths[row] and not found[row]:
                     found[row] = kind
         return found
+
+
+def _first_tokens(call: Any) -> int:
+    """Tokens that the loop of a request has chosen when it asks for the first time: with a draft model they may be several."""
+    loops = getattr(getattr(getattr(call, "adapter", None), "run", None), "loops", None)
+    chosen = loops[-1].width if loops and loops[-1].prompt_width is None else None
+    return chosen or 1
 
 
 _SCORES = "call generate() with return_dict_in_generate=True and output_scores=True"

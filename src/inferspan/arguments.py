@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from inferspan.guard import read_attribute
+
 from .settings import Settings, SettingsError
 
 __all__ = ["resolve", "unwrap"]
@@ -28,9 +30,9 @@ def unwrap(model: Any, tokenizer: Any, what: str = "instrument") -> tuple[Any, A
         return model, tokenizer
     inner: Any = None
     with suppress(Exception):  # a property may raise anything
-        inner = components_of(model) or getattr(model, "model", None)
+        inner = components_of(model) or read_attribute(model, "model")
     if isinstance(inner, nn.Module):
-        return inner, tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
+        return inner, tokenizer if tokenizer is not None else read_attribute(model, "tokenizer")
     named = ", or the name of another engine's model as text" if what == "generation" else ""
     raise TypeError(
         f"inferspan.{what}() takes a torch.nn.Module or a pipeline of transformers or diffusers{named}, not {type(model).__name__}"

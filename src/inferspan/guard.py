@@ -15,9 +15,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["Swallowed", "contain", "count", "error_counts", "guarded", "observe", "report"]
+__all__ = [
+    "Swallowed", "ask", "contain", "count", "error_counts", "guarded", "has_attribute", "observe", "read_attribute", "report",
+]  # fmt: skip
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,6 +29,7 @@ _lock = threading.Lock()
 _counts: dict[str, int] = {}
 _logged: set[tuple[str, str]] = set()
 _observers: list[Callable[[Swallowed], None]] = []
+_MISSING = object()
 
 
 def _forked() -> None:
@@ -125,6 +128,31 @@ def guarded(place: str) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
         return call
 
     return decorate
+
+
+def read_attribute(owner: Any, name: str, default: Any = None) -> Any:
+    """An attribute of an object of the program's; ``default`` if it has none, or if reading it raises.
+
+    A property of a model or configuration may run any code of the program's. An error in it is no error of ours, so it is not counted.
+    """
+    try:
+        return getattr(owner, name, default)
+    except Exception:
+        return default
+
+
+def has_attribute(owner: Any, name: str) -> bool:
+    """Whether an object of the program's has an attribute that can be read."""
+    return read_attribute(owner, name, _MISSING) is not _MISSING
+
+
+def ask(owner: Any, name: str, **arguments: Any) -> Any:
+    """What a method of an object of the program's returns; ``None`` if it has none, or if reading or calling it raises."""
+    method = read_attribute(owner, name)
+    try:
+        return method(**arguments) if callable(method) else None
+    except Exception:
+        return None
 
 
 def error_counts() -> dict[str, int]:

@@ -13,6 +13,8 @@ from typing import Any
 
 from torch import nn
 
+from inferspan.guard import read_attribute
+
 __all__ = ["ActiveAdapters", "call_adapters"]
 
 LOOKED_AT = 16
@@ -42,7 +44,7 @@ def _configured(model: nn.Module) -> bool:
 
 
 def _configurations(model: nn.Module) -> tuple[str, ...]:
-    known = getattr(model, "peft_config", None)
+    known = read_attribute(model, "peft_config")
     return tuple(map(str, known)) if isinstance(known, Mapping) else ()
 
 
@@ -57,7 +59,7 @@ class ActiveAdapters:
         """Names of the adapters that are active now, in order; empty without one, and where the layers disagree."""
         if not _configured(model):
             return ()
-        if getattr(model, "_adapters_disabled", False) is True:
+        if read_attribute(model, "_adapters_disabled", False) is True:
             return ()
         known = _configurations(model)
         if known != self._known or not self._layers or not self._in_place():
@@ -82,17 +84,17 @@ class ActiveAdapters:
             # PEFT's layers have been taken out: merged into the weights, or unloaded.
             return ()
         try:
-            return _names(getattr(model, "active_adapters", None))
+            return _names(read_attribute(model, "active_adapters"))
         except Exception:  # transformers raises where no adapter is loaded
             return ()
 
 
 def _had_layers(model: nn.Module) -> bool:
     """Whether the adapters are PEFT's and of the kind that has layers; prompt learning has none."""
-    known, kind = getattr(model, "peft_config", None), getattr(sys.modules.get("peft.config"), "PeftConfigMixin", None)
+    known, kind = read_attribute(model, "peft_config"), getattr(sys.modules.get("peft.config"), "PeftConfigMixin", None)
     if kind is None or not isinstance(known, Mapping):
         return False
-    return any(isinstance(config, kind) and not getattr(config, "is_prompt_learning", False) for config in known.values())
+    return any(isinstance(config, kind) and not read_attribute(config, "is_prompt_learning", False) for config in known.values())
 
 
 def _layer_class() -> Any:
@@ -104,7 +106,8 @@ def _adapter_layers(model: nn.Module) -> list[tuple[weakref.ref[nn.Module], str,
     kind = _layer_class()
     if kind is None:
         return []
-    found = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children() if isinstance(child, kind)]
+    children = ((parent, name, child) for parent in model.modules() for name, child in parent.named_children())
+    found = [one for one in children if issubclass(type(one[2]), kind)]
     step = max(1, len(found) // LOOKED_AT)
     return [(weakref.ref(parent), name, weakref.ref(child)) for parent, name, child in found[::step][: LOOKED_AT + 1]]
 
@@ -112,11 +115,11 @@ def _adapter_layers(model: nn.Module) -> list[tuple[weakref.ref[nn.Module], str,
 def _agreed(layers: Iterable[Any]) -> tuple[str, ...]:
     states: list[tuple[str, ...]] = []
     for layer in layers:
-        if getattr(layer, "_disable_adapters", False):
+        if read_attribute(layer, "_disable_adapters", False):
             states.append(())
             continue
         # Merged weights count, in addition to active adapters.
-        states.append(_names(getattr(layer, "merged_adapters", ())) or _names(getattr(layer, "active_adapters", ())))
+        states.append(_names(read_attribute(layer, "merged_adapters", ())) or _names(read_attribute(layer, "active_adapters", ())))
     if not all(states) and any(states):
         return ()
     return tuple(dict.fromkeys(name for state in states for name in state))

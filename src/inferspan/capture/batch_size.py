@@ -7,10 +7,12 @@ layout leaves no other reading; otherwise the number is not known. Nothing is re
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+
+from inferspan.guard import read_attribute
 
 from .modules.shapes import describe
 from .signatures import positional_names
@@ -72,11 +74,11 @@ def _names(module: nn.Module) -> tuple[str, ...]:
 
 def _batch_first(layer: Any) -> bool:
     """Whether a recurrent or attention layer takes its batch first; false if it does not say."""
-    for holder in (layer, getattr(layer, "self_attn", None)):
-        value = getattr(holder, "batch_first", None)
+    for holder in (layer, read_attribute(layer, "self_attn")):
+        value = read_attribute(holder, "batch_first")
         if isinstance(value, bool):
             return value
-    layers = getattr(layer, "layers", None)
+    layers = read_attribute(layer, "layers")
     return isinstance(layers, nn.ModuleList) and len(layers) > 0 and _batch_first(layers[0])
 
 
@@ -88,7 +90,7 @@ def _is_of_torch(layer: nn.Module) -> bool:
 
 def _unwrapped(model: nn.Module) -> nn.Module:
     for name in _WRAPPED:
-        inner = getattr(model, name, None)
+        inner = read_attribute(model, name)
         if isinstance(inner, nn.Module) and not _names(model):
             return _unwrapped(inner)
     return model
@@ -96,10 +98,10 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 def _first_layer(model: nn.Module) -> nn.Module:
     """The module that takes the arguments as they are given."""
-    model = _unwrapped(model)
-    while isinstance(model, nn.Sequential) and _is_of_torch(model) and len(model):
-        model = model[0]
-    return model
+    found: Any = _unwrapped(model)
+    while issubclass(type(found), nn.Sequential) and _is_of_torch(found) and len(found):
+        found = found[0]
+    return found  # type: ignore[no-any-return]
 
 
 def layout_of(model: nn.Module) -> Layout:
@@ -108,17 +110,18 @@ def layout_of(model: nn.Module) -> Layout:
     names = _names(called)
     documented: frozenset[str] = frozenset()
     if any(base.__module__.split(".")[0] == "transformers" for base in type(called).__mro__):
-        documented = frozenset({*_NAMED, str(getattr(called, "main_input_name", "input_ids"))})
-    first = _first_layer(model)
+        documented = frozenset({*_NAMED, str(read_attribute(called, "main_input_name", "input_ids"))})
+    first: Any = _first_layer(model)
     if _is_of_torch(first):
-        if isinstance(first, _SEQUENCES):
+        if issubclass(type(first), _SEQUENCES):
             return Layout(names, 0 if _batch_first(first) else 1, 3)
-        if isinstance(first, nn.modules.rnn.RNNCellBase):
+        if issubclass(type(first), nn.modules.rnn.RNNCellBase):
             return Layout(names, 0, 2)
-        if isinstance(first, nn.modules.conv._ConvNd):
+        if issubclass(type(first), nn.modules.conv._ConvNd):
             return Layout(names, 0, len(first.kernel_size) + 2)
-    sequences = [_batch_first(module) for module in called.modules() if isinstance(module, _SEQUENCES)]
-    spatial = max((len(module.kernel_size) + 2 for module in called.modules() if isinstance(module, nn.modules.conv._ConvNd)), default=0)
+    sequences = [_batch_first(module) for module in called.modules() if issubclass(type(module), _SEQUENCES)]
+    convolutions: Iterator[Any] = (module for module in called.modules() if issubclass(type(module), nn.modules.conv._ConvNd))
+    spatial = max((len(module.kernel_size) + 2 for module in convolutions), default=0)
     return Layout(names, None, 0, documented, bool(sequences), not all(sequences), spatial)
 
 

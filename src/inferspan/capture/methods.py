@@ -13,6 +13,7 @@ from torch import jit, nn
 from torch.compiler import is_dynamo_compiling
 
 from inferspan.capture.compile.state import leave_frame
+from inferspan.guard import read_attribute
 from inferspan.settings import SettingsError
 
 from .forward import ForwardCall, start_forward
@@ -45,9 +46,9 @@ def chosen_methods(model: nn.Module, wanted: Sequence[str] | None) -> tuple[str,
     for name in wanted:
         if name in _NEVER or name.startswith("__"):
             raise SettingsError(f"inferspan setting 'methods': {name!r} cannot be named, forward and generate are always seen")
-        if isinstance(model, jit.ScriptModule):
+        if issubclass(type(model), jit.ScriptModule):
             raise SettingsError(f"inferspan setting 'methods': {name!r} of a scripted model cannot be seen, its methods are not Python")
-        if not callable(getattr(model, name, None)):
+        if not callable(read_attribute(model, name)):
             raise SettingsError(f"inferspan setting 'methods': {kind.__name__} has no method {name!r}")
     return tuple(wanted)
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from inferspan import semconv
 from inferspan.capture.compile.state import is_compiled, is_optimized
-from inferspan.guard import contain
+from inferspan.guard import ask, contain, has_attribute, read_attribute
 from inferspan.records import AttributeValue, ModelInfo
 from inferspan.settings import Settings
 
@@ -61,8 +61,8 @@ def is_training(model: nn.Module | None) -> bool:
 
 
 def _name_and_revision(config: Any) -> tuple[str | None, str | None]:
-    path = getattr(config, "_name_or_path", None)
-    revision = getattr(config, "_commit_hash", None)
+    path = read_attribute(config, "_name_or_path")
+    revision = read_attribute(config, "_commit_hash")
     revision = revision if isinstance(revision, str) else None
     if not isinstance(path, str) or not path:
         return None, revision
@@ -81,10 +81,10 @@ def name_of(path: str) -> tuple[str | None, str | None]:
 
 
 def _quantization(config: Any) -> dict[str, AttributeValue]:
-    options = getattr(config, "quantization_config", None)
+    options = read_attribute(config, "quantization_config")
     if options is None:
         return {}
-    values = options if isinstance(options, dict) else getattr(options, "__dict__", {})
+    values = options if isinstance(options, dict) else read_attribute(options, "__dict__", {})
     found: dict[str, AttributeValue] = {}
     method = values.get("quant_method")
     if method is not None:
@@ -98,11 +98,11 @@ def _quantization(config: Any) -> dict[str, AttributeValue]:
 
 def _is_packed(module: nn.Module) -> bool:
     """Whether a module keeps weights in another form than one element a parameter."""
-    if isinstance(module, torch.jit.ScriptModule):
+    if issubclass(type(module), torch.jit.ScriptModule):
         return False
     # Quantised layers of torch.ao keep them in objects of TorchScript, those of other libraries in buffers or integers. A list is looked
     # through, because observers come and go on other threads.
-    if any(isinstance(value, torch.ScriptObject) for value in [*module.__dict__.values()]):
+    if any(issubclass(type(value), torch.ScriptObject) for value in [*module.__dict__.values()]):
         return True
     if any(not parameter.is_floating_point() and not parameter.is_complex() for parameter in module.parameters(recurse=False)):
         return True
@@ -113,10 +113,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """The model in wrappers for parallel work and for adapters, which have no name of their own."""
     peft = getattr(sys.modules.get("peft"), "PeftModel", ())
     for _ in range(DEEPEST):
-        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif peft and isinstance(model, peft):
-            inner = model.get_base_model()
+        # Not isinstance: a class may say that it is another one.
+        if issubclass(type(model), nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module  # type: ignore[assignment]
+        elif peft and issubclass(type(model), peft):
+            inner = ask(model, "get_base_model")
             if not isinstance(inner, nn.Module):
                 break
             model = inner
@@ -163,8 +164,8 @@ def _execution_device(module: nn.Module) -> torch.device | None:
     hook = module.__dict__.get("_hf_hook")
     if hook is None:
         return None
-    for one in getattr(hook, "hooks", None) or (hook,):
-        device = getattr(one, "execution_device", None)
+    for one in read_attribute(hook, "hooks") or (hook,):
+        device = read_attribute(one, "execution_device")
         if isinstance(device, torch.device):
             return device
         if isinstance(device, int) and not isinstance(device, bool):
@@ -238,13 +239,13 @@ def model_device(model: nn.Module) -> torch.device | None:
 
 def is_text_only(model: nn.Module) -> bool:
     """Whether the configuration names neither a vision nor an audio part."""
-    config = getattr(model, "config", None)
-    return not any(hasattr(config, name) for name in ("vision_config", "audio_config"))
+    config = read_attribute(model, "config")
+    return not any(has_attribute(config, name) for name in ("vision_config", "audio_config"))
 
 
 def has_plain_generate(model: nn.Module) -> bool:
     """Whether ``model.generate()`` is that of transformers, wrapped or not, so that its result has the documented meaning."""
-    inner = getattr(model, "_orig_mod", model)
+    inner = read_attribute(model, "_orig_mod", model)
     method = getattr(type(inner), "generate", None)
     mixin = getattr(sys.modules.get("transformers.generation.utils"), "GenerationMixin", None)
     if mixin is None or method is None or "generate" in inner.__dict__:
@@ -254,12 +255,11 @@ def has_plain_generate(model: nn.Module) -> bool:
 
 def sharded_vocabulary(model: nn.Module) -> int:
     """Number of entries of whole logits, if the model is tensor-parallel, so that its logits may be parts; else 0."""
-    parallel = getattr(model, "_tp_size", None) or 0
-    config = getattr(model, "config", None)
+    parallel = read_attribute(model, "_tp_size") or 0
+    config = read_attribute(model, "config")
     if not isinstance(parallel, int) or parallel < 2 or config is None:
         return 0
-    text = getattr(config, "get_text_config", None)
-    size = getattr(text(decoder=True) if callable(text) else config, "vocab_size", None)
+    size = read_attribute(ask(config, "get_text_config", decoder=True) or config, "vocab_size")
     return size if type(size) is int else 0
 
 
@@ -306,15 +306,15 @@ class ModelFacts:
         with contain("model facts"):
             # A look that fails takes ten times as long on a module as in its dictionary. A scripted one has another kind of it.
             parts: Any = model.__dict__.get("_modules")
-            inner = (parts.get("_orig_mod") or model) if isinstance(parts, dict) else getattr(model, "_orig_mod", model)
-            config = getattr(unwrapped(inner), "config", None)
+            inner = (parts.get("_orig_mod") or model) if isinstance(parts, dict) else read_attribute(model, "_orig_mod", model)
+            config = read_attribute(unwrapped(inner), "config")
             if adapters is None:
                 adapters = self._adapters.read(inner)
             state = _State(
                 self._place(model, (self._structure, structure)),
-                getattr(config, "_attn_implementation", None),
+                read_attribute(config, "_attn_implementation"),
                 id(config),
-                getattr(config, "_name_or_path", None),
+                read_attribute(config, "_name_or_path"),
                 adapters,
                 (self._structure, structure),
                 has_process_group(),
@@ -351,17 +351,17 @@ def _collect(model: nn.Module, settings: Settings, state: _State | None) -> Mode
     name = revision = None
     config = None
     with contain("model facts"):
-        inner = getattr(model, "_orig_mod", model)
+        inner = read_attribute(model, "_orig_mod", model)
         inner = unwrapped(inner)
         architecture = _class_of(inner).__name__
-        config = getattr(inner, "config", None)
+        config = read_attribute(inner, "config")
         name, revision = _name_and_revision(config)
     with contain("model facts"):
         attributes |= {semconv.MODEL_ARCHITECTURE: architecture}
         if revision:
             attributes[semconv.MODEL_REVISION] = revision
         for key, attribute in ((semconv.MODEL_TYPE, "model_type"), (semconv.MODEL_ATTENTION, "_attn_implementation")):
-            value = getattr(config, attribute, None)
+            value = read_attribute(config, attribute)
             if isinstance(value, str) and value:
                 attributes[key] = value
         attributes |= _quantization(config)
@@ -378,7 +378,7 @@ def _collect(model: nn.Module, settings: Settings, state: _State | None) -> Mode
     if state is not None:
         attributes |= _of_state(state)
         with contain("roofline"):
-            costs = costs_of(unwrapped(getattr(model, "_orig_mod", model)), state.place.device, state.place.dtype, settings)
+            costs = costs_of(unwrapped(read_attribute(model, "_orig_mod", model)), state.place.device, state.place.dtype, settings)
     kind = type(unwrapped(model))
     libraries = {base.__module__.partition(".")[0] for base in kind.__mro__}
     huggingface = bool(libraries & _HUGGINGFACE) or hasattr(kind, "generate")

@@ -29,7 +29,7 @@ from inferspan.capture.modules.recorder import IN_C
 from inferspan.capture.modules.routing import new_collector
 from inferspan.capture.profiler.switch import install_switches
 from inferspan.capture.profiler.window import Window, Windows
-from inferspan.guard import contain
+from inferspan.guard import contain, read_attribute
 from inferspan.records import ModelInfo, ModuleInfo, Recorder
 from inferspan.setting_checks import warn_once
 from inferspan.settings import Settings
@@ -84,7 +84,7 @@ class Target:
     """
 
     def __init__(self, model: nn.Module, settings: Settings, recorder: Recorder, tokenizer: Any = None) -> None:
-        stages = () if isinstance(model, Components) else settings.stages
+        stages = () if issubclass(type(model), Components) else settings.stages
         self.engine = ModuleObservers(model, settings, stages)  # raises on a wrong setting: nothing refers to the model yet
         self._undo = Undo()
         self.device_clock = DeviceClock()
@@ -104,7 +104,7 @@ class Target:
         self.root_info = ModuleInfo("", type(model).__name__, None, type(model).__name__)
         self.text_only = is_text_only(model)
         self.methods = chosen_methods(model, settings.methods)
-        self.scripted = isinstance(model, torch.jit.ScriptModule)
+        self.scripted = issubclass(type(model), torch.jit.ScriptModule)
         self.has_plain_generate = has_plain_generate(model)
         self.members: dict[int, weakref.ref[nn.Module]] = {}
         self._called = False
@@ -220,7 +220,7 @@ class Target:
         if "generate" in model.__dict__ and not callable(getattr(type(model), "generate", None)):
             self._undo.push(InstanceMethod.put(model, "generate", around))
         elif not callable(getattr(type(model), "generate", None)):
-            owner = getattr(getattr(model, "generate", None), "__self__", None)
+            owner = read_attribute(read_attribute(model, "generate"), "__self__")
             if isinstance(owner, nn.Module) and owner is not model and id(owner) in self.members:
                 key = id(owner)
                 with _lock:

@@ -49,7 +49,7 @@ class _Loose:
         self.settings, self.providers = settings, providers
         self.recorder, meters = composition.recorder_for(settings, providers)
         self.stages = composition.stage_recorder(settings, providers)
-        make: Any = NamedTarget if isinstance(model, str) else LooseTarget
+        make: Any = NamedTarget if issubclass(type(model), str) else LooseTarget
         self.target: LooseTarget = make(model, settings, self.recorder, tokenizer)
         self.released = ExitStack()
         composition.start(settings, meters, self.released, self.target, self.recorder.metrics.summary)
@@ -123,7 +123,7 @@ def generation(
         ValueError: ``model`` is an empty name, or a number is out of range.
         SettingsError: a setting is unknown or wrong.
     """
-    if isinstance(model, str):
+    if issubclass(type(model), str):
         check_name(model, "generation")
     limit = _limit(max_new_tokens)
     explicit = settings is not None or bool(settings_overrides)
@@ -135,10 +135,10 @@ def generation(
     except ImportError as error:
         warn_once("inferspan.generation() records nothing, because it needs torch, also for other engines: %s", error)
         return _off()
-    if not isinstance(model, str):
+    if not issubclass(type(model), str):
         model, tokenizer = unwrap(model, tokenizer, "generation")
     prompt = prompt_of(input_tokens)
-    owner = None if isinstance(model, str) else target_of(model)
+    owner = None if issubclass(type(model), str) else target_of(model)
     hold: Callable[[], Callable[[], None]] = _nothing_held
     if owner is None:
         try:
@@ -153,7 +153,7 @@ def generation(
         owner, hold = loose.target, loose.hold
     return Generation(
         owner,
-        None if isinstance(model, str) else model,
+        None if issubclass(type(model), str) else model,
         prompt,
         tokenizer=tokenizer,
         max_new_tokens=limit,
@@ -181,7 +181,7 @@ def _loose_of(model: Any, tokenizer: Any, settings: Settings | None, providers: 
 
     ``None`` where ``enabled`` is false.
     """
-    key: object = model if isinstance(model, str) else id(model)
+    key: object = model if issubclass(type(model), str) else id(model)
     with _lock:
         while _collected:
             gone = _loose.pop(_collected.popleft(), None)
@@ -189,7 +189,7 @@ def _loose_of(model: Any, tokenizer: Any, settings: Settings | None, providers: 
                 gone.close()
         known = _loose.get(key)
         if known is not None and all(new is None or new is old for new, old in zip(providers, known.providers, strict=True)):
-            same_model = isinstance(model, str) or known.target.model is model
+            same_model = issubclass(type(model), str) or known.target.model is model
             if same_model and (settings is None or settings == known.settings):
                 if tokenizer is not None:
                     known.target.tokenizer = tokenizer
@@ -202,7 +202,7 @@ def _loose_of(model: Any, tokenizer: Any, settings: Settings | None, providers: 
         made = _loose[key] = _Loose(model, tokenizer, settings, providers)
         if known is not None:
             known.close()
-        if not isinstance(model, str):
+        if not issubclass(type(model), str):
             weakref.finalize(model, _collected.append, key).atexit = False
         named = [name for name in _loose if isinstance(name, str)]
         for name in named[: max(0, len(named) - MOST_NAMES)]:

@@ -12,6 +12,8 @@ from math import prod
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from inferspan.guard import read_attribute
+
 __all__ = ["LARGEST", "Cost", "bytes_of", "cost_of", "features_of", "is_registered", "register_cost", "weight_of"]
 
 OVER_LAST, OVER_OUTPUTS, OVER_INPUTS, OVER_ELEMENTS = "last", "outputs", "inputs", "elements"
@@ -169,10 +171,10 @@ def weight_of(module: Any) -> Any:
 
 def features_of(module: Any) -> tuple[int, int] | None:
     """Features that a linear module takes and gives; ``None`` if it is not one."""
-    taken, given = getattr(module, "in_features", None), getattr(module, "out_features", None)
+    taken, given = read_attribute(module, "in_features"), read_attribute(module, "out_features")
     if isinstance(taken, int) and isinstance(given, int):
         return taken, given
-    if type(module).__name__ == "Conv1D" and isinstance(getattr(module, "nf", None), int):  # transposed, of transformers
+    if type(module).__name__ == "Conv1D" and isinstance(read_attribute(module, "nf"), int):  # transposed, of transformers
         weight = weight_of(module)
         return None if weight is None else (int(weight.shape[0]), int(module.nf))
     return None
@@ -225,7 +227,7 @@ def _by_parameters(module: Any) -> Cost | None:
     widest = max((tensor.dim() for tensor in parameters.values()), default=0)
     if widest <= 1:
         return Cost(weights=bytes_of(module))
-    experts, chosen = getattr(module, "num_experts", None), getattr(module, "top_k", None)
+    experts, chosen = read_attribute(module, "num_experts"), read_attribute(module, "top_k")
     if isinstance(experts, int) and widest == 3 and all(tensor.shape[0] == experts for tensor in parameters.values()):
         matrices = [tensor for tensor in parameters.values() if tensor.dim() == 3]
         each = sum(2 * int(tensor.shape[1]) * int(tensor.shape[2]) for tensor in matrices)

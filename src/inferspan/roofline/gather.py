@@ -10,6 +10,8 @@ import inspect
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from inferspan.guard import ask, has_attribute, read_attribute
+
 from .costs import Cost, cost_of, features_of, is_registered, weight_of
 from .model import CROSS, ENCODER, FRAMES, HEAD, MAIN, OTHER, PATCHES, ROWS, ModelCosts, ModulePart
 from .peaks import Peaks
@@ -110,7 +112,7 @@ def _is_open(module: Any, cost: Cost, attends: bool) -> bool:
     """
     if "base_layer" in module._modules and "lora_A" in module._modules:
         # Two products beside that of the layer, unless the adapter is merged, switched off, or one of several.
-        plain = not getattr(module, "merged", True) and not getattr(module, "disable_adapters", True)
+        plain = not read_attribute(module, "merged", True) and not read_attribute(module, "disable_adapters", True)
         return not plain or len(module._modules["lora_A"]) != 1 or bool(module._modules.get("lora_magnitude_vector"))
     if attends:
         # Layers with a state have such projections as well.
@@ -120,9 +122,9 @@ def _is_open(module: Any, cost: Cost, attends: bool) -> bool:
 
 
 def _window(module: Any) -> int:
-    config = getattr(module, "config", None)
-    window = getattr(module, "sliding_window", getattr(config, "sliding_window", None))
-    types, place = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
+    config = read_attribute(module, "config")
+    window = read_attribute(module, "sliding_window", read_attribute(config, "sliding_window"))
+    types, place = read_attribute(config, "layer_types"), read_attribute(module, "layer_idx")
     if isinstance(types, list | tuple) and isinstance(place, int) and place < len(types) and "sliding" not in str(types[place]):
         return 0
     return window if isinstance(window, int) and not isinstance(window, bool) and window > 0 else 0
@@ -132,50 +134,50 @@ class _Streams:
     """Which positions go through which module, from the configuration and the names of modules."""
 
     def __init__(self, root: Any, found: list[_Found]) -> None:
-        self.config = getattr(root, "config", None)
+        self.config = read_attribute(root, "config")
         self.name = type(root).__name__
         self.paths = {id(one.module): one.path for one in found}
         self.encoder = self._encoder(root)
         self.language = self._language(root)
-        embeddings = _called(root, "get_output_embeddings")
+        embeddings = ask(root, "get_output_embeddings")
         self.head = self.paths.get(id(embeddings)) if embeddings is not None else None
         # The weight of a module with packed int8 weights is a method, that of one with a parametrization is computed.
         weight = weight_of(embeddings) if self.head is not None else None
         shape = getattr(weight, "shape", None) or (getattr(embeddings, "out_features", 0),)
         self.vocabulary = int(shape[0]) if self.head is not None else 0
-        prefix = getattr(root, "base_model_prefix", None)
+        prefix = read_attribute(root, "base_model_prefix")
         beside = isinstance(prefix, str) and prefix in root._modules and self.head is not None and not _below(self.head, prefix)
         self.base = prefix if beside else None
         self.kind = self._kind(root)
 
     def _encoder(self, root: Any) -> str | None:
-        if not getattr(self.config, "is_encoder_decoder", False):
+        if not read_attribute(self.config, "is_encoder_decoder", False):
             return None
-        encoder = _called(root, "get_encoder")
+        encoder = ask(root, "get_encoder")
         return self.paths.get(id(encoder)) if encoder is not None else None
 
     def _language(self, root: Any) -> str | None:
         """Path of the language model of one that takes more than text."""
-        if not any(hasattr(self.config, name) for name in ("vision_config", "audio_config")):
+        if not any(has_attribute(self.config, name) for name in ("vision_config", "audio_config")):
             return None
-        decoder = _called(root, "get_decoder")
+        decoder = ask(root, "get_decoder")
         return None if decoder is None else self.paths.get(id(decoder))
 
     def _kind(self, root: Any) -> str:
-        if self.config is None or not hasattr(root, "get_input_embeddings"):
+        if self.config is None or not has_attribute(root, "get_input_embeddings"):
             return ""
-        kind = getattr(self.config, "model_type", None)
+        kind = read_attribute(self.config, "model_type")
         if kind in _OTHERWISE or (kind in _POOLED and self.name.endswith("ForSequenceClassification")):
             return ""
-        if getattr(self.config, "is_encoder_decoder", False):
+        if read_attribute(self.config, "is_encoder_decoder", False):
             return "encoder-decoder" if self.encoder else ""
-        if getattr(root, "main_input_name", None) == "pixel_values":
+        if read_attribute(root, "main_input_name") == "pixel_values":
             return "vision" if kind in _PATCHES and self.vocabulary == 0 else ""
-        if hasattr(self.config, "vision_config") or hasattr(self.config, "audio_config"):
+        if has_attribute(self.config, "vision_config") or has_attribute(self.config, "audio_config"):
             return "decoder" if self.language is not None and self.head is not None else ""
-        if getattr(root, "main_input_name", None) != "input_ids":
+        if read_attribute(root, "main_input_name") != "input_ids":
             return ""
-        return "decoder" if _called(root, "can_generate") else "encoder"
+        return "decoder" if ask(root, "can_generate") else "encoder"
 
     def of(self, path: str, module: Any) -> str:
         """The stream of a module."""
@@ -207,20 +209,11 @@ def _is_cross(parts: list[str]) -> bool:
     return any(word in part.lower() for part in parts for word in _CROSS)
 
 
-def _called(root: Any, name: str) -> Any:
-    """What a method of the model returns; ``None`` if it has none, or one that cannot be called like that."""
-    method = getattr(root, name, None)
-    try:
-        return method() if callable(method) else None
-    except Exception:  # a method of the program, which is asked and not needed
-        return None
-
-
 def _experts(cost: Cost, above: tuple[Any, ...], config: Any) -> Cost:
     """The cost of experts with how many of them a position goes through."""
     for place in (*reversed(above), config):
         for name in ("top_k", "num_experts_per_tok", "moe_k"):
-            chosen = getattr(place, name, None)
+            chosen = read_attribute(place, name)
             if isinstance(chosen, int) and not isinstance(chosen, bool) and chosen > 0:
                 return cost._replace(chosen=chosen)
     return cost
@@ -299,7 +292,7 @@ def gather(root: Any, *, element: int, peaks: Peaks | None, asynchronous: bool) 
         cross = bool(heads) and stream not in (ENCODER, FRAMES) and _is_cross(path.split("."))
         parts.append(ModulePart(path, cost, stream, cross=cross))
     config = streams.config
-    patch = getattr(config, "patch_size", None) if streams.kind == "vision" else None
+    patch = read_attribute(config, "patch_size") if streams.kind == "vision" else None
     return ModelCosts(
         parts=tuple(_scales(parts, strides)),
         unknown=tuple(unknown),
@@ -309,7 +302,7 @@ def gather(root: Any, *, element: int, peaks: Peaks | None, asynchronous: bool) 
         vocabulary=streams.vocabulary,
         patch=() if patch is None else tuple(patch) if isinstance(patch, tuple | list) else (patch, patch),
         extra=_extra(found) if streams.kind == "vision" else 0,
-        source=getattr(config, "max_source_positions", None) if any(part.stream == FRAMES for part in parts) else None,
+        source=read_attribute(config, "max_source_positions") if any(part.stream == FRAMES for part in parts) else None,
         peaks=peaks,
         asynchronous=asynchronous,
     )

@@ -12,6 +12,8 @@ from types import CodeType, FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from inferspan.guard import read_attribute
+
 __all__ = ["computes_products"]
 
 PRODUCTS = frozenset({
@@ -70,7 +72,7 @@ def _named(module: Any, function: FunctionType, name: str) -> list[Any]:
     found = [module.__dict__.get(name)]
     found += [one.__dict__[name] for one in type(module).__mro__ if name in one.__dict__ and not one.__module__.startswith("torch.")][:1]
     other = function.__globals__.get(name)
-    if getattr(other, "__module__", None) == function.__module__:
+    if read_attribute(other, "__module__") == function.__module__:
         found.append(other)
     return found
 
@@ -78,12 +80,12 @@ def _named(module: Any, function: FunctionType, name: str) -> list[Any]:
 def _plain(function: Any) -> FunctionType | None:
     """The Python function in a method and in decorators that keep it."""
     for _ in range(16):
-        function = getattr(function, "__func__", function)
-        if isinstance(function, property):
+        function = read_attribute(function, "__func__", function)
+        if issubclass(type(function), property):
             function = function.fget
-        inner = getattr(function, "__wrapped__", None) if isinstance(function, FunctionType) else None
+        inner = getattr(function, "__wrapped__", None) if type(function) is FunctionType else None
         if inner is None:
             break
         function = inner
-    return function if isinstance(function, FunctionType) else None
+    return function if type(function) is FunctionType else None
 

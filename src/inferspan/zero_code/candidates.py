@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from inferspan.guard import contain
+from inferspan.guard import contain, read_attribute
 from inferspan.setting_checks import warn_once
 from inferspan.settings import Settings, SettingsError
 
@@ -302,8 +302,8 @@ def _names(model: Any) -> Iterable[str]:
     from .patterns import class_names
 
     yield from class_names(type(model))
-    config = getattr(model, "config", None)
-    path = config.get("_name_or_path") if isinstance(config, Mapping) else getattr(config, "_name_or_path", None)
+    config = read_attribute(model, "config")
+    path = config.get("_name_or_path") if isinstance(config, Mapping) else read_attribute(config, "_name_or_path")
     if isinstance(path, str) and path:
         yield path
         from inferspan.capture.model_info import name_of

@@ -13,7 +13,7 @@ from typing import Any
 
 from inferspan.capture.passes.imports import ImportWatch
 from inferspan.capture.patching import ClassMethods, Undo, class_methods
-from inferspan.guard import contain
+from inferspan.guard import contain, read_attribute
 
 from .candidates import Candidates
 from .patterns import Patterns
@@ -214,7 +214,7 @@ class Patches:
         def call(original: Any, pipeline: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             settled = False
             with contain("first call of a model"):
-                model = getattr(pipeline, "model", None)
+                model = read_attribute(pipeline, "model")
                 settled = self._candidates.waits(model) and not _is_compiling() and self._candidates.settle(model)
             # What has just been put on the class is around the method now.
             return kind.__call__(pipeline, *args, **kwargs) if settled else original(*args, **kwargs)

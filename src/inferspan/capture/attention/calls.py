@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
+from inferspan.guard import read_attribute
+
 from .scores import Scores
 
 __all__ = ["of_interface", "of_torch", "part"]
@@ -45,7 +47,7 @@ def of_interface(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> S
     if any(kwargs.get(one) is not None for one in _PACKED):
         return "packed sequences"
     causal = kwargs.get("is_causal")
-    causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
+    causal = bool(read_attribute(module, "is_causal", True) if causal is None else causal)
     # Functions of flash attention, and those that a program has registered, get a mask of keys, or none, and hide later keys themselves.
     flash = name not in ("sdpa", "flex_attention") and (not isinstance(mask, Tensor) or mask.dim() == 2)
     scores = Scores(

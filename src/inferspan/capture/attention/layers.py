@@ -9,6 +9,7 @@ from torch import nn
 
 from inferspan.capture.modules.patterns import matches
 from inferspan.capture.modules.selection import walk
+from inferspan.guard import read_attribute
 from inferspan.records import ModuleInfo
 from inferspan.setting_checks import brief
 from inferspan.settings import SettingsError
@@ -28,7 +29,7 @@ def _holds(text: str) -> bool:
 def _candidates(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for path, module in root.named_modules():
         kind = type(module)
-        if not _holds(path) or isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+        if not _holds(path) or issubclass(type(module), nn.ModuleList | nn.ModuleDict | nn.Sequential):
             continue
         if kind.__module__.startswith("torch.nn.") and not _holds(kind.__name__):
             continue
@@ -105,23 +106,23 @@ class Layers:
 
 def is_cross(path: str, module: nn.Module, kwargs: Mapping[str, Any]) -> bool:
     """Whether a layer attends to another sequence."""
-    if any(word in path.lower() for word in _CROSS) or getattr(module, "is_cross_attention", False) is True:
+    if any(word in path.lower() for word in _CROSS) or read_attribute(module, "is_cross_attention", False) is True:
         return True
     return any(kwargs.get(name) is not None for name in ("key_value_states", "encoder_hidden_states"))
 
 
 def has_window(module: nn.Module, kwargs: Mapping[str, Any]) -> bool:
     """Whether a layer may see the latest keys only, so that its cache may have no others."""
-    return any(getattr(one, "sliding_window", None) for one in (module, getattr(module, "config", None))) or bool(
+    return any(read_attribute(one, "sliding_window") for one in (module, read_attribute(module, "config"))) or bool(
         kwargs.get("sliding_window")
     )
 
 
 def why_none(module: nn.Module, output: Any, *, patched: bool) -> str:
     """Why a layer that was called gave no weights, where nothing of its attention was seen."""
-    implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    implementation = read_attribute(read_attribute(module, "config"), "_attn_implementation")
     fused = implementation not in (None, "eager")
-    if isinstance(module, nn.MultiheadAttention):
+    if issubclass(type(module), nn.MultiheadAttention):
         fused = isinstance(output, tuple) and len(output) > 1 and output[1] is None
     if not fused:
         return "not returned"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from inferspan.capture.compile.transforms import is_capturing
 from inferspan.capture.modules.device_rows import DeviceRows, Place, is_plain
+from inferspan.guard import read_attribute
 from inferspan.records import AttributeValue
 from inferspan.settings import Settings
 
@@ -340,7 +341,7 @@ class AttentionLog:
 
 
 def _is_pair(model: Any) -> bool:
-    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    return bool(read_attribute(read_attribute(model, "config"), "is_encoder_decoder", False))
 
 
 def _named(key: ReceivedKey, ids: Sequence[int], decode: Callable[[int], str]) -> ReceivedKey:

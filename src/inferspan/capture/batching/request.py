@@ -19,7 +19,7 @@ from inferspan.capture.generate.end import Measured, describe_end
 from inferspan.capture.outcome import Outcome
 from inferspan.capture.owner import Owner
 from inferspan.capture.recording import open_call
-from inferspan.guard import contain
+from inferspan.guard import contain, read_attribute
 from inferspan.records import AttributeValue, Failure, Message, Phase, PhaseKey, RequestEnd
 
 __all__ = ["BatchedRequest", "start_request"]
@@ -267,7 +267,7 @@ class BatchedRequest(Call):
 
 def _configuration(config: Any) -> dict[str, AttributeValue]:
     """What the generation config of the loop says about every request in it."""
-    sampled = bool(getattr(config, "do_sample", False))
+    sampled = bool(read_attribute(config, "do_sample", False))
     found: dict[str, AttributeValue] = {semconv.DO_SAMPLE: sampled, semconv.NUM_BEAMS: 1, semconv.MODEL_CACHE: "paged"}
     rows: tuple[tuple[str, str, type], ...] = (
         (semconv.REQUEST_TEMPERATURE, "temperature", float),
@@ -275,10 +275,10 @@ def _configuration(config: Any) -> dict[str, AttributeValue]:
         (semconv.REQUEST_TOP_K, "top_k", int),
     )
     for key, name, kind in rows if sampled else ():
-        value = getattr(config, name, None)
+        value = read_attribute(config, name)
         if isinstance(value, int | float) and not isinstance(value, bool):
             found[key] = kind(value)
-    penalty = getattr(config, "repetition_penalty", None)
+    penalty = read_attribute(config, "repetition_penalty")
     if isinstance(penalty, int | float) and penalty != 1:
         found[semconv.REPETITION_PENALTY] = float(penalty)
     return found

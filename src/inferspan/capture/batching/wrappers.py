@@ -20,7 +20,7 @@ from inferspan.capture.chat import chat_of_ids
 from inferspan.capture.failures import failure_of
 from inferspan.capture.owner import Owner
 from inferspan.capture.patching import ClassMethods, Undo
-from inferspan.guard import contain
+from inferspan.guard import contain, read_attribute
 from inferspan.records import Failure
 from inferspan.setting_checks import warn_once
 
@@ -128,7 +128,7 @@ def _reader_source(owner_of: Callable[[object], Owner | None]) -> Callable[[Any]
         found = _readers.get(manager)
         if found is not None and found.log.is_open:
             return found
-        owner = owner_of(getattr(manager, "model", None))
+        owner = owner_of(read_attribute(manager, "model"))
         if owner is None or not owner.is_open:
             return None
         with _lock:
@@ -185,7 +185,7 @@ def _around_add_request(reader_of: Callable[[Any], BatchReader | None]) -> Any:
 def _begin(
     found: BatchReader | None, manager: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[BatchReader, BatchedRequest] | None:
-    if found is None or not getattr(manager, "is_tp_driver", True):
+    if found is None or not read_attribute(manager, "is_tp_driver", True):
         return None
     if found.count >= MOST_OPEN:
         warn_once("more than %d requests wait in continuous batching; those beyond are not recorded", MOST_OPEN)

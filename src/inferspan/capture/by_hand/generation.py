@@ -26,7 +26,7 @@ from inferspan.capture.forward import close_stale
 from inferspan.capture.generate.arguments import features_of
 from inferspan.capture.generate.step_log import StepLog
 from inferspan.capture.target import Target
-from inferspan.guard import contain
+from inferspan.guard import contain, read_attribute
 from inferspan.records import Failure
 from inferspan.setting_checks import warn_once
 
@@ -94,8 +94,8 @@ class Generation:
         self._length: int | None = None
         """Positions of a row so far, the chosen tokens included."""
         self._without_logits = False
-        inner = getattr(model, "_orig_mod", model)
-        configurations = (getattr(inner, name, None) for name in ("generation_config", "config"))
+        inner = read_attribute(model, "_orig_mod", model)
+        configurations = (read_attribute(inner, name) for name in ("generation_config", "config"))
         self._tokens = ChosenTokens(end_tokens(*configurations, self._tokenizer))
 
     # ----------------------------------------------------------------------------------------------------------- the user

@@ -16,6 +16,7 @@ from torch import Tensor
 from inferspan import semconv
 from inferspan.capture.generate.tokens import Loop
 from inferspan.capture.logits.reductions import ENDED
+from inferspan.guard import read_attribute
 
 from .prompt import as_tensor
 
@@ -30,7 +31,7 @@ KINDS = "token() takes the chosen token as a number, or one for each row as a li
 def end_tokens(*sources: Any) -> frozenset[int]:
     """The end tokens that a generation configuration, configuration or tokenizer names; the first source that names some counts."""
     for source in sources:
-        value = getattr(source, "eos_token_id", None)
+        value = read_attribute(source, "eos_token_id")
         found = [one for one in (value if isinstance(value, Iterable) else (value,)) if type(one) is int and one >= 0]
         if found:
             return frozenset(found[:MOST_END_TOKENS])

@@ -71,7 +71,7 @@ class Flows:
             return "something was compiled in this process"
         root = self._root()
         for module in () if root is None else root.modules():
-            if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoder | nn.TransformerEncoderLayer) and not module.training:
+            if issubclass(type(module), nn.MultiheadAttention | nn.TransformerEncoder | nn.TransformerEncoderLayer) and not module.training:
                 return f"torch runs {type(module).__name__} as one operation only while no mode is active"
         return None
 
@@ -184,7 +184,7 @@ def attach(
 ) -> bool:  # fmt: skip
     """Hook the model and modules; ``handles`` gets the handles of the hooks. Returns whether some could not be hooked."""
     refused = False
-    if root is not None and not isinstance(root, torch.jit.ScriptModule) and may_hook(root):
+    if root is not None and not issubclass(type(root), torch.jit.ScriptModule) and may_hook(root):
         info = ModuleInfo("", type(root).__name__, None, "")
         handles.append(root.register_forward_pre_hook(_BeforeModel(info, engine, _names_of(root)), with_kwargs=True))
         handles.append(root.register_forward_hook(_AfterModel(info, engine), with_kwargs=True, always_call=True))

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from inferspan.extension import load
-from inferspan.guard import contain, report
+from inferspan.guard import contain, read_attribute, report
 
 from . import boundaries
 from .boundaries import PASS, BoundaryEvents
@@ -57,7 +57,7 @@ else:
 
 def cuda_devices(model: nn.Module) -> tuple[int, ...]:
     """Indices of the CUDA devices that a model computes on: those it was spread over, else that of its first parameter."""
-    spread = getattr(model, "hf_device_map", None)
+    spread = read_attribute(model, "hf_device_map")
     places: set[Any] = set(spread.values()) if isinstance(spread, dict) else set()
     if len(places) < 2:
         places = {parameter.device for parameter in (next(model.parameters(), None),) if parameter is not None}

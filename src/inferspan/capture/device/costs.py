@@ -41,7 +41,7 @@ def costs_of(model: nn.Module, device: torch.device | None, dtype: str | None, s
         dtype: of its first weights of floating point, such as ``bfloat16``.
         settings: whether it is wanted, and ceilings that the user gives.
     """
-    if settings.roofline == "none" or device is None or dtype is None or isinstance(model, torch.jit.ScriptModule):
+    if settings.roofline == "none" or device is None or dtype is None or issubclass(type(model), torch.jit.ScriptModule):
         return None
     kind: Any = getattr(torch, dtype, None)
     peaks = peaks_of(

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from inferspan import semconv
+from inferspan.guard import read_attribute
 
 __all__ = ["Components", "components_of", "is_diffusion_pipeline"]
 
@@ -41,7 +42,7 @@ def _components(pipeline: Any) -> dict[str, nn.Module]:
 
 def _plain(module: nn.Module) -> nn.Module:
     """The module that ``torch.compile`` has wrapped."""
-    inner = getattr(module, "_orig_mod", None)
+    inner = read_attribute(module, "_orig_mod")
     return inner if isinstance(inner, nn.Module) else module
 
 
@@ -76,7 +77,7 @@ class Components(nn.Module):
         super().__init__()
         self._pipeline = weakref.ref(pipeline)
         # Facts of a model are read from a configuration.
-        name = getattr(pipeline.config, "_name_or_path", None) or pipeline.config.get("_name_or_path")
+        name = read_attribute(pipeline.config, "_name_or_path") or pipeline.config.get("_name_or_path")
         self.config = SimpleNamespace(_name_or_path=name if isinstance(name, str) else None)
         self.stages: dict[str, str] = {}
         self.denoisers: tuple[str, ...] = ()

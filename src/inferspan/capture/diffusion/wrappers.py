@@ -21,7 +21,7 @@ from inferspan.capture.compile.state import is_compiled, leave_frame
 from inferspan.capture.forward import close_stale
 from inferspan.capture.owner import Owner
 from inferspan.capture.patching import ClassMethods, Undo
-from inferspan.guard import contain, report
+from inferspan.guard import contain, read_attribute, report
 
 from .call import DiffusionCall
 from .components import Components, _plain, components_of
@@ -41,7 +41,7 @@ def attach_pipeline(owner_of: Callable[[object], Owner | None], model: nn.Module
         classes: the wrapped methods of classes.
         undo: where the way back is put.
     """
-    pipeline = model.pipeline if isinstance(model, Components) else None
+    pipeline = model.pipeline if issubclass(type(model), Components) else None
     if pipeline is not None:
         undo.push(classes.acquire(type(pipeline), "__call__", _around_call(owner_of, classes)))
 
@@ -76,7 +76,7 @@ def _start(owner: Owner, parts: Components, pipeline: Any, arguments: dict[str, 
     close_stale(None)
     if parts.look(pipeline):
         owner.refresh()
-    scheduler = getattr(pipeline, "scheduler", None)
+    scheduler = read_attribute(pipeline, "scheduler")
     facts: dict[str, Any] = facts_of(arguments, scheduler)
     request = recording.start(KIND, owner, operation=semconv.OPERATION_GENERATE_CONTENT, root=parts, **facts)
     if not isinstance(request, recording.Request):
@@ -117,9 +117,9 @@ def _attach(parts: Components, scheduler: Any, owner: Owner, undo: Undo, classes
                     undo.push(classes.wrap(module, method, _around_coder(stage)))
     if not wanted or scheduler is None:
         return
-    if callable(getattr(scheduler, "step", None)):
+    if callable(read_attribute(scheduler, "step")):
         undo.push(classes.wrap(scheduler, "step", _around_step))
-    if callable(getattr(scheduler, "set_timesteps", None)):
+    if callable(read_attribute(scheduler, "set_timesteps")):
         undo.push(classes.wrap(scheduler, "set_timesteps", _around_timesteps))
     for name in parts.denoisers:
         module = parts._modules[name]
@@ -129,7 +129,7 @@ def _attach(parts: Components, scheduler: Any, owner: Owner, undo: Undo, classes
 
 def _attach_blocks(autoencoder: nn.Module, undo: Undo) -> None:
     """Put hooks on the decoder inside an autoencoder, unless it runs in compiled code, which would be compiled again for them."""
-    decoder = getattr(autoencoder, "decoder", None)
+    decoder = read_attribute(autoencoder, "decoder")
     if not isinstance(decoder, nn.Module) or is_compiled(decoder):
         return
     if any(hasattr(vars(autoencoder).get(name), "_torchdynamo_orig_callable") for name in ("decode", "_decode", "tiled_decode")):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from inferspan.capture.adapters import call_adapters
+from inferspan.guard import read_attribute
 
 __all__ = [
     "Arguments",
@@ -129,7 +130,7 @@ def _features(kwargs: Mapping[str, Any]) -> Iterator[str]:
 
 def features_of(arguments: Arguments, model: Any) -> Arguments:
     """``arguments`` adapted to the main input of ``model``: of a speech or vision model ``inputs`` are features, not tokens."""
-    name = getattr(model, "main_input_name", None)
+    name = read_attribute(model, "main_input_name")
     if not isinstance(name, str) or name in _TEXTS:
         return arguments
     kind = next((kind for start, kind in _FEATURES.items() if name.startswith(start)), None)
@@ -147,7 +148,7 @@ def loop_config(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 def drafts_tokens(config: Any) -> bool:
     """Whether a final configuration says that tokens are drafted and then verified; a draft model is an argument of its own."""
-    return any(getattr(config, name, None) for name in _DRAFTING)
+    return any(read_attribute(config, name) for name in _DRAFTING)
 
 
 def main_input(inputs: Any) -> tuple[str | None, Any]:

@@ -23,7 +23,7 @@ from inferspan.capture.forward import close_stale
 from inferspan.capture.owner import Owner
 from inferspan.capture.passes.pipelines import SPEAKING, pipeline_task
 from inferspan.capture.values.unseen import hidden
-from inferspan.guard import contain
+from inferspan.guard import contain, read_attribute
 from inferspan.records import Failure
 
 from .arguments import Arguments, PassEnd, drafts_tokens, features_of, main_input
@@ -107,20 +107,20 @@ class GenerateCall:
             run.config = config
         run.drafted = run.drafted or drafts_tokens(config)
         self.passes.drafting = run.drafted and self.steps.statistics is not None
-        eos = getattr(config, "eos_token_id", None)
-        pad = getattr(config, "pad_token_id", None)
+        eos = read_attribute(config, "eos_token_id")
+        pad = read_attribute(config, "pad_token_id")
         loop = Loop(
             eos=frozenset(eos if isinstance(eos, list | tuple) else () if eos is None else (eos,)),
             pad=pad if isinstance(pad, int) else (next(iter(eos), None) if isinstance(eos, list | tuple) else eos),
-            beams=getattr(config, "num_beams", 1) or 1,
-            returned=getattr(config, "num_return_sequences", 1) or 1,
-            max_length=getattr(config, "max_length", None),
+            beams=read_attribute(config, "num_beams", 1) or 1,
+            returned=read_attribute(config, "num_return_sequences", 1) or 1,
+            max_length=read_attribute(config, "max_length"),
             assisted=run.drafted,
         )
         run.loops.append(loop)
-        run.guided = run.guided or getattr(config, "guidance_scale", None) not in (None, 1)
+        run.guided = run.guided or read_attribute(config, "guidance_scale") not in (None, 1)
         self.ordinary = steps.uniform = False
-        steps.chunked = getattr(run.config, "prefill_chunk_size", None) is not None
+        steps.chunked = read_attribute(run.config, "prefill_chunk_size") is not None
         return observe_criteria(criteria, loop, self.choose)
 
     def look_at_inputs(self) -> None:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from inferspan.guard import read_attribute
+
 from .tokens import Loop
 
 __all__ = ["Modalities", "given_modalities", "makes_media", "modalities", "placeholders", "takes_modalities"]
@@ -44,13 +46,13 @@ def _listed(value: object) -> tuple[str, ...]:
 
 def _taken(model: Any) -> set[str]:
     """Modalities other than text that a model takes."""
-    config = getattr(model, "config", None)
-    told = set(_listed(getattr(model, "input_modalities", None))) - {"text"}
-    return told | {kind for kind, part in _PARTS.items() if getattr(config, part, None) is not None}
+    config = read_attribute(model, "config")
+    told = set(_listed(read_attribute(model, "input_modalities"))) - {"text"}
+    return told | {kind for kind, part in _PARTS.items() if read_attribute(config, part) is not None}
 
 
 def _generated(model: Any, *, text_only: bool) -> str:
-    kinds = _listed(getattr(model, "output_modalities", None))
+    kinds = _listed(read_attribute(model, "output_modalities"))
     if not kinds:
         return "text" if text_only else "unknown"
     return kinds[0] if len(kinds) == 1 and kinds[0] in _KNOWN else "unknown"
@@ -58,22 +60,22 @@ def _generated(model: Any, *, text_only: bool) -> str:
 
 def makes_media(model: Any) -> bool:
     """Whether a model says that it generates something else than text, such as music."""
-    kinds = _listed(getattr(model, "output_modalities", None))
+    kinds = _listed(read_attribute(model, "output_modalities"))
     return bool(kinds) and "text" not in kinds
 
 
 def takes_modalities(model: Any) -> list[str]:
     """The modalities that a model takes, in a fixed order; empty if it takes text only, or says nothing."""
     media = _taken(model)
-    told = _listed(getattr(model, "input_modalities", None))
+    told = _listed(read_attribute(model, "input_modalities"))
     text = {"text"} if "text" in told or not told else set()
     return [kind for kind in _ORDER if kind in media | text] if media else []
 
 
 def _tokens(model: Any) -> dict[str, int]:
     """Id of the placeholder of each modality that the configuration has one for."""
-    config = getattr(model, "config", None)
-    found = {kind: [getattr(config, name, None) for name in names] for kind, names in _PLACEHOLDERS.items()}
+    config = read_attribute(model, "config")
+    found = {kind: [read_attribute(config, name) for name in names] for kind, names in _PLACEHOLDERS.items()}
     return {kind: values[0] for kind, each in found.items() if (values := [value for value in each if type(value) is int])}
 
 
@@ -142,7 +144,7 @@ def modalities(
     """
     generated = _generated(model, text_only=text_only)
     taken = _taken(model)
-    encoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    encoder = bool(read_attribute(read_attribute(model, "config"), "is_encoder_decoder", False))
     reused = 0 if reused is None or encoder else reused  # such a cache holds the decoder's tokens, which are no prompt
     if not rows or not (taken or reused):
         return Modalities({}, {}, generated)

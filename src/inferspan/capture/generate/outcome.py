@@ -17,7 +17,7 @@ from inferspan import messages, semconv
 from inferspan.capture.model_info import has_plain_generate, unwrapped
 from inferspan.capture.outcome import Outcome
 from inferspan.capture.owner import Owner
-from inferspan.guard import contain
+from inferspan.guard import contain, read_attribute
 from inferspan.records import AttributeValue, Failure, Message
 
 from .arguments import Arguments
@@ -70,8 +70,9 @@ class Run:
     def prompt(self, model: Any) -> int | None:
         """Positions of a row of the prompt, if the model's forward passes go over them."""
         given = self.arguments
-        value = given.inputs_embeds if given.inputs_embeds is not None else _prompt(given, getattr(model, "main_input_name", "input_ids"))
-        if not isinstance(value, Tensor) or value.dim() < 2 or getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        main = read_attribute(model, "main_input_name", "input_ids")
+        value = given.inputs_embeds if given.inputs_embeds is not None else _prompt(given, main)
+        if not isinstance(value, Tensor) or value.dim() < 2 or read_attribute(read_attribute(model, "config"), "is_encoder_decoder", False):
             return None
         return int(value.shape[1])
 
@@ -156,7 +157,7 @@ def _encoded(outputs: Any) -> Any:
 
 def input_tokens(run: Run, model: Any) -> list[int] | None:
     """Tokens of each row of the prompt, ``None`` where they are not known. Waits for the device."""
-    main_input = getattr(model, "main_input_name", "input_ids")
+    main_input = read_attribute(model, "main_input_name", "input_ids")
     main_input = main_input if isinstance(main_input, str) else "input_ids"
     loop = run.loops[0] if run.loops else None
     # A wrapper that joins images to the prompt feeds its language model more than the caller's text.
@@ -187,7 +188,7 @@ def input_modalities(run: Run, model: Any, inputs: list[int] | None, *, text_onl
         run.arguments.features,
         run.arguments.attention_mask,
         text_only=text_only,
-        ids=_prompt(run.arguments, getattr(model, "main_input_name", "input_ids")),
+        ids=_prompt(run.arguments, read_attribute(model, "main_input_name", "input_ids")),
         rows=inputs,
         loop=run.loops[0] if run.loops else None,
         reused=run.reused,
@@ -199,7 +200,7 @@ def modalities_given(run: Run, model: Any, split: Modalities) -> dict[str, Attri
     arguments = run.arguments
     if arguments.inputs_embeds is not None or arguments.encoder_outputs is not None or "mm_encoder_outputs" in arguments.names:
         return {}  # what those were made of is not known
-    tokens = _prompt(arguments, getattr(model, "main_input_name", "input_ids")) is not None
+    tokens = _prompt(arguments, read_attribute(model, "main_input_name", "input_ids")) is not None
     found = given_modalities(arguments.features, split.given, tokens=tokens)
     return {semconv.INPUT_MODALITIES: found} if found else {}
 
@@ -234,7 +235,7 @@ def _configuration(run: Run) -> dict[str, AttributeValue]:
     if config is None:
         return attributes
     loop = run.loops[0]
-    sampled = bool(getattr(config, "do_sample", False))
+    sampled = bool(read_attribute(config, "do_sample", False))
     attributes |= {semconv.DO_SAMPLE: sampled, semconv.NUM_BEAMS: loop.beams}
     rows: list[tuple[str, str, type]] = [(semconv.MODEL_CACHE, "cache_implementation", str)]
     if sampled:
@@ -244,21 +245,21 @@ def _configuration(run: Run) -> dict[str, AttributeValue]:
             (semconv.REQUEST_TOP_K, "top_k", int),
         ]
     for key, name, kind in rows:
-        value = getattr(config, name, None)
+        value = read_attribute(config, name)
         if isinstance(value, int | float | str) and not isinstance(value, bool):
             attributes[key] = kind(value)
     attributes.setdefault(semconv.MODEL_CACHE, "dynamic")
-    penalty = getattr(config, "repetition_penalty", None)
+    penalty = read_attribute(config, "repetition_penalty")
     if isinstance(penalty, int | float) and penalty != 1:
         attributes[semconv.REPETITION_PENALTY] = float(penalty)
     if loop.returned != 1:
         attributes[semconv.REQUEST_CHOICE_COUNT] = loop.returned
-    limit = getattr(config, "max_new_tokens", None)
+    limit = read_attribute(config, "max_new_tokens")
     if not isinstance(limit, int) and isinstance(loop.max_length, int) and loop.prompt_width is not None:
         limit = loop.max_length - loop.prompt_width
     if isinstance(limit, int) and limit > 0:
         attributes[semconv.REQUEST_MAX_TOKENS] = limit
-    stops = getattr(config, "stop_strings", None)
+    stops = read_attribute(config, "stop_strings")
     if stops:
         attributes[semconv.REQUEST_STOP_SEQUENCES] = [stops] if isinstance(stops, str) else [str(stop) for stop in stops]
     return attributes
@@ -289,7 +290,7 @@ def _produced(loops: Sequence[Loop]) -> int | None:
 def _unobserved(run: Run, *, modules: bool, logits: bool) -> list[str]:
     reasons = []
     if run.compiled and modules:
-        chunked = getattr(run.config, "prefill_chunk_size", None) is not None
+        chunked = read_attribute(run.config, "prefill_chunk_size") is not None
         reasons.append("modules: compiled" if chunked else "modules of decode steps: compiled")
     if run.drafts.unplaced:
         reasons += ["logits: several tokens a step"] if logits else []

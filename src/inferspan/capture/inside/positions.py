@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from inferspan.capture.compile.transforms import is_capturing
 from inferspan.capture.modules.device_rows import DeviceRows, Place, is_plain
 from inferspan.capture.values.unseen import hidden
-from inferspan.guard import contain
+from inferspan.guard import contain, read_attribute
 
 from .results import PositionLogits, TopLogits
 
@@ -28,7 +28,7 @@ MOST_OF_REQUEST = 4096
 def head_of(root: nn.Module) -> str | None:
     """Path of the language head of a model, if it has one and says so."""
     with contain("largest logits"):
-        asked = getattr(root, "get_output_embeddings", None)
+        asked = read_attribute(root, "get_output_embeddings")
         head = asked() if callable(asked) else None
         return next((path for path, module in root.named_modules() if module is head and path), None) if head is not None else None
     return None

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from inferspan.capture.signatures import positional_names
+from inferspan.guard import ask, read_attribute
 
 __all__ = ["Masks", "choices", "masks_of", "reads"]
 
@@ -25,7 +26,7 @@ Masks = tuple[Any, Any]
 
 
 def _is_seq2seq(model: object) -> bool:
-    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    return bool(read_attribute(read_attribute(model, "config"), "is_encoder_decoder", False))
 
 
 def masks_of(model: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Masks:
@@ -44,8 +45,7 @@ def masks_of(model: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 
 def _generates(model: object) -> bool:
     """Whether the logits of a position are those of the token after it."""
-    asked = getattr(model, "can_generate", None)
-    return bool(asked()) if callable(asked) else False
+    return bool(ask(model, "can_generate"))
 
 
 def choices(logits: Tensor, model: object, masks: Masks) -> Tensor | None:
@@ -56,14 +56,15 @@ def choices(logits: Tensor, model: object, masks: Masks) -> Tensor | None:
         model: that returned them.
         masks: see ``masks_of``.
     """
-    if logits.dim() not in (2, 3) or logits.shape[-1] < 2 or getattr(getattr(model, "config", None), "problem_type", None) in _NO_CHOICE:
+    problem = read_attribute(read_attribute(model, "config"), "problem_type")
+    if logits.dim() not in (2, 3) or logits.shape[-1] < 2 or problem in _NO_CHOICE:
         return None
     if logits.dim() == 2:
         return logits
     mask, ids = masks
     if not _generates(model):
         # A model of the user's own: one position of logits for each that went in.
-        own = not callable(getattr(model, "can_generate", None))
+        own = not callable(read_attribute(model, "can_generate"))
         if not (own and isinstance(ids, Tensor) and ids.shape == logits.shape[:2]):
             return None
     if mask is None:
@@ -73,8 +74,8 @@ def choices(logits: Tensor, model: object, masks: Masks) -> Tensor | None:
 
 def _not_padding(logits: Tensor, model: object, ids: object) -> Tensor | None:
     """Which of the ids are none of padding, if the model has an id for that and for nothing else."""
-    config = getattr(model, "config", None)
-    pad, eos = getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None)
+    config = read_attribute(model, "config")
+    pad, eos = read_attribute(config, "pad_token_id"), read_attribute(config, "eos_token_id")
     if not isinstance(pad, int) or pad in (eos if isinstance(eos, list) else [eos]):
         return None
     if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point() or ids.shape[0] != logits.shape[0]:

@@ -98,7 +98,7 @@ class ModuleObservers:
     def fused_modules(self) -> set[int]:
         """Identities of modules that torch runs as one operation while none of them has a hook: others would give other last bits."""
         root = self._root()
-        layers = [] if root is None else [one for one in root.modules() if isinstance(one, nn.TransformerEncoderLayer)]
+        layers = [] if root is None else [one for one in root.modules() if issubclass(type(one), nn.TransformerEncoderLayer)]
         return {id(part) for layer in layers if not layer.training for part in layer.modules()}
 
     @property

@@ -65,7 +65,7 @@ def can_hold(module: nn.Module) -> bool:
 def can_observe(module: nn.Module) -> bool:
     """Whether an ``ObservedCall`` may occupy the slot; it tells its module from a copy by counting references."""
     # Below a scripted module there is no Python.
-    return _counted and can_hold(module) and not isinstance(module, jit.ScriptModule)
+    return _counted and can_hold(module) and not issubclass(type(module), jit.ScriptModule)
 
 
 class ObservedCall(SlotObserver, ModuleCaller):

@@ -37,7 +37,7 @@ def matches(path: str, module: nn.Module, pattern: Pattern, where: str = "infers
             return re.match(pattern[3:], path) is not None
         return fnmatch.fnmatchcase(path, pattern) or any(kind.__name__ == pattern for kind in _kinds(module))
     if isinstance(pattern, type):
-        return isinstance(module, pattern)
+        return issubclass(type(module), pattern)
     try:
         return bool(pattern(path, module))
     except Exception as error:

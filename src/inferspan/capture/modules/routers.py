@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from inferspan.guard import read_attribute
+
 from .device_rows import is_plain
 
 __all__ = ["UNREADABLE", "Choice", "Router", "Routing", "choice_of", "find_router", "has_experts"]
@@ -68,7 +70,7 @@ class Routing:
 
 def _number(module: object, names: Sequence[str]) -> int | None:
     for name in names:
-        number = getattr(module, name, None)
+        number = read_attribute(module, name)
         if type(number) is int and number > 0:
             return number
     return None
@@ -76,7 +78,7 @@ def _number(module: object, names: Sequence[str]) -> int | None:
 
 def experts_of(router: nn.Module) -> int | None:
     """How many experts a router chooses from; ``None`` if it does not say."""
-    weight = getattr(router, "weight", None)
+    weight = read_attribute(router, "weight")
     width = int(weight.shape[0]) if isinstance(weight, Tensor) and weight.dim() == 2 else None
     return _number(router, EXPERTS) or width
 
@@ -107,7 +109,7 @@ def _largest_of(name: str, module: nn.Module, parent: nn.Module) -> int | None:
     corrections = (*parent._parameters.values(), *parent._buffers.values(), *(one for other in beside for one in other.parameters()))
     if any(one is not None for one in corrections):
         return None
-    return _number(parent, CHOSEN) or _number(module, CHOSEN) or _number(getattr(parent, "config", None), CHOSEN[1:])
+    return _number(parent, CHOSEN) or _number(module, CHOSEN) or _number(read_attribute(parent, "config"), CHOSEN[1:])
 
 
 def has_experts(root: nn.Module) -> bool:

@@ -36,7 +36,7 @@ def walk(root: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
     pending: list[tuple[str, nn.Module]] = [("", root)]
     while pending:
         prefix, parent = pending.pop(0)
-        if is_compiled(parent) or isinstance(parent, torch.jit.ScriptModule):
+        if is_compiled(parent) or issubclass(type(parent), torch.jit.ScriptModule):
             continue
         # Inside an OptimizedModule everything is one compiled region; the module itself may be hooked.
         if is_optimized(parent):
@@ -46,7 +46,7 @@ def walk(root: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
                 continue
             seen.add(id(child))
             path = f"{prefix}.{name}" if prefix else name
-            if not isinstance(child, torch.jit.ScriptModule) and not is_compiled(child):
+            if not issubclass(type(child), torch.jit.ScriptModule) and not is_compiled(child):
                 yield path, child, parent
             pending.append((path, child))
 
@@ -142,7 +142,7 @@ def select(
     if modules == "none" and not routers:
         return []
     root = _inner(root)
-    found = [entry for entry in walk(root) if not isinstance(entry[1], nn.ModuleList | nn.ModuleDict)]
+    found = [entry for entry in walk(root) if not issubclass(type(entry[1]), nn.ModuleList | nn.ModuleDict)]
     everything = found
     if modules == "none":
         found = []

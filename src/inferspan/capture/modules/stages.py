@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from inferspan import semconv
-from inferspan.guard import contain
+from inferspan.guard import ask, contain, read_attribute
 from inferspan.records import ModuleBatch, ModuleInfo, ModuleStage
 from inferspan.setting_checks import warn_once
 
@@ -64,7 +64,7 @@ def _modality_of(name: str) -> str | None:
 
 def _media(module: Any) -> str | None:
     """Modality of the main input of a module of transformers, if that is an image or sound."""
-    name = getattr(module, "main_input_name", None)
+    name = read_attribute(module, "main_input_name")
     return next((kind for start, kind in _MEDIA.items() if name.startswith(start)), None) if isinstance(name, str) else None
 
 
@@ -72,15 +72,15 @@ def _speech_encoder(path: str, parent: nn.Module | None, config: Any) -> bool:
     """Whether a module called ``encoder`` stands before a projector and a language model, in a model with a token for sound."""
     if path.rpartition(".")[2] != "encoder" or parent is None or not {"projector", "language_model"} <= parent._modules.keys():
         return False
-    return any(type(getattr(config, name, None)) is int for name in ("audio_token_id", "audio_token_index"))
+    return any(type(read_attribute(config, name)) is int for name in ("audio_token_id", "audio_token_index"))
 
 
 def _encoders(root: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, ModuleStage]:
     found: dict[str, ModuleStage] = {}
-    config = getattr(root, "config", None)
+    config = read_attribute(root, "config")
     for path, module in modules.items():
         above, _, name = path.rpartition(".")
-        if isinstance(module, nn.ModuleList | nn.ModuleDict) or _is_inside(path, found) or not _TEXT.isdisjoint(path.split(".")):
+        if issubclass(type(module), nn.ModuleList | nn.ModuleDict) or _is_inside(path, found) or not _TEXT.isdisjoint(path.split(".")):
             continue
         if name in _ENCODERS:
             stage, modality = _ENCODERS[name]
@@ -88,24 +88,28 @@ def _encoders(root: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, Mo
         elif _speech_encoder(path, modules.get(above), config):
             found[path] = ModuleStage(semconv.STAGE_AUDIO_ENCODE, "audio")
     # Without tokens elsewhere the encoder is all that the model is.
-    if any(isinstance(module, nn.Embedding) and path not in found and not _is_inside(path, found) for path, module in modules.items()):
+    embeddings = (path for path, module in modules.items() if issubclass(type(module), nn.Embedding))
+    if any(path not in found and not _is_inside(path, found) for path in embeddings):
         return found
     return {}
 
 
 def _embeds_words(root: Any, encoder: nn.Module) -> bool:
     """Whether a model of text has put the embedding of its words into the encoder, which may say that it takes sound (SpeechT5)."""
-    words = getattr(getattr(root, "config", None), "vocab_size", None)
-    embeddings = (module for module in encoder.modules() if isinstance(module, nn.Embedding))
-    return getattr(root, "main_input_name", None) == "input_ids" and any(module.num_embeddings == words for module in embeddings)
+    words = read_attribute(read_attribute(root, "config"), "vocab_size")
+    embeddings = (module for module in encoder.modules() if issubclass(type(module), nn.Embedding))
+    return read_attribute(root, "main_input_name") == "input_ids" and any(
+        read_attribute(module, "num_embeddings") == words for module in embeddings
+    )
 
 
 def _main_encoder(root: Any, modules: Mapping[str, nn.Module]) -> dict[str, ModuleStage]:
     """The encoder of an encoder-decoder whose main input is no text."""
-    get = getattr(root, "get_encoder", None)
-    if not getattr(getattr(root, "config", None), "is_encoder_decoder", False) or not callable(get):
+    if not read_attribute(read_attribute(root, "config"), "is_encoder_decoder", False):
         return {}
-    encoder = get()
+    encoder = ask(root, "get_encoder")
+    if not isinstance(encoder, nn.Module):
+        return {}
     modality = _media(root) or (None if _embeds_words(root, encoder) else _media(encoder))
     path = next((path for path, module in modules.items() if module is encoder and path), None)
     return {path: ModuleStage(_STAGE_OF[modality], modality)} if path is not None and modality in _STAGE_OF else {}
@@ -116,7 +120,7 @@ def _fusion(modules: Mapping[str, nn.Module], encoders: Mapping[str, ModuleStage
     kinds = {stage.modality for stage in encoders.values()}
     for path, module in modules.items():
         above, _, name = path.rpartition(".")
-        if name not in _FUSION or isinstance(module, nn.ModuleList | nn.ModuleDict) or _is_inside(path, found):
+        if name not in _FUSION or issubclass(type(module), nn.ModuleList | nn.ModuleDict) or _is_inside(path, found):
             continue
         parent = modules.get(above)
         # Two encoders that meet in one space, such as those of CLIP, put nothing into a sequence.
@@ -141,9 +145,9 @@ def find_stages(root: nn.Module, wanted: Wanted) -> dict[str, ModuleStage]:
         root: the model; it is no stage itself.
         wanted: ``"auto"``, or names, each with patterns (``fnmatch``) of paths, or with none for those that the structure tells.
     """
-    if not wanted or isinstance(root, torch.jit.ScriptModule):
+    if not wanted or issubclass(type(root), torch.jit.ScriptModule):
         return {}
-    modules = {path: module for path, module in root.named_modules() if not isinstance(module, torch.jit.ScriptModule)}
+    modules = {path: module for path, module in root.named_modules() if not issubclass(type(module), torch.jit.ScriptModule)}
     told = _by_structure(root, modules)
     if isinstance(wanted, str):
         return told

@@ -80,5 +80,5 @@ def watch_encoders(
         "predict": _classes("CrossEncoder"),
     }
     for method, classes in kinds.items():
-        if isinstance(model, classes) and callable(getattr(type(model), method, None)):
+        if issubclass(type(model), classes) and callable(getattr(type(model), method, None)):
             yield methods.acquire(type(model), method, _around(owner_of, method))

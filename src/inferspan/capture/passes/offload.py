@@ -6,6 +6,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from inferspan.capture.call import current
+from inferspan.guard import read_attribute
 
 __all__ = ["HOOKS", "METHODS", "timed"]
 
@@ -17,7 +18,7 @@ METHODS = ("pre_forward", "post_forward")
 def timed(original: Any, hook: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Around these methods: add their time to the requests that run on the thread."""
     call = current.call
-    if call is None or not getattr(hook, "offload", False):
+    if call is None or not read_attribute(hook, "offload", False):
         return original(*args, **kwargs)
     began = perf_counter_ns()
     try:

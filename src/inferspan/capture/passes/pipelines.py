@@ -16,7 +16,7 @@ from inferspan import semconv
 from inferspan.capture.compile.state import is_compiling
 from inferspan.capture.generate.modalities import makes_media
 from inferspan.capture.owner import Owner
-from inferspan.guard import contain
+from inferspan.guard import ask, contain, read_attribute
 from inferspan.records import AttributeValue
 
 from .generations import Generations
@@ -70,7 +70,7 @@ def _chunked(pipeline: Any, kwargs: Mapping[str, Any]) -> bool:
 def _runs_once(pipeline: Any, inputs: Any, kwargs: Mapping[str, Any]) -> bool:
     """Whether the call runs ``generate()`` once."""
     # A vocoder is another model that runs after the first one.
-    if _chunked(pipeline, kwargs) or getattr(pipeline, "vocoder", None) is not None:
+    if _chunked(pipeline, kwargs) or read_attribute(pipeline, "vocoder") is not None:
         return False
     if not isinstance(inputs, list) or _is_chat(inputs):
         return True
@@ -78,7 +78,7 @@ def _runs_once(pipeline: Any, inputs: Any, kwargs: Mapping[str, Any]) -> bool:
 
 
 def _generates(pipeline: Any) -> bool:
-    return bool(getattr(pipeline, "_pipeline_calls_generate", False)) and bool(pipeline.model.can_generate())
+    return bool(read_attribute(pipeline, "_pipeline_calls_generate", False)) and bool(ask(pipeline.model, "can_generate"))
 
 
 def _operation(owner: Owner, pipeline: Any, inputs: Any) -> str:
@@ -87,15 +87,16 @@ def _operation(owner: Owner, pipeline: Any, inputs: Any) -> str:
         return owner.settings.operation
     if isinstance(inputs, list) and inputs and all(map(_is_chat, inputs)):
         return semconv.OPERATION_CHAT
-    media = pipeline.task in _MEDIA or makes_media(pipeline.model)
-    if pipeline.task in _MIXED:
+    media = read_attribute(pipeline, "task") in _MEDIA or makes_media(pipeline.model)
+    if read_attribute(pipeline, "task") in _MIXED:
         items = inputs if isinstance(inputs, list) else [inputs]
         media = any(isinstance(item, Mapping) and any(item.get(kind) is not None for kind in _FEATURES) for item in items)
     return semconv.OPERATION_GENERATE_CONTENT if media else semconv.OPERATION_TEXT_COMPLETION
 
 
 def _facts(pipeline: Any) -> dict[str, AttributeValue]:
-    return {semconv.PIPELINE_TASK: pipeline.task} if isinstance(pipeline.task, str) and pipeline.task else {}
+    task = read_attribute(pipeline, "task")
+    return {semconv.PIPELINE_TASK: task} if isinstance(task, str) and task else {}
 
 
 def _request(owner: Owner, pipeline: Any, inputs: Any, kwargs: Mapping[str, Any], *, lazy: bool) -> Span | Generations | None:
@@ -104,7 +105,7 @@ def _request(owner: Owner, pipeline: Any, inputs: Any, kwargs: Mapping[str, Any]
         once = _runs_once(pipeline, None if lazy else inputs, kwargs)
         return None if once else Generations(owner, _operation(owner, pipeline, inputs), _facts(pipeline))
     wanted = owner.settings.operation
-    embeds = wanted == semconv.OPERATION_EMBEDDINGS or (wanted is None and pipeline.task in _EMBED)
+    embeds = wanted == semconv.OPERATION_EMBEDDINGS or (wanted is None and read_attribute(pipeline, "task") in _EMBED)
     return Span(owner, semconv.OPERATION_EMBEDDINGS if embeds else None, _facts(pipeline))
 
 
@@ -128,7 +129,7 @@ class Pipelines:
                     request = _request(owner, pipeline, inputs, kwargs, lazy=False)
         if owner is None:
             return original(*args, **kwargs)
-        outer, _running.task = _running.task, pipeline.task
+        outer, _running.task = _running.task, read_attribute(pipeline, "task")
         try:
             result = original(*args, **kwargs) if request is None else request.run(original, args, kwargs)
         finally:
@@ -136,7 +137,7 @@ class Pipelines:
         if lazy:
             with contain("call of a pipeline"):
                 if type(result).__name__ == "PipelineIterator":
-                    _streams[result] = pipeline.task, self._later(pipeline, kwargs)
+                    _streams[result] = read_attribute(pipeline, "task"), self._later(pipeline, kwargs)
         return result
 
     def _later(self, pipeline: Any, kwargs: dict[str, Any]) -> Callable[[], Span | Generations | None]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from inferspan.guard import contain
+from inferspan.guard import contain, read_attribute
 
 from .starts import Starts
 
@@ -89,7 +89,7 @@ def group_of(model: nn.Module, setting: str, known: RankGroup | None) -> RankGro
 
 def _mesh_of(model: nn.Module) -> Any:
     """The mesh over which the weights of a model are divided: that of transformers, or that of its first divided parameter."""
-    mesh = getattr(model, "_device_mesh", None)
+    mesh = read_attribute(model, "_device_mesh")
     if mesh is not None:
         return mesh
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
@@ -97,7 +97,8 @@ def _mesh_of(model: nn.Module) -> Any:
         return None
     found = next((parameter.device_mesh for parameter in model.parameters() if isinstance(parameter, kind)), None)
     sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
-    if found is not None and not found.mesh_dim_names and sharded is not None and any(isinstance(one, sharded) for one in model.modules()):
+    unnamed = found is not None and not found.mesh_dim_names
+    if unnamed and sharded is not None and any(issubclass(type(one), sharded) for one in model.modules()):
         return None  # FSDP2 divides weights too, of ranks with data of their own
     return found
 

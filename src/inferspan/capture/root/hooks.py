@@ -110,7 +110,7 @@ class RootHooks:
         if self._hooked and not off:
             wanted = True
         # Scripted modules take no hooks.
-        if not wanted or isinstance(model, jit.ScriptModule):
+        if not wanted or issubclass(type(model), jit.ScriptModule):
             self._take(model)
             return
         if self._enter is None:

@@ -105,11 +105,11 @@ UNDER_REQUEST = PhaseKey(semconv.PHASE_FORWARD)
 
 
 class Call(CallLog):
-    """State of one running request; the base of plain forward and generate calls.
+    """State of one running request; the base of plain forward and generate calls. It is the call log of its model's observers.
 
-    It is the call log of its model's observers. ``compiled``: whether passes of it run inside something that was compiled.
-    ``nonfinite_seen``: whether an output of a module, or a request inside it, had NaN or Inf. ``stages_ran``: whether stages of the model
-    ran in the pass that was closed last. ``moving_ns``: time in which offloaded weights were moved. ``made`` gets it.
+    ``compiled``: whether passes of it run inside something that was compiled. ``nonfinite_seen``: whether an output of a module, or a
+    request inside it, had NaN or Inf. ``stages_ran``: whether stages of the model ran in the pass that was closed last. ``moving_ns``: time
+    in which offloaded weights were moved. ``ended``: whether its span is being ended, or has ended. ``made`` gets it.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Call(CallLog):
         self.stage_seconds: list[tuple[str, float]] = []
         """Names and durations of the stages that the metric counts."""
         self._numbers = self._granted = self._stages_granted = self.overhead = self.moving_ns = 0
-        self._watched = self.compiled = self.nonfinite_seen = self.stages_ran = False
+        self._watched = self.compiled = self.nonfinite_seen = self.stages_ran = self.ended = False
         self._staged: list[ModuleBatch] = []
         """Passes with calls of stages, until the request ends."""
         self.root_id = 0
@@ -299,13 +299,8 @@ class Call(CallLog):
             return (), {}
         with contain("profiler window"):
             in_steps = phase.name != semconv.PHASE_FORWARD
-            return claim.take(
-                calls,
-                self.budget,
-                passes=claim.window.left if in_steps else 0,
-                modules=recorded,
-                shown=step is not None or not in_steps,
-            )
+            left, shown = claim.window.left if in_steps else 0, step is not None or not in_steps
+            return claim.take(calls, self.budget, passes=left, modules=recorded, shown=shown)
         return (), {}
 
     def read_output_stats(self) -> None:
@@ -357,6 +352,7 @@ class Call(CallLog):
 
     def end_span(self, end: RequestEnd) -> None:
         """Release everything that the call holds and end the span of the request, also after a failure."""
+        self.ended = True
         try:
             if self.looking is not None:
                 with contain("numerics watch"):

@@ -16,6 +16,7 @@ contains its own errors.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -135,7 +136,7 @@ class Recorded(Protocol):
         """The call has returned."""
 
     def fail(self, error: BaseException) -> None:
-        """The call has raised."""
+        """The call has raised, or an interrupt has come while the request was being ended; does nothing if that is done."""
 
 
 def run_recorded(
@@ -146,7 +147,7 @@ def run_recorded(
     *,
     first: Callable[[], None] | None = None,
 ) -> Any:
-    """Call ``function``, end its request with the result or the exception, and pass on either.
+    """Call ``function``, end its request with the result or the exception, and pass on either; also where an interrupt comes meanwhile.
 
     Args:
         recorded: ends the request; contains its errors.
@@ -155,15 +156,24 @@ def run_recorded(
         kwargs: its arguments by name.
         first: called before; an exception in it ends the request as well.
     """
+    ended = False
     try:
-        if first is not None:
-            first()
-        result = function(*args, **kwargs)
-    except BaseException as error:
-        recorded.fail(error)
-        raise
-    recorded.finish(result)
-    return result
+        try:
+            if first is not None:
+                first()
+            result = function(*args, **kwargs)
+        except BaseException as error:
+            recorded.fail(error)
+            ended = True
+            raise
+        recorded.finish(result)
+        ended = True
+        return result
+    finally:
+        interrupt = None if ended else sys.exc_info()[1]
+        if interrupt is not None:
+            # It has come through the code that ends the request, perhaps before that had begun.
+            recorded.fail(interrupt)
 
 
 def _is_nested(kind: str, operation: str | None, outer: Call | None) -> bool:

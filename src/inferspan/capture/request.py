@@ -270,25 +270,26 @@ class Request(Call):
         self._closed = True
 
     def finish(self, outcome: Outcome) -> None:
-        """End the request; once only, a second call does nothing."""
-        if self._finished:
+        """End the request; once only, a second call does nothing but what an interrupt has prevented."""
+        if self.ended:
             return
-        self._finished = True
+        first, self._finished = not self._finished, True
         end: RequestEnd | None = None
         # An interrupt that arrives in here must not leave the span open or its context attached.
         try:
-            self.close(outcome.failure)
-            with contain(self._ending):
-                outcome = self._with_figures(outcome)
-            if self.outer is not None:
-                self.outer.note_inside(outcome)
-            with contain(self._ending):
-                end = describe_end(outcome, self._measure(outcome))
-            self.settle_stages(outcome.input_split, outcome.cached_split)
-            with contain(self._ending):
-                end = self._compilations.settle(self.phases.add_records(end), self.offset)
-            with contain("hand-over of detail"):
-                self.hand_over()
+            if first:
+                self.close(outcome.failure)
+                with contain(self._ending):
+                    outcome = self._with_figures(outcome)
+                if self.outer is not None:
+                    self.outer.note_inside(outcome)
+                with contain(self._ending):
+                    end = describe_end(outcome, self._measure(outcome))
+                self.settle_stages(outcome.input_split, outcome.cached_split)
+                with contain(self._ending):
+                    end = self._compilations.settle(self.phases.add_records(end), self.offset)
+                with contain("hand-over of detail"):
+                    self.hand_over()
         finally:
             moment = self.epoch(self.start if self.end is None else self.end)
             self.end_span(RequestEnd(moment, outcome.failure, {}) if end is None else end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 from collections.abc import Callable
@@ -12,7 +13,9 @@ import pytest
 import torch
 
 from inferspan.capture import recording
+from inferspan.capture.call import Call
 from inferspan.capture.generate import call as generating
+from inferspan.capture.generate.call import GenerateCall
 from inferspan.capture.generate.step_log import StepLog
 from inferspan.capture.generate.step_rows import StepRows
 from inferspan.capture.inside import attaching
@@ -72,16 +75,37 @@ def _codes(*functions: Any) -> set[CodeType]:
     return {inspect.unwrap(function).__code__ for function in functions}
 
 
+ENDING = _codes(
+    recording.run_recorded, GenerateCall.finish, GenerateCall.fail, GenerateCall._end, Request.finish, Request.close, Request.release,
+    Call.failure_of, Call.end_span, Call.release,
+) | {GenerateCall._end.__code__}  # fmt: skip
+"""The last one is of its decorator."""
 PLACES = {
     "end of a step": _codes(StepLog.close, StepLog._end_anew, StepLog.end, MemoryLog.end_step, StepRows.hand_over),
     "start of a request": _codes(
         recording.start, recording.open_call, generating.start_generate, SpanRecorder.start, Request.__init__, Request.look_inside
     ),
+    "end of a request": ENDING,
     "hooks": _codes(
         Observed.acquire, Observed.attach, InsideGroup.attach, attaching.attach, ModuleObservers.acquire, ModuleObservers.acquire_inside,
         torch.nn.Module.register_forward_hook, torch.nn.Module.register_forward_pre_hook,
     ),
 }  # fmt: skip
+
+
+def _interrupt_at_each(telemetry: Telemetry, model: Any, codes: set[CodeType], function: Callable[[], Any]) -> None:
+    """Call a function with an interrupt at one of at most 120 places each time; nothing may be left after any of them."""
+    counting = _Interrupts(codes)
+    counting.run(function)
+    assert counting.count > 10
+    done = 0
+    for place in range(0, counting.count, max(1, counting.count // 120)):
+        interrupts = _Interrupts(codes, place)
+        done += interrupts.run(function)
+        assert hooks_on(model) == 0, interrupts.where
+        telemetry.check()
+        assert not inside_a_provider(), interrupts.where
+    assert done > 10
 
 
 @pytest.mark.parametrize("part", PLACES)
@@ -94,19 +118,31 @@ def test_an_interrupt_leaves_nothing(telemetry: Telemetry, part: str) -> None:
         model.generate(models.prompt(), **OPTIONS)
 
     generate()
-    counting = _Interrupts(PLACES[part])
-    counting.run(generate)
-    assert counting.count > 10
-    done = 0
-    for place in range(0, counting.count, max(1, counting.count // 120)):
-        interrupts = _Interrupts(PLACES[part], place)
-        done += interrupts.run(generate)
-        assert hooks_on(model) == 0, interrupts.where
-        telemetry.check()
-        assert not inside_a_provider(), interrupts.where
-    assert done > 10
+    _interrupt_at_each(telemetry, model, PLACES[part], generate)
     before = len(telemetry.requests())
     generate()
     telemetry.check()
     assert len(telemetry.requests()) == before + 1
     assert all(request.parent is None for request in telemetry.requests())
+
+
+def test_an_interrupt_at_the_end_of_a_failed_request_leaves_nothing(telemetry: Telemetry) -> None:
+    """The same where the model has raised."""
+
+    def fail(hidden: Any) -> Any:
+        raise LookupError
+
+    model = models.llama()
+    model.lm_head.forward = fail
+    telemetry.instrument(model, **SETTINGS)
+
+    def generate() -> None:
+        with contextlib.suppress(LookupError):
+            model.generate(models.prompt(), **OPTIONS)
+
+    generate()
+    _interrupt_at_each(telemetry, model, ENDING, generate)
+    before = len(telemetry.requests())
+    generate()
+    telemetry.check()
+    assert len(telemetry.requests()) == before + 1

@@ -175,8 +175,9 @@ class DiffusionCall:
 
     # --------------------------------------------------------------------------------------------------------------- end
     def fail(self, error: BaseException) -> None:
-        """End the request with the exception that passes through."""
-        self._end(None, self.request.failure_of(error))
+        """End the request with the exception that passes through; not twice."""
+        if not self.request.ended:
+            self._end(None, self.request.failure_of(error))
 
     def finish(self, result: Any) -> None:
         """End the request with the result of the pipeline."""

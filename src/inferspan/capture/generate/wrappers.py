@@ -74,17 +74,16 @@ def around_generate(target_of: Callable[[object], Owner | None]) -> Any:
                     target = target_of(model)
                     if target is not None and target.pausing.admits(current.call):
                         call = start_generate(target, model, generate_arguments(args, kwargs))
+            if call is not None:
+                return run_recorded(call, original, args, kwargs)
         except BaseException as error:
             _end_unknown(model, around, error)
             raise
+        result = original(*args, **kwargs)
         if inner is not None:
-            result = original(*args, **kwargs)
             with contain("inner generate()"):
                 inner.leave_inner(result)
-            return result
-        if call is None:
-            return original(*args, **kwargs)
-        return run_recorded(call, original, args, kwargs)
+        return result
 
     return generate
 

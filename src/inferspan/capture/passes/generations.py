@@ -118,6 +118,6 @@ class Generations:
             self._request.finish(summed(self._request.inside or (), None))
 
     def fail(self, error: BaseException) -> None:
-        """End the request, if it has begun, with the exception that passes through."""
-        if self._request is not None:
+        """End the request, if it has begun, with the exception that passes through; not twice."""
+        if self._request is not None and not self._request.ended:
             self._request.finish(summed(self._request.inside or (), self._request.failure_of(error)))

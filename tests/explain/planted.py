@@ -101,6 +101,15 @@ def slow_head(path: Path) -> None:
             model(torch.ones(4, 8))
 
 
+def slow_around_another(path: Path) -> None:
+    """The only module of its kind sleeps itself, around the module that it calls."""
+    model = nn.Sequential()
+    model.embed, model.body, model.adapter = nn.Linear(8, 16), nn.Tanh(), Sleeping(nn.Linear(16, 4), 5 * NAP)
+    with recorded(path, model.eval(), modules="all"):
+        for _ in range(5):
+            model(torch.ones(4, 8))
+
+
 def padded_batch(path: Path) -> None:
     """One row is far longer than the others of its batch."""
     model = llama(hidden_size=128, intermediate_size=512)
@@ -369,6 +378,7 @@ PLANTED: Mapping[str, tuple[Recorder, str]] = {
     "one attention": (slow_attention, "slow_module"),
     "one block of a network": (slow_block, "slow_module"),
     "a module without equals": (slow_head, "slow_module"),
+    "a module around another": (slow_around_another, "slow_module"),
     "padding": (padded_batch, "padding"),
     "long prompts": (long_prompts, "long_prefill"),
     "dear prompt tokens": (slow_prefill_of_long_prompts, "long_prefill"),

@@ -49,6 +49,31 @@ def test_layers_of_other_classes_in_a_row(tmp_path: Path) -> None:
     assert [cause.rule for cause in explained(tmp_path / "session.jsonl").causes] == []
 
 
+def tower(*inside: nn.Module) -> nn.Module:
+    """A network in which the one module of its kind with other modules inside takes the time."""
+    model = nn.Sequential()
+    model.embed, model.tower, model.head = nn.Linear(50, 50), nn.Sequential(*inside), nn.Linear(50, 4)
+    return model.eval()
+
+
+def test_a_module_whose_time_is_that_of_modules_inside(tmp_path: Path) -> None:
+    """Equal layers inside take it, and are recorded."""
+    model = tower(Timed(50, 50), Timed(50, 50), Timed(50, 50))
+    with recorded(tmp_path / "session.jsonl", model, modules="all"):
+        for _ in range(5):
+            model(torch.ones(4, 50))
+    assert [cause.rule for cause in explained(tmp_path / "session.jsonl").causes] == []
+
+
+def test_a_module_around_others_that_are_not_recorded(tmp_path: Path) -> None:
+    """Its time without the one recorded module inside is that of the others: nothing is known of its own code."""
+    model = tower(Timed(50, 50), Timed(50, 50), nn.Linear(50, 50))
+    with recorded(tmp_path / "session.jsonl", model, modules="embed,tower,tower.2,head"):
+        for _ in range(5):
+            model(torch.ones(4, 50))
+    assert [cause.rule for cause in explained(tmp_path / "session.jsonl").causes] == []
+
+
 def test_a_recording_without_requests(tmp_path: Path) -> None:
     """A model that is never called: no cause, and what is missing is named."""
     with recorded(tmp_path / "session.jsonl", blocks()) as handles:

@@ -10,7 +10,7 @@ from inferspan.analysis.levels import PHASE, STEP, level_of
 
 from .spans import SpanLike, number, numbers, shape, taken, text, whole
 
-__all__ = ["Phase", "Request", "median", "request_of"]
+__all__ = ["FORWARD", "Phase", "Request", "median", "request_of"]
 
 FORWARD = semconv.PHASE_FORWARD
 

@@ -10,7 +10,8 @@ from inferspan import semconv
 from ..cause import LIKELY, POSSIBLE, SURE, Cause, Part, shown_by
 from ..figures import Figures
 from ..modules import Module, Sampled, kind_of
-from ..requests import median
+from ..requests import FORWARD, median
+from ..spans import number
 from ..wording import percent, seconds_text, times
 
 __all__ = ["expert_imbalance", "slow_module"]
@@ -40,6 +41,9 @@ class _Kind(NamedTuple):
 _EQUALS = _Kind("estimated", SURE, _OTHERS_DO_NOT.format("its equals"))
 _PLACE = _Kind("estimated", LIKELY, _OTHERS_DO_NOT.format("those of the other layers"))
 _PASS = _Kind("at most", LIKELY, "Look at this module first: most of the time of each pass is in it.")
+_OWN = _Kind("at most", LIKELY, "Look at the code of this module around the modules that it calls: most of the time of each pass is there.")
+_WITH_ALL_INSIDE = frozenset({"all", "layers"})
+"""Values of the setting ``modules`` with which all that a module calls is recorded if some of it is, or nearly all."""
 
 
 class _Slow(NamedTuple):
@@ -56,7 +60,7 @@ def slow_module(figures: Figures) -> Iterator[Cause]:
     found: dict[str, tuple[float, float, _Slow]] = {}
     for sampled in figures.sampled.values():
         if sampled.steps and sampled.seconds > 0:
-            for slow in (*_slower(sampled), *_alone(sampled)):
+            for slow in (*_slower(sampled), *_alone(sampled, inside=_inside_is_recorded(figures, sampled))):
                 seconds, most, longest = found.get(slow.module.path, (0.0, 0.0, slow))
                 cost = slow.excess * sampled.scale
                 found[slow.module.path] = (seconds + cost, *((cost, slow) if cost > most else (most, longest)))
@@ -73,7 +77,7 @@ def slow_module(figures: Figures) -> Iterator[Cause]:
         seconds=together,
         gain=together,
         basis=kind.basis,
-        sure=kind.sure if kind is _PASS or _steady(figures, path) else POSSIBLE,
+        sure=kind.sure if kind in (_PASS, _OWN) or _steady(figures, path) else POSSIBLE,
         figures={
             "module": path, "type": module.type or None, "own_seconds_typical": module.typical.at(0.5), "calls": module.calls,
             "extra_seconds": seconds,
@@ -121,21 +125,31 @@ def _slower(sampled: Sampled) -> Iterator[_Slow]:
                 yield _Slow(module, excess, why, _EQUALS if others is equals else _PLACE)
 
 
-def _alone(sampled: Sampled) -> Iterator[_Slow]:
-    """A module without equals that takes most of the time of all steps."""
+def _inside_is_recorded(figures: Figures, sampled: Sampled) -> bool:
+    """Whether own time of a module with recorded ones inside is that of its own code, and not of modules that were not recorded."""
+    # Steps are recorded whole, single passes as far as the budget has room.
+    left_out = sampled.phase == FORWARD and any(number(request.span, semconv.SPANS_DROPPED) for request in figures.requests)
+    return figures.settings.get("modules", ("", ""))[0] in _WITH_ALL_INSIDE and not left_out
+
+
+def _alone(sampled: Sampled, *, inside: bool) -> Iterator[_Slow]:
+    """A module without equals that takes most of the time of all steps; with ``inside`` also one around other modules, without them."""
     kinds = [kind_of(module.path) for module in sampled.modules.values()]
     if len(kinds) < _FEWEST:
         return
     for module in sampled.modules.values():
         typical = (module.typical.at(0.5) or 0.0) * module.calls
-        if kinds.count(kind_of(module.path)) == 1 and typical >= _ALONE * sampled.seconds and not _contains(module, sampled):
-            share = percent(min(1.0, typical / sampled.seconds))
-            why = f"takes {share} of the steps with recorded modules, {seconds_text(typical / module.calls)} a call"
-            yield _Slow(module, typical, why, _PASS)
+        if kinds.count(kind_of(module.path)) > 1 or typical < _ALONE * sampled.seconds:
+            continue
+        around = _contains(module, sampled)
+        if inside or not around:
+            share, without = percent(min(1.0, typical / sampled.seconds)), " in code of its own" if around else ""
+            why = f"takes {share} of the steps with recorded modules{without}, {seconds_text(typical / module.calls)} a call"
+            yield _Slow(module, typical, why, _OWN if around else _PASS)
 
 
 def _contains(module: Module, sampled: Sampled) -> bool:
-    """Whether other recorded modules are inside: then its own time is that of parts that were not recorded."""
+    """Whether other recorded modules are inside."""
     return any(path.startswith(f"{module.path}.") for path in sampled.modules)
 
 

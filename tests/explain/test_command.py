@@ -36,7 +36,7 @@ def test_the_text_names_cause_change_gain_and_spans(
     assert lines[0].startswith("1. launch_bound")
     assert lines[0].endswith("61 % of the time, high, sure")
     assert lines[1] == "   decode waits for the host to launch kernels: the device works 33 % of it (kernels of profiled steps)"
-    assert "   expect:   2.14 s of 3.5 s, 61 % (estimated)" in lines
+    assert "   expect:   2.14 s of 3.50 s, 61 % (estimated)" in lines
     assert [line for line in lines if line and not line.startswith(" ")][1:] == ["Where the time went", "What limits it", "Not enough data"]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from inferspan import semconv
 from inferspan.report.figures.bottlenecks import bottleneck_lines, bottlenecks
+from inferspan.report.figures.explained import explanation_of
 from inferspan.report.session import Session, read_sessions
 from inferspan.report.terminal import summary
 
@@ -59,6 +60,24 @@ def test_rows_of_the_json_report(session: Session) -> None:
     ]
     assert [row["share"] for row in rows[:2]] == [pytest.approx(0.2), pytest.approx(0.8)]
     assert rows[1]["peak_share"] == pytest.approx(0.43)
+
+
+def test_the_explanation_names_the_same_bounds(session: Session) -> None:
+    """What limits a part is one fact, whichever part of the report tells it."""
+    limits = {one.name: one.bound for one in explanation_of(session).bottlenecks}
+    assert limits == {"prefill": "compute", "decode": "memory", "layers.*.mlp": "memory", "layers.*.self_attn": "launch"}
+
+
+def test_most_of_the_time_decides(recording: Any, tmp_path: Path) -> None:
+    """Of two phases with the same name the longer one; one without a bound counts as time of which nothing is told."""
+    for length, bound in ((50, "memory"), (30, "compute"), (20, None)):
+        trace = recording.trace()
+        request = recording.span("chat m", 0, length, trace=trace)
+        told = {semconv.PHASE: "decode", **({} if bound is None else {semconv.DEVICE_BOUND: bound})}
+        recording.span("decode", 0, length, trace=trace, parent=request, attributes=told)
+    found = read_sessions([recording.write(tmp_path / "session.jsonl")])
+    assert [(row["bound"], row["sure"]) for row in bottlenecks(found)] == [("memory", pytest.approx(0.5))]
+    assert [(one.bound, one.reason) for one in explanation_of(found).bottlenecks] == [("memory", "roofline, 62 % of its spans by time")]
 
 
 def test_nothing_without_evidence(recording: Any, tmp_path: Path) -> None:

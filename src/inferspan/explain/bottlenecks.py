@@ -13,6 +13,7 @@ from typing import Any
 
 from inferspan import semconv
 
+from .bounds import bound_of, peak_share_of
 from .cause import LIKELY, SURE
 from .figures import Figures
 from .modules import Sampled, kind_of
@@ -125,17 +126,11 @@ Limit = tuple[str | None, str | None, str]
 
 def _told(spans: Iterable[SpanLike]) -> Limit | None:
     """What most of the time of these spans is bound by, as their attributes say."""
-    seconds: dict[str, float] = defaultdict(float)
-    for span in spans:
-        bound = text(span, semconv.DEVICE_BOUND)
-        if bound is not None:
-            seconds[bound] += span.measured_seconds
-    if not seconds:
+    found = bound_of(spans)
+    if found is None:
         return None
-    bound, most = max(seconds.items(), key=lambda item: item[1])
-    whole = sum(seconds.values())
-    share = most / whole if whole > 0 else 1.0
-    return bound, SURE if share >= _CLEAR else LIKELY, f"roofline, {share * 100:.0f} % of its spans by time"
+    share = found.share_of_told
+    return found.name, SURE if share >= _CLEAR else LIKELY, f"roofline, {share * 100:.0f} % of its spans by time"
 
 
 def _inferred(figures: Figures, phases: list[Phase]) -> Limit:
@@ -159,10 +154,9 @@ def _inferred(figures: Figures, phases: list[Phase]) -> Limit:
 
 def _not_known(figures: Figures, spans: Sequence[SpanLike], needs: str) -> Limit:
     """Why the roofline says nothing about these spans; ``needs``: the value of its setting with which they have figures."""
-    weighed = [(span.measured_seconds, share) for span in spans if (share := number(span, semconv.DEVICE_PEAK_SHARE)) is not None]
-    seconds = sum(time for time, _ in weighed)
-    if seconds > 0:
-        return None, None, f"not the device: {percent(sum(time * share for time, share in weighed) / seconds)} of its ceilings"
+    share = peak_share_of(spans)
+    if share is not None:
+        return None, None, f"not the device: {percent(share)} of its ceilings"
     if any(number(span, semconv.DEVICE_FLOPS) is not None for span in spans):
         how = "set peaks" if figures.on_gpu else "run 'inferspan peaks --measure' and record again"
         return None, None, f"not known: no ceilings; {how}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from inferspan import semconv
 from inferspan.analysis.levels import PHASE, STEP, level_of
+from inferspan.metrics.summary import percentile
 
 from .spans import SpanLike, number, numbers, shape, taken, text, whole
 
@@ -16,9 +17,8 @@ FORWARD = semconv.PHASE_FORWARD
 
 
 def median(values: Iterable[float]) -> float:
-    """The middle one of some values, 0 of none."""
-    found = sorted(values)
-    return found[len(found) // 2] if found else 0.0
+    """The median of some values, 0 of none."""
+    return percentile(list(values), 0.5) or 0.0
 
 
 @dataclass(slots=True)

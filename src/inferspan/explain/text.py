@@ -5,11 +5,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from inferspan.text.quantities import seconds_text
+
 from .bottlenecks import Bottleneck
 from .cause import Cause
 from .explanation import Explanation
 from .tree import Node
-from .wording import percent, seconds_text
+from .wording import percent
 
 __all__ = ["explanation_lines"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ABSENT", "bytes_text", "count_text", "real_text", "seconds_text"]
+__all__ = ["ABSENT", "bytes_text", "change_text", "count_text", "real_text", "seconds_text"]
 
 ABSENT = "-"
 _SECONDS = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (1e-6, "us", 1e6))
@@ -41,6 +41,11 @@ def bytes_text(value: float | None) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else real_text(size, unit)
         size /= 1024
     raise AssertionError("unreachable")
+
+
+def change_text(ratio: float) -> str:
+    """A ratio as a change in percent, ``+3.3 %``; from 10 on as a factor."""
+    return f"{round(100 * (ratio - 1), 1) + 0.0:+.1f} %" if ratio < 10 else f"x {real_text(ratio)}"  # -0.0 + 0.0 is 0.0
 
 
 def count_text(value: int | None) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from inferspan import semconv
+from inferspan.text.quantities import seconds_text
 
 from ..cause import LIKELY, POSSIBLE, SURE, Cause, shown_by
 from ..figures import Figures
 from ..requests import Request, median
 from ..spans import number, shape, whole
-from ..wording import percent, seconds_text, times
+from ..wording import percent, times
 
 __all__ = ["padding", "stragglers", "uneven_lengths"]
 

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 from inferspan import semconv
+from inferspan.text.quantities import seconds_text
 
 from ..cause import LIKELY, SURE, Cause, Part, shown_by
 from ..figures import Figures
 from ..requests import Request, median
 from ..spans import number, taken
-from ..wording import seconds_text
 
 __all__ = ["recompilation"]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from inferspan import semconv
+from inferspan.text.quantities import bytes_text, seconds_text
 
 from ..cause import LIKELY, POSSIBLE, SURE, Cause, Part, shown_by
 from ..figures import Figures
 from ..requests import Phase, Request, median
 from ..spans import SpanLike, number, taken, text, whole
-from ..wording import bytes_text, percent, seconds_text, times
+from ..wording import percent, times
 
 __all__ = ["draft_rejected", "kv_growth", "launch_bound", "outside_steps", "weights_bound"]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from inferspan import semconv
+from inferspan.text.quantities import bytes_text
 
 from ..cause import LIKELY, SURE, Cause, shown_by
 from ..figures import Figures
 from ..spans import whole
 from ..tree import MACHINE
-from ..wording import bytes_text, percent
+from ..wording import percent
 
 __all__ = ["allocator_retries", "high_memory", "host_memory"]
 

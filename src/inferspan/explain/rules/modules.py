@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from inferspan import semconv
+from inferspan.text.quantities import seconds_text
 
 from ..cause import LIKELY, POSSIBLE, SURE, Cause, Part, shown_by
 from ..figures import Figures
 from ..modules import Module, Sampled, kind_of
 from ..requests import FORWARD, median
 from ..spans import number
-from ..wording import percent, seconds_text, times
+from ..wording import percent, times
 
 __all__ = ["expert_imbalance", "slow_module"]
 

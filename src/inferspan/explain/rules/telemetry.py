@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from inferspan import semconv
+from inferspan.text.quantities import seconds_text
 
 from ..cause import LIKELY, SURE, Cause, Part, shown_by
 from ..figures import Figures
 from ..tree import MACHINE
-from ..wording import percent, seconds_text
+from ..wording import percent
 
 __all__ = ["samplers", "telemetry"]
 

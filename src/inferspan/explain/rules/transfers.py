@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from inferspan import semconv
+from inferspan.text.quantities import bytes_text
 
 from ..cause import LIKELY, SURE, Cause, Part, shown_by
 from ..figures import Figures
 from ..spans import SpanLike, number, text, whole
-from ..wording import bytes_text, percent
+from ..wording import percent
 
 __all__ = ["host_syncs", "offload_stall", "transfer_bound"]
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from inferspan import semconv
+from inferspan.explain.bounds import Bound, bound_of, peak_share_of
 from inferspan.report.session import MODULE, Session, Span, level_of
 
 __all__ = ["bottleneck_lines", "bottlenecks"]
@@ -35,27 +36,15 @@ class _Group(NamedTuple):
         """Time of all of them."""
         return sum(span.measured_seconds for span in self.spans)
 
-    def bound(self) -> tuple[str | None, float]:
-        """What limits most of their time, and the part of the time whose spans say so."""
-        by_bound: dict[str, float] = defaultdict(float)
-        for span in self.spans:
-            named = span.attributes.get(semconv.DEVICE_BOUND)
-            if isinstance(named, str) and named in semconv.BOUNDS:
-                by_bound[named] += span.measured_seconds
-        total = self.seconds
-        if not by_bound or total <= 0:
-            return None, 0.0
-        name = max(by_bound, key=lambda one: by_bound[one])
-        return name, by_bound[name] / total
+    @property
+    def bound(self) -> Bound | None:
+        """What limits most of their time."""
+        return bound_of(self.spans)
 
+    @property
     def peak_share(self) -> float | None:
-        """Achieved rate / ceiling of the nearer roof, mean over the time of the spans that say it."""
-        weighed = [
-            (span.measured_seconds, float(share)) for span in self.spans
-            if isinstance(share := span.attributes.get(semconv.DEVICE_PEAK_SHARE), int | float)
-        ]  # fmt: skip
-        total = sum(seconds for seconds, _ in weighed)
-        return sum(seconds * share for seconds, share in weighed) / total if total > 0 else None
+        """Mean share of the nearer roof."""
+        return peak_share_of(self.spans)
 
 
 def _below(spans: Iterable[Span]) -> Iterable[Span]:
@@ -90,9 +79,9 @@ def bottlenecks(session: Session) -> list[dict[str, Any]]:
     """
     phases, modules = _groups(session)
     whole = sum(request.span.seconds for request in session.requests)
-    named = [group for group in modules if group.bound()[0] is not None]
+    named = [group for group in modules if group.bound is not None]
     named.sort(key=lambda group: -group.seconds)
-    if not named and all(group.bound()[0] is None for group in phases):
+    if not named and all(group.bound is None for group in phases):
         return []
     texts = dict(_texts(phases, modules))
     rows = [_row(group, whole) for group in (*phases, *named[:MOST_MODULES])]
@@ -100,11 +89,11 @@ def bottlenecks(session: Session) -> list[dict[str, Any]]:
 
 
 def _row(group: _Group, whole: float) -> dict[str, Any]:
-    bound, sure = group.bound()
+    bound = group.bound
     share = min(1.0, group.seconds / whole) if whole > 0 and group.kind == "phase" else None
     return {
-        "kind": group.kind, "name": group.name, "phase": group.phase, "seconds": group.seconds, "share": share, "bound": bound,
-        "sure": sure if bound is not None else None, "peak_share": group.peak_share(),
+        "kind": group.kind, "name": group.name, "phase": group.phase, "seconds": group.seconds, "share": share,
+        "bound": None if bound is None else bound.name, "sure": None if bound is None else bound.share, "peak_share": group.peak_share,
     }  # fmt: skip
 
 
@@ -116,8 +105,8 @@ def bottleneck_lines(session: Session) -> list[str]:
 def _texts(phases: list[_Group], modules: list[_Group]) -> Iterable[tuple[str, str]]:
     """Name and line of each phase of which something is known."""
     for phase in phases:
-        bound, _ = phase.bound()
-        share = phase.peak_share()
+        bound = None if phase.bound is None else phase.bound.name
+        share = phase.peak_share
         if bound is None and share is None:
             continue
         near = "" if share is None else f"{share:.0%} of {_ROOFS.get(bound or '', 'the nearer peak')}".replace("%", " %")
@@ -128,7 +117,8 @@ def _texts(phases: list[_Group], modules: list[_Group]) -> Iterable[tuple[str, s
 
 def _of_modules(modules: list[_Group], bound: str | None) -> list[str]:
     """The modules with the most time and their share of the peak, and those that something else limits."""
-    found = [(group, *group.bound()[:1], group.peak_share()) for group in sorted(modules, key=lambda one: -one.seconds)]
+    longest = sorted(modules, key=lambda one: -one.seconds)
+    found = [(group, None if group.bound is None else group.bound.name, group.peak_share) for group in longest]
     told = [f"{group.name} {share:.0%}".replace("%", " %") for group, _, share in found[:SHOWN] if share is not None]
     others: dict[str, list[str]] = defaultdict(list)
     for group, named, _ in found:

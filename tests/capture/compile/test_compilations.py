@@ -19,6 +19,7 @@ from inferspan import semconv
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
 from tests.support.programs import elsewhere
+from tests.support.versions import needs_torch
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:torch._dynamo"),
@@ -222,9 +223,7 @@ def test_an_event_stands_on_the_innermost_request(telemetry: Telemetry) -> None:
     assert facts(around)[semconv.COMPILE_RECOMPILES] == 1
 
 
-@pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6), reason="before torch 2.6 not every compilation in generate() is told of"
-)
+@needs_torch(2, 6, reason="before torch 2.6 not every compilation in generate() is told of")
 def test_generate_has_the_recompilations_of_its_steps(telemetry: Telemetry) -> None:
     """A compiled forward of a model whose cache grows."""
     model = models.llama()

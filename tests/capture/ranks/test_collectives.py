@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from inferspan import semconv
 from inferspan.analysis.collectives import profiled_pass
@@ -13,10 +12,9 @@ from inferspan.report.session import Session, Span
 from inferspan.report.terminal import summary
 from tests.capture.ranks.launch import ran
 from tests.capture.ranks.profiled_job import PASSES, PAUSE
+from tests.support.versions import needs_torch
 
-pytestmark = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6), reason="the job divides models in ways that torch has since 2.6"
-)
+pytestmark = needs_torch(2, 6, reason="the job divides models in ways that torch has since 2.6")
 DIVIDED = ("plain", "mesh", "tp_plan", "fsdp")
 
 

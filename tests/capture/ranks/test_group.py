@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from inferspan import semconv
 from inferspan.report.overview import request_rows, totals
 from inferspan.report.session import Request, Session
 from tests.capture.ranks.job import REQUESTS
 from tests.capture.ranks.launch import ran
+from tests.support.versions import needs_torch
 
-pytestmark = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6), reason="the job divides models in ways that torch has since 2.6"
-)
+pytestmark = needs_torch(2, 6, reason="the job divides models in ways that torch has since 2.6")
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor
 
 from inferspan.capture.attention.results import AttentionCall
+from tests.support.versions import is_before
 
 __all__ = ["OLD_TORCH", "OLD_TRANSFORMERS", "check_call", "eager", "figures"]
 
-OLD_TORCH = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 5)
-OLD_TRANSFORMERS = int(transformers.__version__.split(".")[0]) < 5
+OLD_TORCH = is_before("torch", 2, 5)
+OLD_TRANSFORMERS = is_before("transformers", 5)
 
 
 def eager(model: Any, dtype: torch.dtype = torch.float64) -> Any:

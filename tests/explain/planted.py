@@ -62,7 +62,7 @@ def blocks(count: int = 4, slow: int | None = None) -> nn.Module:
                 time.sleep(self.nap)
             return torch.relu(self.linear(x))
 
-    return nn.Sequential(*(Block(NAP if number == slow else 0.0) for number in range(count))).eval()
+    return nn.Sequential(*(Block(4 * NAP if number == slow else 0.0) for number in range(count))).eval()
 
 
 def slow_layer(path: Path) -> None:
@@ -209,7 +209,7 @@ def growing_cache(path: Path) -> None:
 
     def nap(*args: Any, **kwargs: Any) -> float:
         cache: Any = kwargs.get("cache", kwargs.get("past_key_values"))  # the second name is that of older versions of transformers
-        return float(cache.get_seq_length(3)) * 1e-4
+        return float(cache.get_seq_length(3)) * 3e-4
 
     model = llama()
     for layer in model.model.layers:

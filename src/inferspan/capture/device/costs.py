@@ -6,6 +6,7 @@ program has initialised it.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -32,6 +33,22 @@ def _counted(dtype: str, device: torch.device) -> str:
     return "tf32" if dtype == "float32" and device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32 else dtype
 
 
+def _threads() -> int:
+    """Threads of torch's operations on the host, 0 if not known.
+
+    Asked on another thread than the program's: torch sets the number of a thread when something asks for it there, and with it that of MKL,
+    whose products then have other last bits (torch 2.13, ``torch.set_num_threads(1)`` before a model runs in a new thread).
+    """
+    found = [0]
+    asking = threading.Thread(target=lambda: found.append(torch.get_num_threads()), name="inferspan-threads", daemon=True)
+    try:
+        asking.start()
+    except RuntimeError:  # no thread can be started
+        return 0
+    asking.join()
+    return found[-1]
+
+
 def costs_of(model: nn.Module, device: torch.device | None, dtype: str | None, settings: Settings) -> ModelCosts | None:
     """What passes of a model cost; ``None`` if that is not wanted, or nothing can be said of it.
 
@@ -44,7 +61,6 @@ def costs_of(model: nn.Module, device: torch.device | None, dtype: str | None, s
     if settings.roofline == "none" or device is None or dtype is None or issubclass(type(model), torch.jit.ScriptModule):
         return None
     kind: Any = getattr(torch, dtype, None)
-    peaks = peaks_of(
-        device.type, _name(device), _counted(dtype, device), dict(settings.peaks or ()), threads=torch.get_num_threads()
-    )
+    threads = _threads() if device.type == "cpu" else 0
+    peaks = peaks_of(device.type, _name(device), _counted(dtype, device), dict(settings.peaks or ()), threads=threads)
     return gather(model, element=kind.itemsize, peaks=peaks, asynchronous=device.type not in HOST_DEVICES)

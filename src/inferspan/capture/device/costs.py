@@ -43,7 +43,7 @@ def _threads() -> int:
     asking = threading.Thread(target=lambda: found.append(torch.get_num_threads()), name="inferspan-threads", daemon=True)
     try:
         asking.start()
-    except RuntimeError:  # no thread can be started
+    except (RuntimeError, MemoryError, OSError):  # no thread can be started
         return 0
     asking.join()
     return found[-1]

@@ -1587,6 +1587,7 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("instrumentation by the program",), "under zero code: the change to or from the program's own settings of a model"),
     ErrorPlaces(("start of a load", "span of a load"), "the span of a load"),
     ErrorPlaces(("end of a load", "files of a checkpoint"), "facts of a load or of its checkpoint"),
+    ErrorPlaces(("end of a session file",), "nothing; a file that nobody records for any more stays open until the process ends"),
     ErrorPlaces(("memory reading", "energy reading"), "memory or energy of the request"),
     ErrorPlaces(("model facts", "model device"), "facts of the model, or its device"),
     ErrorPlaces(("start of a forward pass", "end of a forward pass", "caller of a forward pass"), "a plain forward pass or a part of it"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from inferspan import semconv
+from inferspan.analysis.collectives import collective_share
 from inferspan.explain.cause import Cause
 from inferspan.report.figures.explained import explanation_of
 from inferspan.report.session import read_sessions
@@ -38,6 +39,15 @@ def test_of_even_ranks_none_is_named(tmp_path: Path) -> None:
     (found,) = _of_ranks(tmp_path, 0.5, 0.6)
     assert "the least" not in found.title
     assert found.gain is None
+
+
+def test_times_that_cannot_be_added_say_nothing(tmp_path: Path) -> None:
+    """Of a damaged file: their sum is infinite, in the report as in explain."""
+    run = replace(healthy(), collective_share=0.9, step={semconv.PROFILER_PASS_TIME: 1.7e308, semconv.PROFILER_COLLECTIVE_TIME: 1.7e308})
+    make(tmp_path / "session.jsonl", run)
+    session = read_sessions([tmp_path / "session.jsonl"])
+    assert [cause.rule for cause in explanation_of(session).causes if cause.rule == "collectives"] == []
+    assert collective_share([step for request in session.requests for step in request.steps]) is None
 
 
 def test_little_time_in_collectives_is_no_cause(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def collective_share(spans: Iterable[Spanlike]) -> float | None:
 def share_of(found: Sequence[PassTime]) -> float | None:
     """The same of passes."""
     seconds, collective = sum(one.seconds for one in found), sum(one.collective for one in found)
-    return collective / seconds if collective > 0 and seconds > 0 else None
+    return collective / seconds if collective > 0 and 0 < seconds < math.inf else None
 
 
 def _seconds(span: Spanlike, key: str) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -68,11 +69,12 @@ def collectives(figures: Figures) -> Iterator[Cause]:
     ranks = {rank: found for rank, found in sorted(ranks.items()) if found.seconds > 0}
     steps = [step for found in ranks.values() for step in found.steps]
     profiled = sum(found.seconds for found in ranks.values())
-    share = sum(found.collective for found in ranks.values()) / profiled if profiled else 0.0
+    # Sums of what a damaged file has may be infinite.
+    share = sum(found.collective for found in ranks.values()) / profiled if profiled and math.isfinite(profiled) else 0.0
     if share <= _MUCH:
         return
-    least, most = (pick(found.share for found in ranks.values()) for pick in (min, max))
-    slow = next(rank for rank, found in ranks.items() if found.share == least)
+    slow, busiest = (pick(ranks, key=lambda rank: ranks[rank].share) for pick in (min, max))
+    least, most = ranks[slow].share, ranks[busiest].share
     uneven = len(ranks) > 1 and least < _BALANCED * most
     seconds = sum(found.ran * found.share for found in ranks.values())
     waits = sum(found.ran * (found.share - least) for found in ranks.values())

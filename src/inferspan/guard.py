@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 __all__ = [
-    "Swallowed", "ask", "contain", "count", "error_counts", "guarded", "has_attribute", "observe", "read_attribute", "report",
+    "Swallowed", "ask", "contain", "count", "error_counts", "guarded", "has_attribute", "observe", "read_attribute", "read_attributes",
+    "report",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -139,6 +140,17 @@ def read_attribute(owner: Any, name: str, default: Any = None) -> Any:
         return getattr(owner, name, default)
     except Exception:
         return default
+
+
+def read_attributes(owner: Any, *names: str) -> tuple[Any, ...]:
+    """Several attributes in one call, as ``read_attribute`` reads each: ``None`` for one that cannot be read."""
+    found = []
+    for name in names:
+        try:
+            found.append(getattr(owner, name, None))
+        except Exception:
+            found.append(None)
+    return tuple(found)
 
 
 def has_attribute(owner: Any, name: str) -> bool:

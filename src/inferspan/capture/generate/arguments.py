@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from inferspan.capture.adapters import call_adapters
-from inferspan.guard import read_attribute
+from inferspan.guard import read_attribute, read_attributes
 
 __all__ = [
     "Arguments",
@@ -148,7 +148,7 @@ def loop_config(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 def drafts_tokens(config: Any) -> bool:
     """Whether a final configuration says that tokens are drafted and then verified; a draft model is an argument of its own."""
-    return any(read_attribute(config, name) for name in _DRAFTING)
+    return any(read_attributes(config, *_DRAFTING))
 
 
 def main_input(inputs: Any) -> tuple[str | None, Any]:

@@ -23,7 +23,7 @@ from inferspan.capture.forward import close_stale
 from inferspan.capture.owner import Owner
 from inferspan.capture.passes.pipelines import SPEAKING, pipeline_task
 from inferspan.capture.values.unseen import hidden
-from inferspan.guard import contain, read_attribute
+from inferspan.guard import contain, read_attribute, read_attributes
 from inferspan.records import Failure
 
 from .arguments import Arguments, PassEnd, drafts_tokens, features_of, main_input
@@ -107,18 +107,19 @@ class GenerateCall:
             run.config = config
         run.drafted = run.drafted or drafts_tokens(config)
         self.passes.drafting = run.drafted and self.steps.statistics is not None
-        eos = read_attribute(config, "eos_token_id")
-        pad = read_attribute(config, "pad_token_id")
+        eos, pad, beams, returned, max_length, guidance = read_attributes(
+            config, "eos_token_id", "pad_token_id", "num_beams", "num_return_sequences", "max_length", "guidance_scale"
+        )
         loop = Loop(
             eos=frozenset(eos if isinstance(eos, list | tuple) else () if eos is None else (eos,)),
             pad=pad if isinstance(pad, int) else (next(iter(eos), None) if isinstance(eos, list | tuple) else eos),
-            beams=read_attribute(config, "num_beams", 1) or 1,
-            returned=read_attribute(config, "num_return_sequences", 1) or 1,
-            max_length=read_attribute(config, "max_length"),
+            beams=beams or 1,
+            returned=returned or 1,
+            max_length=max_length,
             assisted=run.drafted,
         )
         run.loops.append(loop)
-        run.guided = run.guided or read_attribute(config, "guidance_scale") not in (None, 1)
+        run.guided = run.guided or guidance not in (None, 1)
         self.ordinary = steps.uniform = False
         steps.chunked = read_attribute(run.config, "prefill_chunk_size") is not None
         return observe_criteria(criteria, loop, self.choose)

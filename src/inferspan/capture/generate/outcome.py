@@ -17,7 +17,7 @@ from inferspan import messages, semconv
 from inferspan.capture.model_info import has_plain_generate, unwrapped
 from inferspan.capture.outcome import Outcome
 from inferspan.capture.owner import Owner
-from inferspan.guard import contain, read_attribute
+from inferspan.guard import contain, read_attribute, read_attributes
 from inferspan.records import AttributeValue, Failure, Message
 
 from .arguments import Arguments
@@ -235,7 +235,8 @@ def _configuration(run: Run) -> dict[str, AttributeValue]:
     if config is None:
         return attributes
     loop = run.loops[0]
-    sampled = bool(read_attribute(config, "do_sample", False))
+    samples, penalty, limit, stops = read_attributes(config, "do_sample", "repetition_penalty", "max_new_tokens", "stop_strings")
+    sampled = bool(samples)
     attributes |= {semconv.DO_SAMPLE: sampled, semconv.NUM_BEAMS: loop.beams}
     rows: list[tuple[str, str, type]] = [(semconv.MODEL_CACHE, "cache_implementation", str)]
     if sampled:
@@ -249,17 +250,14 @@ def _configuration(run: Run) -> dict[str, AttributeValue]:
         if isinstance(value, int | float | str) and not isinstance(value, bool):
             attributes[key] = kind(value)
     attributes.setdefault(semconv.MODEL_CACHE, "dynamic")
-    penalty = read_attribute(config, "repetition_penalty")
     if isinstance(penalty, int | float) and penalty != 1:
         attributes[semconv.REPETITION_PENALTY] = float(penalty)
     if loop.returned != 1:
         attributes[semconv.REQUEST_CHOICE_COUNT] = loop.returned
-    limit = read_attribute(config, "max_new_tokens")
     if not isinstance(limit, int) and isinstance(loop.max_length, int) and loop.prompt_width is not None:
         limit = loop.max_length - loop.prompt_width
     if isinstance(limit, int) and limit > 0:
         attributes[semconv.REQUEST_MAX_TOKENS] = limit
-    stops = read_attribute(config, "stop_strings")
     if stops:
         attributes[semconv.REQUEST_STOP_SEQUENCES] = [stops] if isinstance(stops, str) else [str(stop) for stop in stops]
     return attributes

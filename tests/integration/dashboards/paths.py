@@ -108,6 +108,7 @@ def _fleet(servers: Servers, rules: Path) -> Stack:
         OTELCOL_STORAGE=str(servers.folder),
         OTELCOL_DECISION_WAIT="4s",
         OTELCOL_DECISION_WAIT_AFTER_ROOT="1s",
+        OTELCOL_BASELINE_PERCENT="50",  # of 5 % of few requests a search may find none
         JAEGER_OTLP=otlp,
         PROMETHEUS_REMOTE_WRITE=f"{prometheus}/api/v1/write",
     )

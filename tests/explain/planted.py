@@ -92,22 +92,23 @@ def slow_block(path: Path) -> None:
             model(torch.ones(4, 32))
 
 
-def slow_head(path: Path) -> None:
-    """The only module of its kind sleeps."""
+def _slow_last(path: Path, name: str, modules: str) -> None:
     model = nn.Sequential()
-    model.embed, model.body, model.head = nn.Linear(8, 16), nn.Tanh(), Sleeping(nn.Linear(16, 4), 5 * NAP)
-    with recorded(path, model.eval(), modules="embed,body,head"):
+    model.embed, model.body = nn.Linear(8, 16), nn.Tanh()
+    model.add_module(name, Sleeping(nn.Linear(16, 4), 5 * NAP))
+    with recorded(path, model.eval(), modules=modules):
         for _ in range(5):
             model(torch.ones(4, 8))
+
+
+def slow_head(path: Path) -> None:
+    """The only module of its kind sleeps."""
+    _slow_last(path, "head", "embed,body,head")
 
 
 def slow_around_another(path: Path) -> None:
     """The only module of its kind sleeps itself, around the module that it calls."""
-    model = nn.Sequential()
-    model.embed, model.body, model.adapter = nn.Linear(8, 16), nn.Tanh(), Sleeping(nn.Linear(16, 4), 5 * NAP)
-    with recorded(path, model.eval(), modules="all"):
-        for _ in range(5):
-            model(torch.ones(4, 8))
+    _slow_last(path, "adapter", "all")
 
 
 def padded_batch(path: Path) -> None:

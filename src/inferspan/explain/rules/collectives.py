@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from inferspan import semconv
-from inferspan.analysis.collectives import profiled_pass
+from inferspan.analysis.collectives import collective_share, profiled_pass
 
 from ..cause import LIKELY, Cause, Part, shown_by
 from ..figures import Figures
@@ -68,9 +67,7 @@ def collectives(figures: Figures) -> Iterator[Cause]:
         ranks.setdefault(whole(request.span, semconv.RANK) or 0, _Rank()).add(request)
     ranks = {rank: found for rank, found in sorted(ranks.items()) if found.seconds > 0}
     steps = [step for found in ranks.values() for step in found.steps]
-    profiled = sum(found.seconds for found in ranks.values())
-    # Sums of what a damaged file has may be infinite.
-    share = sum(found.collective for found in ranks.values()) / profiled if profiled and math.isfinite(profiled) else 0.0
+    share = collective_share(steps) or 0.0
     if share <= _MUCH:
         return
     slow, busiest = (pick(ranks, key=lambda rank: ranks[rank].share) for pick in (min, max))

@@ -173,9 +173,11 @@ class DeferredCounts:
             if not _is_here(key):
                 self._lose(kept, ELSEWHERE)
                 continue
-            same = [one for one in kept if one[2]._version == one[3] and one[2].data_ptr() == one[4]]
-            if len(same) < len(kept):
-                self._lose([one for one in kept if one[2]._version != one[3] or one[2].data_ptr() != one[4]], CHANGED)
+            same: list[_Kept] = []
+            changed: list[_Kept] = []
+            for one in kept:
+                (same if _is_unchanged(one) else changed).append(one)
+            self._lose(changed, CHANGED)
             if not same:
                 continue
             place = None
@@ -189,7 +191,8 @@ class DeferredCounts:
 
     def _lose(self, kept: list[_Kept], reason: str) -> None:
         """They cannot be counted any more, and no output of these modules is kept from now on."""
-        self._left_out[reason] += len(kept)
+        if kept:
+            self._left_out[reason] += len(kept)
         for one in kept:
             self._lost.append(one[1])
             self._change(one[0])
@@ -202,11 +205,10 @@ class DeferredCounts:
         """Launch the comparison of outputs of one shape with their copies."""
         here, same = _is_here(key), []
         for pair in pairs:
-            module, _, tensor, version, address = pair[0]
-            if here and tensor._version == version and tensor.data_ptr() == address:
+            if here and _is_unchanged(pair[0]):
                 same.append(pair)
             else:
-                self._change(module)
+                self._change(pair[0][0])
         if same:
             whole = _WHOLE[pairs[0][1].element_size()]
             with contain("numerics watch"), torch.no_grad():
@@ -249,6 +251,12 @@ class DeferredCounts:
     def drop(self) -> None:
         """Keep nothing any more, and count none of it."""
         self._kept, self._watched, self._number, self._bytes, self._watched_bytes = {}, {}, 0, 0, 0
+
+
+def _is_unchanged(kept: _Kept) -> bool:
+    """Whether an output has the version and the address that it had at the call."""
+    _, _, tensor, version, address = kept
+    return tensor._version == version and tensor.data_ptr() == address
 
 
 def _is_here(key: _Key) -> bool:

@@ -188,7 +188,7 @@ def test_times_are_those_of_the_clock_that_is_given(telemetry: Telemetry) -> Non
     model = models.llama()
     telemetry.instrument(model, modules="none", logits=False)
     readings = count(1_000, 1_000)
-    request = _start(model, now=lambda: next(readings), epoch=lambda: 1_000_000)
+    request = _start(model, now=lambda: next(readings), offset=lambda: 999_000)
     request.begin_phase(semconv.SPAN_PREFILL, at=request.start)
     request.begin_step(rows=1, tokens=6)
     request.end_step()

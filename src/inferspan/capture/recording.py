@@ -17,7 +17,6 @@ contains its own errors.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter_ns
@@ -25,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from inferspan import semconv
+from inferspan import clock, semconv
 from inferspan.guard import contain
 from inferspan.records import Attributes, AttributeValue, Failure, ModelInfo, ModuleCalls, RequestEnd, RequestStart
 from inferspan.roofline.request import OpenRoofline
@@ -92,7 +91,7 @@ def start(
     streamer: Callable[[], Any] | None = None,
     info: ModelInfo | None = None,
     now: Callable[[], int] = perf_counter_ns,
-    epoch: Callable[[], int] = time.time_ns,
+    offset: Callable[[], int] = clock.offset,
     **facts: AttributeValue,
 ) -> Request | Unrecorded:
     """Begin a request; its span starts here.
@@ -108,7 +107,7 @@ def start(
         streamer: returns the streamer of the call while it lives; the request may belong to the span in which it was made.
         info: facts of the model in this call, default as they are now.
         now: monotonic clock, in nanoseconds.
-        epoch: nanoseconds since the epoch.
+        offset: what is added to its readings, for nanoseconds since the epoch, unless a request is around.
         facts: attributes of the request span from its start on.
 
     Returns:
@@ -122,7 +121,7 @@ def start(
                 request.push()
 
         request = open_call(
-            kind, owner, made, parent, operation=operation, facts=facts, streamer=streamer, info=info, ready=ready, now=now, epoch=epoch
+            kind, owner, made, parent, operation=operation, facts=facts, streamer=streamer, info=info, ready=ready, now=now, offset=offset
         )
         if request is not None:
             return request
@@ -198,7 +197,7 @@ def open_call(
     attached: bool = True,
     ready: Callable[[C], None] | None = None,
     now: Callable[[], int] = perf_counter_ns,
-    epoch: Callable[[], int] = time.time_ns,
+    offset: Callable[[], int] = clock.offset,
 ) -> C | None:
     """Start the span of a request and make the call that records it, for kinds of requests that have a call of their own.
 
@@ -214,7 +213,7 @@ def open_call(
         attached: whether its span is the current one on this thread until it ends; false for a request that other threads work on.
         ready: is given the call; if it raises, the call is withdrawn.
         now: monotonic clock, in nanoseconds.
-        epoch: nanoseconds since the epoch.
+        offset: what is added to its readings, for nanoseconds since the epoch, unless a request is around.
 
     Returns:
         The call, or ``None`` where the caller has switched telemetry off, or the model is paused.
@@ -224,8 +223,7 @@ def open_call(
     around = around_here() if outer is None else outer
     if not owner.pausing.admits(around):
         return None
-    base, began = epoch(), now()
-    offset = base - began if around is None else around.offset
+    began, added = now(), offset() if around is None else around.offset
     nested = _is_nested(kind, operation, around)
     model = info or owner.info
     # They know what there is by now, whatever interrupt comes.
@@ -233,12 +231,12 @@ def open_call(
     made: list[C] = []
     try:
         scope = owner.recorder.start(
-            RequestStart(kind, operation, model, began + offset, nested, facts or {}, streamer, attached, scopes.append),
+            RequestStart(kind, operation, model, began + added, nested, facts or {}, streamer, attached, scopes.append),
             None if around is None else around.scope,
         )
         if scope is None:
             return None
-        call = make(scope=scope, start=began, offset=offset, outer=outer, made=made)
+        call = make(scope=scope, start=began, offset=added, outer=outer, made=made)
         if model.costs is not None:
             call.roofline = OpenRoofline(model.costs, every=owner.settings.roofline == "all")
         owner.pausing.begins(call)
@@ -250,7 +248,7 @@ def open_call(
         for left in made:
             _withdraw(left)
         for opened in scopes:
-            opened.end(RequestEnd(began + offset, None, {}))
+            opened.end(RequestEnd(began + added, None, {}))
         raise
 
 

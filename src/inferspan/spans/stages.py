@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping
 from time import perf_counter_ns
 from types import TracebackType
@@ -18,7 +17,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
-from inferspan import semconv
+from inferspan import clock, semconv
 from inferspan.attribute_values import exportable_attributes, exportable_text
 from inferspan.guard import contain
 from inferspan.metrics.stages import StageMetrics
@@ -164,12 +163,12 @@ class Stage(Scope):
         if suppressed(current) or inside_a_provider():
             return
         self._memory = self.recorder.read_memory()
-        base, self._start = time.time_ns(), perf_counter_ns()
-        self.offset = base - self._start
+        self._start = perf_counter_ns()
         current, links = origin.resolve(current, None)
         around = _innermost_stage(current)
         if around is not None:
             self.recorder = around.recorder
+        self.offset = clock.offset() if around is None else around.offset
         name, attributes = self._describe(current)
         with our_call():
             self.span = self.recorder.tracer().start_span(
@@ -178,7 +177,7 @@ class Stage(Scope):
                 kind=SpanKind.INTERNAL,
                 attributes=attributes,
                 links=links,
-                start_time=base,
+                start_time=self._start + self.offset,
                 record_exception=False,
                 set_status_on_exception=False,
             )

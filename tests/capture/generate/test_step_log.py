@@ -47,7 +47,7 @@ class Noted:
         self._readings = count(1_000, 10)
         self.looked_at = 0
         """Steps that the long path has served."""
-        request = recording.start("generate", owner, now=lambda: next(self._readings), epoch=lambda: 0)
+        request = recording.start("generate", owner, now=lambda: next(self._readings), offset=lambda: -1_000)
         assert isinstance(request, recording.Request)
         request.begin_phase(semconv.SPAN_PREFILL, then=semconv.SPAN_DECODE)
         self._run(request.steps, uniform)

@@ -6,12 +6,10 @@ Entries are read in order by one thread at a time. Errors of ours are contained 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
-from time import perf_counter_ns
 from typing import Any
 
-from inferspan import semconv
+from inferspan import clock, semconv
 from inferspan.capture.owner import Owner
 from inferspan.guard import contain
 from inferspan.records import Failure, RequestScope
@@ -37,7 +35,6 @@ class BatchReader:
         self.owner = owner
         self.log = BatchLog(self._soon, content=owner.settings.content_on_spans)
         self._open: set[BatchedRequest] = set()
-        self._offset = time.time_ns() - perf_counter_ns()
         self._requests: dict[str, list[BatchedRequest]] = {}
         self._batch: Batch | None = None
         self._coming = False
@@ -174,7 +171,8 @@ class BatchReader:
         self._delivered(step.outputs, step.end)
 
     def _add_step(self, step: Ran, phase: str, rows: int, tokens: int, links: list[RequestScope]) -> None:
-        start, end = step.start + self._offset, step.end + self._offset
+        added = clock.offset()
+        start, end = step.start + added, step.end + added
         if self._batch is not None and self._batch.is_full:
             self._end_batch()
         if self._batch is None:

@@ -36,6 +36,7 @@ __all__ = [
     "get_json",
     "post_json",
     "running_stack",
+    "whole_lines",
 ]
 
 T = TypeVar("T")
@@ -139,13 +140,18 @@ class Stack:
     def raw_lines(self, service: str) -> list[dict[str, Any]]:
         """The OTLP JSON objects that the collector received from a service, whole resources each."""
         found = []
-        for line in self.raw.read_text(encoding="utf-8").splitlines():
-            for kind, resources in json.loads(line).items():
+        for line in whole_lines(self.raw):
+            for kind, resources in line.items():
                 for resource in resources:
                     attributes = {item["key"]: item["value"] for item in resource["resource"]["attributes"]}
                     if attributes.get("service.name") == {"stringValue": service}:
                         found.append({kind: [resource]})
         return found
+
+
+def whole_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects in a file that the collector writes, one a line, without the line that it is writing now."""
+    return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 @contextmanager

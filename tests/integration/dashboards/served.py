@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.dashboards.paths import Paths
-from tests.integration.servers import Stack, eventually, get_json
+from tests.integration.servers import Stack, eventually, get_json, whole_lines
 from tests.integration.spans_seen import Seen, from_otlp
 
 __all__ = ["Served", "serve"]
@@ -76,7 +76,7 @@ class Served:
     @cached_property
     def received(self) -> list[dict[str, Any]]:
         """OTLP as the programs sent it."""
-        return [json.loads(line) for line in self.paths.raw.read_text(encoding="utf-8").splitlines()]
+        return whole_lines(self.paths.raw)
 
     @cached_property
     def spans(self) -> list[Seen]:

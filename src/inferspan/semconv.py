@@ -496,6 +496,7 @@ TRANSFORMERS_VERSION = "inferspan.framework.transformers.version"
 CUDA_VERSION = "inferspan.framework.cuda.version"
 CUDNN_VERSION = "inferspan.framework.cudnn.version"
 HOST_NAME = "host.name"
+PROCESS_PID = "process.pid"
 
 # metrics only
 ERROR_PLACE = "inferspan.error.place"
@@ -1394,6 +1395,7 @@ ATTRIBUTES = (
     Attribute(CUDA_VERSION, "string", "resource", "CUDA version torch was built for"),
     Attribute(CUDNN_VERSION, "string", "resource", "cuDNN version"),
     Attribute(HOST_NAME, "string", "resource", "host name"),
+    Attribute(PROCESS_PID, "int", "resource", "id of the process; a forked child has its own"),
 )
 
 EVENTS = (
@@ -1694,7 +1696,7 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("system record",), "facts of the machine and settings in the session file"),
     ErrorPlaces(("live display",), "lines of the setting `live`"),
     ErrorPlaces(("end of the process",), "a report of the setting `report`"),
-    ErrorPlaces(("metrics of a forked process",), "the start of a child's metrics at zero"),
+    ErrorPlaces(("metrics of a forked process", "resource of a forked process"), "the start of a child's metrics at zero, and its process id"),
     ErrorPlaces(("SIGTERM handler", "exit of uvicorn", "exit of billiard's workers"), "what was queued when the process ended"),
 )
 """The places in which errors of ours are contained, and the telemetry that is missing then."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.resources import ResourceDetector
 
 from tests.export.program import Program
 
@@ -164,3 +165,74 @@ def test_errors_of_a_child_are_its_own(program: Program) -> None:
     print(json.dumps(guard.error_counts()))
     """
     assert run(program, body) == [{}, {"x": 1}]
+
+
+RESOURCES = """
+import torch
+import inferspan
+def say():
+    with inferspan.stage("part"):
+        model(torch.ones(1, 2))
+    work(1)
+    _logs.get_logger("t").emit(_logs.LogRecord(body="text", timestamp=1))
+    inferspan.flush()
+model = torch.nn.Linear(2, 2)
+handle = inferspan.instrument(model, session_file="s.jsonl")
+"""
+FORKS = """
+say()
+if os.fork() == 0:
+    say()
+    if os.fork() == 0:
+        say()
+        print(os.getpid(), flush=True)
+        os._exit(0)
+    os.wait()
+    print(os.getpid(), flush=True)
+    os._exit(0)
+os.wait()
+say()
+print(os.getpid(), flush=True)
+"""
+
+
+def process_ids(path: Path) -> dict[str, dict[str, set[str]]]:
+    """The process ids on the resources of each signal, by instance."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for line in path.read_text().splitlines():
+        for signal, blocks in json.loads(line).items():
+            for block in blocks:
+                attributes = {item["key"]: item["value"] for item in block["resource"]["attributes"]}
+                instance = attributes["service.instance.id"]["stringValue"]
+                found.setdefault(signal, {}).setdefault(instance, set()).add(attributes["process.pid"].get("intValue", "theirs"))
+    return found
+
+
+@pytest.mark.parametrize("signal", ["resourceSpans", "resourceMetrics", "resourceLogs"])
+def test_children_have_their_own_process_id(signal: str, program: Program) -> None:
+    """One for each instance, of spans packed by us, metrics and log records, in children and their children."""
+    processes = program(COUNTED + RESOURCES + FORKS)
+    found = process_ids(program.path / "s.jsonl")[signal]
+    assert sorted([*ids] for ids in found.values()) == sorted([str(process)] for process in processes)
+
+
+def test_a_process_id_of_the_user_stays(program: Program) -> None:
+    """What ``OTEL_RESOURCE_ATTRIBUTES`` says is said of children, too."""
+    program(COUNTED + RESOURCES + FORKS, OTEL_RESOURCE_ATTRIBUTES="process.pid=mine")
+    found = process_ids(program.path / "s.jsonl")
+    assert {process for instances in found.values() for ids in instances.values() for process in ids} == {"theirs"}
+
+
+@pytest.mark.skipif(not hasattr(ResourceDetector, "is_process_dependent"), reason="from 1.44 on the SDK asks again")
+def test_the_detector_is_asked_again_in_a_child(program: Program) -> None:
+    """A host's provider that names it in ``OTEL_EXPERIMENTAL_RESOURCE_DETECTORS`` gets the child's process id."""
+    body = """
+    from opentelemetry.sdk.trace import TracerProvider
+    provider = TracerProvider()
+    if os.fork() == 0:
+        print(json.dumps([provider.resource.attributes["process.pid"], os.getpid()]), flush=True)
+        os._exit(0)
+    os.wait()
+    """
+    ((found, expected),) = run(program, body, OTEL_EXPERIMENTAL_RESOURCE_DETECTORS="inferspan")
+    assert found == expected

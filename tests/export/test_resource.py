@@ -77,6 +77,7 @@ def test_facts() -> None:
     assert attributes["inferspan.framework.transformers.version"] == importlib.metadata.version("transformers")
     assert attributes["telemetry.sdk.language"] == "python"
     assert len(str(attributes["service.instance.id"])) == 36
+    assert attributes["process.pid"] == os.getpid()
 
 
 def test_user_wins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Metrics of a forked child: its sums begin at zero, at a time of its own.
+"""A forked child: its sums begin at zero, at a time of its own, and its resource has its process id.
 
 The SDK gives a child a resource of its own and leaves it the sums of its parent, so that all processes together count the parent's
 requests once more for every child. In comes a metric reader of ours; its storage is emptied in each child, before anything of the
@@ -10,11 +10,39 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any
+import weakref
+from typing import TYPE_CHECKING, Any
 
+from inferspan import semconv
 from inferspan.guard import contain
 
-__all__ = ["begin_at_zero_in_children"]
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
+
+__all__ = ["begin_at_zero_in_children", "own_id_in_children"]
+
+
+def own_id_in_children(provider: Any, resource: Resource) -> None:
+    """Give the resource of a provider its process id in every child that is forked from now on, unless the user has set another one.
+
+    Args:
+        provider: of ours. From 1.44 on the SDK can change its resource; for others ``older_sdk`` does.
+        resource: that of the provider.
+    """
+    theirs = resource.attributes.get(semconv.PROCESS_PID) != os.getpid()
+    if theirs or not hasattr(provider, "_update_resource") or not hasattr(os, "register_at_fork"):
+        return
+    known = weakref.ref(provider)
+
+    def renew() -> None:
+        from opentelemetry.sdk.resources import Resource
+
+        with contain("resource of a forked process"):
+            changed = known()
+            if changed is not None:
+                changed._update_resource(Resource({semconv.PROCESS_PID: os.getpid()}))
+
+    os.register_at_fork(after_in_child=renew)
 
 
 def begin_at_zero_in_children(reader: Any, provider: Any, *, ours: bool) -> None:

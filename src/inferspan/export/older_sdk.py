@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from inferspan import semconv
 from inferspan.guard import contain
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def instance_id() -> str:
 
 
 def renew_in_children(resource: Resource) -> None:
-    """Give each child that is forked from now on an instance id of its own, as the SDK itself does from 1.44 on.
+    """Give each child that is forked from now on ids of its own, as the SDK itself and ``fork`` do from 1.44 on.
 
     Without it the metrics of all processes are one series, which jumps between their sums.
 
@@ -37,11 +38,16 @@ def renew_in_children(resource: Resource) -> None:
     if hasattr(resources, "_get_process_dependent_resource") or not hasattr(os, "register_at_fork"):
         return
 
+    ours = resource.attributes.get(semconv.PROCESS_PID) == os.getpid()
+
     def renew() -> None:
         with contain("metrics of a forked process"):
             # Tracers have taken the resource from their provider, so it is its content that changes.
             changed: Any = resource
-            changed._attributes = resource.merge(resources.Resource({resources.SERVICE_INSTANCE_ID: instance_id()}))._attributes
+            ids: dict[str, str | int] = {resources.SERVICE_INSTANCE_ID: instance_id()}
+            if ours:
+                ids[semconv.PROCESS_PID] = os.getpid()
+            changed._attributes = resource.merge(resources.Resource(ids))._attributes
 
     os.register_at_fork(after_in_child=renew)
 

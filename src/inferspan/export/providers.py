@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inferspan.export import variables
 from inferspan.export.delivery import Delivery
-from inferspan.export.fork import begin_at_zero_in_children
+from inferspan.export.fork import begin_at_zero_in_children, own_id_in_children
 from inferspan.export.older_sdk import joining
 from inferspan.export.sdk_variables import PROVIDERS, hidden
 from inferspan.export.shutdown import Pipeline, Pipelines
@@ -203,6 +203,7 @@ def _install_traces(built: list[Built], environ: Mapping[str, str], resource: Re
     from opentelemetry.sdk.trace import TracerProvider
 
     provider = TracerProvider(resource=resource, id_generator=_id_generator(environ), shutdown_on_exit=False)
+    own_id_in_children(provider, resource)
     SETUP.span_exporters, SETUP.span_processors = (), ()
     for item in built:
         _add_spans(provider, item, environ)
@@ -216,6 +217,7 @@ def _install_metrics(built: list[Built], environ: Mapping[str, str], resource: R
 
     readers = [_reader(item, environ) for item in built]
     provider = MeterProvider(metric_readers=readers, resource=resource, shutdown_on_exit=False)
+    own_id_in_children(provider, resource)
     for reader in readers:
         begin_at_zero_in_children(reader, provider, ours=True)
     metrics.set_meter_provider(provider)
@@ -226,6 +228,7 @@ def _install_logs(built: list[Built], environ: Mapping[str, str], resource: Reso
     from opentelemetry.sdk._logs import LoggerProvider
 
     provider = LoggerProvider(resource=resource, shutdown_on_exit=False)
+    own_id_in_children(provider, resource)
     for item in built:
         _add_logs(provider, item, environ)
     _logs.set_logger_provider(provider)

@@ -1,4 +1,4 @@
-"""The resource that our providers carry: service, host, rank of a distributed job, framework versions.
+"""The resource that our providers carry: service, host, process, rank of a distributed job, framework versions.
 
 In come the environment, the metadata of installed packages and how the program was started, out goes an SDK ``Resource``; no framework is
 imported and no device touched. A fact that is not known is left out. What the user sets with ``OTEL_RESOURCE_ATTRIBUTES`` or
@@ -35,7 +35,14 @@ class Detector(ResourceDetector):
 
     def detect(self) -> Resource:
         """Read the environment and package metadata."""
-        return Resource(_facts(os.environ))
+        facts = _facts(os.environ)
+        if hasattr(ResourceDetector, "is_process_dependent"):
+            facts |= _process()
+        return Resource(facts)
+
+    def is_process_dependent(self) -> bool:
+        """The SDK asks again in a forked child, from 1.44 on; others would leave the child its parent's process id."""
+        return True
 
 
 def detected_resource(environ: Mapping[str, str] | None = None) -> Resource:
@@ -44,7 +51,7 @@ def detected_resource(environ: Mapping[str, str] | None = None) -> Resource:
     Args:
         environ: where ranks are read from, default ``os.environ``. The SDK itself reads its variables from ``os.environ``.
     """
-    facts = {SERVICE_INSTANCE_ID: instance_id(), **_facts(os.environ if environ is None else environ)}
+    facts = {SERVICE_INSTANCE_ID: instance_id(), **_process(), **_facts(os.environ if environ is None else environ)}
     found = Resource(facts).merge(Resource.create())
     if str(found.attributes.get(SERVICE_NAME, _UNNAMED)).startswith(_UNNAMED):
         name = program_name(sys.argv, sys.modules)
@@ -77,6 +84,10 @@ def program_name(argv: Sequence[str], modules: Mapping[str, Any]) -> str | None:
 def _facts(environ: Mapping[str, str]) -> dict[str, str | int]:
     facts: dict[str, str | int | None] = {semconv.HOST_NAME: socket.gethostname() or None, **ranks(environ), **_versions()}
     return {key: value for key, value in facts.items() if value is not None}
+
+
+def _process() -> dict[str, str | int]:
+    return {semconv.PROCESS_PID: os.getpid()}
 
 
 def _versions() -> dict[str, str | None]:

@@ -36,6 +36,7 @@ __all__ = [
     "instances",
     "named",
     "needs",
+    "processes",
     "requests_of",
     "serving",
     "spans_of",
@@ -178,4 +179,14 @@ def instances(stack: Stack, service: str, metric: str) -> set[str]:
                 found |= {
                     item["value"]["stringValue"] for item in resource["resource"]["attributes"] if item["key"] == "service.instance.id"
                 }
+    return found
+
+
+def processes(stack: Stack, service: str) -> dict[str, int]:
+    """``process.pid`` of everyone who has sent spans, by ``service.instance.id``."""
+    found = {}
+    for line in stack.raw_lines(service):
+        for resource in line.get("resourceSpans", ()):
+            attributes = {item["key"]: item["value"] for item in resource["resource"]["attributes"]}
+            found[attributes["service.instance.id"]["stringValue"]] = int(attributes["process.pid"]["intValue"])
     return found

@@ -24,6 +24,7 @@ from tests.integration.services.running import (
     instances,
     named,
     needs,
+    processes,
     requests_of,
     serving,
     spans_of,
@@ -65,7 +66,7 @@ def test_fastapi(service: Service, stack: Stack) -> None:
     assert text
     batch, parent = trace_parent(0xC3)
     assert len(json.loads(get(f"{address}/batch", data=["one", "two", "three"], traceparent=parent)[0])) == 3
-    _, asked = _workers(address, 2)
+    workers, asked = _workers(address, 2)
     eventually(lambda: _both(instances(stack, "fastapi", semconv.M_SERVER_DURATION)))
     assert service.stop() in (0, -signal.SIGTERM)
 
@@ -73,6 +74,7 @@ def test_fastapi(service: Service, stack: Stack) -> None:
         assert len(requests_of(spans_of(stack, "fastapi"))) == 3 + asked
 
     eventually(arrived)
+    assert {*processes(stack, "fastapi").values()} == workers
     for trace, route, tokens in ((chat, "GET /chat", 8), (stream, "GET /stream", 12), (batch, "POST /batch", 24)):
         spans = spans_of(stack, "fastapi", trace)
         server = named(spans, route)
@@ -168,6 +170,7 @@ def test_gunicorn(stack: Stack, tmp_path: Path, command: tuple[str, ...]) -> Non
             asked += 1
         assert service.stop() == 0
     eventually(lambda: _equal(len(requests_of(spans_of(stack, name))), asked))
+    assert {str(process) for process in processes(stack, name).values()} == workers
     (request,) = requests_of(spans_of(stack, name, trace))
     assert named(spans_of(stack, name, trace), f"GET /{path}").parent == "ab" * 8
     assert request.parent

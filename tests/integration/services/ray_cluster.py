@@ -30,6 +30,8 @@ LIMITS = {
     # Workers are not to be ended because other programs have filled the machine's memory.
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Replicas would wait for every other program of a busy machine.
+    "RAY_worker_niceness": "0",
     # Ray gives up earlier by itself where a machine is slow.
     "RAY_gcs_server_port_wait_time_s": "120",
     "RAY_gcs_rpc_server_connect_timeout_s": "60",

@@ -1,11 +1,14 @@
-"""The example of Ray Serve at a real collector: joined traces, batches, streams, metrics by replica, and a graceful stop.
+"""The example of Ray Serve at a real collector: joined traces, batches, streams, metrics by replica, a graceful stop, and a crash.
 
 Ray is not in the extra ``test``: ``make ray`` runs this.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import urllib.error
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -14,7 +17,18 @@ import pytest
 from inferspan import semconv
 from tests.integration.servers import Stack, eventually
 from tests.integration.services.ray_cluster import Cluster, alive, cluster
-from tests.integration.services.running import EXAMPLES, environment, get, instances, named, needs, requests_of, spans_of, trace_parent
+from tests.integration.services.running import (
+    EXAMPLES,
+    environment,
+    get,
+    instances,
+    named,
+    needs,
+    processes,
+    requests_of,
+    spans_of,
+    trace_parent,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -56,6 +70,33 @@ def test_ray_serve(stack: Stack, tmp_path: Path) -> None:
         replica = named(spans, "replica")
         assert replica.parent == "ab" * 8
         assert requests_of(spans)[0].parent == replica.id
+
+
+def test_a_replica_that_is_killed(stack: Stack, tmp_path: Path) -> None:
+    """What it has sent stays, and the replica that Ray starts in its place is an instance of its own."""
+    needs("ray")
+    trace, parent = trace_parent(0xF4)
+
+    def requests_arrived() -> int:
+        return len(requests_of(spans_of(stack, "ray-crash", trace)))
+
+    with cluster(environment(stack, "ray-crash"), tmp_path / "log") as nodes, nodes.application("app:app", FOLDER) as service:
+
+        def ask_until_there_are(replicas: int) -> dict[str, int]:
+            # While a replica is missing, its requests fail.
+            with suppress(urllib.error.HTTPError):
+                get(f"{service.address}/?prompt=hello", traceparent=parent)
+            found = processes(stack, "ray-crash")
+            assert len(found) == replicas
+            return found
+
+        before = eventually(lambda: ask_until_there_are(2))
+        answered = eventually(requests_arrived)
+        os.kill(next(iter(before.values())), signal.SIGKILL)
+        after = eventually(lambda: ask_until_there_are(3))
+        (new,) = set(after) - set(before)
+        assert after[new] not in before.values()
+        assert requests_arrived() > answered
 
 
 def test_nothing_of_the_cluster_is_left_after_a_failure(stack: Stack, tmp_path: Path) -> None:

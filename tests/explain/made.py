@@ -20,7 +20,8 @@ from tests.explain.recording import providers
 
 __all__ = ["BOUND", "CARD", "MADE", "Kernel", "Run", "experts", "healthy", "make", "use"]
 
-START = 1_800_000_000_000_000_000
+START = 1_700_000_000_000_000_000
+"""Before any metric is collected, which happens at the time of the test."""
 MS = 1_000_000
 CARD = {semconv.HW_ID: "GPU-1", semconv.HW_NAME: "H200"}
 GPU: Mapping[str, Any] = {

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+import inferspan
 from inferspan import semconv
 from inferspan.explain.explanation import Explanation
 from inferspan.explain.table import RULES
 from inferspan.report.session import read_session
 from tests.explain.made import BOUND, CARD, MADE, Kernel, Run, experts, make, use
 from tests.explain.planted import PLANTED, generate, llama, slow_block, slow_layer
-from tests.explain.recording import explained, recorded
+from tests.explain.recording import explained, providers, recorded
 
 
 @pytest.fixture
@@ -236,3 +237,17 @@ def test_shares_are_shares(name: str, tmp_path: Path) -> None:
     found = explained(tmp_path / "session.jsonl")
     assert all(0 <= (cause.share(found.total) or 0.0) <= 1 for cause in found.causes)
     assert all(abs(one) < float("inf") for one in _numbers(found.as_dict()))
+
+
+@pytest.mark.parametrize("metric", [semconv.M_SAMPLING_TIME, semconv.M_OVERHEAD])
+def test_what_a_process_counted_before_the_recording_is_not_of_it(metric: str, tmp_path: Path) -> None:
+    """A second file of a process, or a file of a collector, begins with counters that have counted for long."""
+    path, model = tmp_path / "session.jsonl", llama()
+    with providers(path) as (tracers, meters, reader):
+        meters.get_meter("earlier").create_counter(metric).add(500.0, {semconv.SAMPLER: "host"})
+        off = inferspan.Settings(nvml=False, host=False, allocator=False)
+        with inferspan.instrument(model, settings=off, tracer_provider=tracers, meter_provider=meters) as handle:
+            generate(model)
+            handle.flush()
+        reader.collect()
+    assert {"samplers", "telemetry"} & {cause.rule for cause in explained(path).causes} == set()

@@ -52,6 +52,17 @@ class Metrics:
         found = [float(one.last) for one in self.series(name, wanted) if one.last is not None]
         return sum(found) if found else None
 
+    @staticmethod
+    def counted(one: SeriesLike, most: float) -> float:
+        """Seconds that a counter has counted in the recording, of which at most ``most`` can have been before its first point.
+
+        A first value above that goes back further than the recording, to others of its process: only what was added later counts.
+        """
+        if not one.points or one.last is None:
+            return 0.0
+        first, last = float(one.points[0][1]), float(one.last)
+        return max(0.0, last - first) if first > most else last
+
     def points(self, name: str, wanted: Mapping[str, Any] = _ANY) -> int:
         """The largest number of points of a series of this metric."""
         return max((len(one.points) for one in self.series(name, wanted)), default=0)

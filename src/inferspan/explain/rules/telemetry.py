@@ -9,6 +9,7 @@ from inferspan.text.quantities import seconds_text
 
 from ..cause import LIKELY, SURE, Cause, Part, shown_by
 from ..figures import Figures
+from ..spans import SeriesLike
 from ..tree import MACHINE
 from ..wording import percent
 
@@ -32,8 +33,9 @@ _OFF = ("none", False, 0, "layers", "last", None, "")
 
 def telemetry(figures: Figures) -> Iterator[Cause]:
     """Time of ours on the threads of the model."""
-    seconds = figures.metrics.last(semconv.M_OVERHEAD)
-    if seconds is None or figures.total <= 0 or seconds < _LEAST * _processes(figures):
+    # It runs inside of requests, so no more than their time is of this recording.
+    seconds = sum(figures.metrics.counted(series, figures.total) for series in figures.metrics.series(semconv.M_OVERHEAD))
+    if figures.total <= 0 or seconds < _LEAST * _processes(figures):
         return
     on = [
         name for name in _COSTLY
@@ -77,12 +79,19 @@ def _default(name: str) -> str:
     return _DEFAULTS.get(name, '"none"' if name in _PATTERNS else "False")
 
 
+def _before_first_point(figures: Figures, series: SeriesLike) -> float:
+    """Seconds from the first request of the process of a series to its first point; one thread takes readings, one after the other."""
+    starts = [request.span.start_ns for request in figures.requests if request.span.resource == series.resource]
+    return (series.points[0][0] - min(starts, default=0)) / 1e9 if series.points else 0.0
+
+
 def samplers(figures: Figures) -> Iterator[Cause]:
     """Readings of the machine, on a thread that competes with the model for the interpreter."""
     found = [
-        (str(series.attributes.get(semconv.SAMPLER, "")), float(series.last))
-        for series in figures.metrics.series(semconv.M_SAMPLING_TIME) if series.last
-    ]  # fmt: skip
+        (str(series.attributes.get(semconv.SAMPLER, "")), cost)
+        for series in figures.metrics.series(semconv.M_SAMPLING_TIME)
+        if (cost := figures.metrics.counted(series, _before_first_point(figures, series)))
+    ]
     seconds = sum(cost for _, cost in found)
     if figures.wall <= 0 or seconds < max(_LEAST * _processes(figures), _SAMPLERS * figures.wall):
         return

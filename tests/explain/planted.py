@@ -74,6 +74,15 @@ def slow_layer(path: Path) -> None:
             generate(model)
 
 
+def slow_layer_of_two(path: Path) -> None:
+    """A model of two layers: the MLP of one of them sleeps."""
+    model = llama(num_hidden_layers=2)
+    model.model.layers[1].mlp = Sleeping(model.model.layers[1].mlp, 2 * NAP)
+    with recorded(path, model):
+        for _ in range(3):
+            generate(model)
+
+
 def slow_attention(path: Path) -> None:
     """The attention of one layer sleeps."""
     model = llama()
@@ -376,6 +385,7 @@ def slow_vision(path: Path) -> None:
 
 PLANTED: Mapping[str, tuple[Recorder, str]] = {
     "one MLP": (slow_layer, "slow_module"),
+    "one MLP of two": (slow_layer_of_two, "slow_module"),
     "one attention": (slow_attention, "slow_module"),
     "one block of a network": (slow_block, "slow_module"),
     "a module without equals": (slow_head, "slow_module"),

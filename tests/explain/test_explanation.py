@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import inferspan
 from inferspan import semconv
@@ -16,7 +18,7 @@ from inferspan.explain.explanation import Explanation
 from inferspan.explain.table import RULES
 from inferspan.report.session import read_session
 from tests.explain.made import BOUND, CARD, MADE, Kernel, Run, experts, make, use
-from tests.explain.planted import PLANTED, generate, llama, slow_block, slow_layer
+from tests.explain.planted import NAP, PLANTED, Sleeping, generate, llama, slow_block, slow_layer
 from tests.explain.recording import explained, providers, recorded
 
 
@@ -237,6 +239,28 @@ def test_shares_are_shares(name: str, tmp_path: Path) -> None:
     found = explained(tmp_path / "session.jsonl")
     assert all(0 <= (cause.share(found.total) or 0.0) <= 1 for cause in found.causes)
     assert all(abs(one) < float("inf") for one in _numbers(found.as_dict()))
+
+
+def modules_of(found: Explanation) -> list[str]:
+    """Modules that take 5 % of the time or more, the longest first."""
+    return [one.name for one in found.bottlenecks if one.kind == "module"]
+
+
+def test_a_layer_with_another_class_in_it_is_named_by_its_path(tmp_path: Path) -> None:
+    """The other layers are not part of its row."""
+    slow_layer(tmp_path / "session.jsonl")
+    assert modules_of(explained(tmp_path / "session.jsonl"))[0] == "model.layers.2.mlp (Sleeping)"
+
+
+def test_members_of_a_sequence_are_told_apart(tmp_path: Path) -> None:
+    """Those of the same class and shapes are one row, any other is named by its path."""
+    model = nn.Sequential(
+        Sleeping(nn.Linear(4, 8), 3 * NAP), Sleeping(nn.Linear(8, 8)), nn.ReLU(), Sleeping(nn.Linear(8, 8)), nn.Tanh()
+    ).eval()  # fmt: skip
+    with recorded(tmp_path / "session.jsonl", model, modules="0,1,2,3,4"):
+        for _ in range(3):
+            model(torch.ones(2, 4))
+    assert modules_of(explained(tmp_path / "session.jsonl"))[:2] == ["0 (Sleeping)", "* (Sleeping)"]
 
 
 @pytest.mark.parametrize("metric", [semconv.M_SAMPLING_TIME, semconv.M_OVERHEAD])

@@ -7,7 +7,7 @@ GPU where these belong to the phase, and else it is not known. The reason then s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from inferspan import semconv
 from .bounds import bound_of, peak_share_of
 from .cause import LIKELY, SURE
 from .figures import Figures
-from .modules import Sampled, kind_of
+from .modules import Sampled, in_a_row, kind_of
 from .requests import Phase, median
 from .spans import SpanLike, number, submodules, taken, text
 from .wording import percent
@@ -37,7 +37,8 @@ class Bottleneck:
     """A part of the time.
 
     Attributes:
-        kind: ``phase``, ``stage`` or ``module``; a module stands for those whose path differs in indices only.
+        kind: ``phase``, ``stage`` or ``module``; a module stands for those of its class whose path differs in indices only,
+            members of a sequence for those of the same shapes.
         name: of the part.
         seconds: of all its calls; of a module without recorded ones inside, scaled from sampled steps to all.
         share: of the time of requests and stages.
@@ -93,13 +94,31 @@ def _stages(figures: Figures) -> Iterable[Bottleneck]:
 
 def _modules(figures: Figures) -> Iterable[Bottleneck]:
     seconds: dict[str, float] = defaultdict(float)
+    names = _names(figures)
     for sampled in figures.sampled.values():
         ratio = _host_ratio(sampled)
         for module in sampled.modules.values():
-            seconds[kind_of(module.path)] += module.own * sampled.scale * ratio
-    spans = _module_spans(figures)
-    for kind, total in seconds.items():
-        yield _made("module", kind, total, figures, _told(found := spans.get(kind, ())) or _not_known(figures, found, needs="all"))
+            seconds[names[module.path]] += module.own * sampled.scale * ratio
+    spans = _module_spans(figures, names)
+    for name, total in seconds.items():
+        yield _made("module", name, total, figures, _told(found := spans.get(name, ())) or _not_known(figures, found, needs="all"))
+
+
+def _names(figures: Figures) -> dict[str, str]:
+    """By the path of a module, the name of those that it is counted with: equal ones are one row.
+
+    A layer with something else in it, and members of a sequence, are not like others of their place: the row says which.
+    """
+    modules = {path: module for sampled in figures.sampled.values() for path, module in sampled.modules.items()}
+    places: dict[str, dict[tuple[object, ...], list[str]]] = defaultdict(lambda: defaultdict(list))
+    for path, module in modules.items():
+        places[kind_of(path)][module.type, module.shapes if in_a_row(path) else None].append(path)
+    found = {}
+    for kind, equals in places.items():
+        for (type_name, _), paths in equals.items():
+            name = kind if len(paths) > 1 or len(equals) == 1 else paths[0]
+            found.update(dict.fromkeys(paths, f"{name} ({type_name or 'module'})" if len(equals) > 1 else name))
+    return found
 
 
 def _host_ratio(sampled: Sampled) -> float:
@@ -108,8 +127,8 @@ def _host_ratio(sampled: Sampled) -> float:
     return min(1.0, sampled.ran_seconds / scaled) if scaled > 0 else 1.0
 
 
-def _module_spans(figures: Figures) -> dict[str, list[SpanLike]]:
-    """Spans of modules that the roofline has counted, by kind."""
+def _module_spans(figures: Figures, names: Mapping[str, str]) -> dict[str, list[SpanLike]]:
+    """Spans of modules that the roofline has counted, by name."""
     found: dict[str, list[SpanLike]] = defaultdict(list)
     for request in figures.requests:
         waiting = [span for phase in request.phases for step in phase.steps for span in submodules(step)]
@@ -117,7 +136,8 @@ def _module_spans(figures: Figures) -> dict[str, list[SpanLike]]:
             span = waiting.pop()
             waiting.extend(submodules(span))
             if text(span, semconv.DEVICE_BOUND) is not None or number(span, semconv.DEVICE_FLOPS) is not None:
-                found[kind_of(text(span, semconv.MODULE_NAME) or span.name)].append(span)
+                path = text(span, semconv.MODULE_NAME) or span.name
+                found[names.get(path, kind_of(path))].append(span)
     return found
 
 

@@ -16,7 +16,7 @@ from inferspan.analysis.quantiles import Quantiles
 from .requests import Phase
 from .spans import SpanLike, number, submodules, text
 
-__all__ = ["Module", "Sampled", "kind_of"]
+__all__ = ["Module", "Sampled", "in_a_row", "kind_of"]
 
 _MOST = 5_000
 _INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -26,6 +26,11 @@ _INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
 def kind_of(path: str) -> str:
     """The path of a module with ``*`` for indices, which modules of equal layers share."""
     return _INDEX.sub("*", path)
+
+
+def in_a_row(path: str) -> bool:
+    """Whether a module has a number in place of a name: neighbours in a sequence are of different classes and sizes by design."""
+    return path.rpartition(".")[2].isdecimal()
 
 
 def _shapes(span: SpanLike) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ from inferspan.text.quantities import seconds_text
 
 from ..cause import LIKELY, POSSIBLE, SURE, Cause, Part, shown_by
 from ..figures import Figures
-from ..modules import Module, Sampled, kind_of
+from ..modules import Module, Sampled, in_a_row, kind_of
 from ..requests import FORWARD, median
 from ..spans import number
 from ..wording import percent, times
@@ -112,8 +112,8 @@ def _slower(sampled: Sampled) -> Iterator[_Slow]:
     for place in places.values():
         for module in place:
             equals = [one for one in place if one.type == module.type]
-            # Neighbours in a sequence are of different classes by design; parts of layers under the same name are not, as a rule.
-            others = equals if len(equals) >= _FEWEST or module.path.rpartition(".")[2].isdecimal() else place
+            # Parts of layers under the same name are of one class, as a rule.
+            others = equals if len(equals) >= _FEWEST or in_a_row(module.path) else place
             if len(others) < _FEWEST:
                 continue
             usual = median(one.typical.at(0.5) or 0.0 for one in others)
@@ -135,18 +135,27 @@ def _inside_is_recorded(figures: Figures, sampled: Sampled) -> bool:
 
 def _alone(sampled: Sampled, *, inside: bool) -> Iterator[_Slow]:
     """A module without equals that takes most of the time of all steps; with ``inside`` also one around other modules, without them."""
-    kinds = [kind_of(module.path) for module in sampled.modules.values()]
-    if len(kinds) < _FEWEST:
+    if len(sampled.modules) < _FEWEST:
         return
     for module in sampled.modules.values():
-        typical = (module.typical.at(0.5) or 0.0) * module.calls
-        if kinds.count(kind_of(module.path)) > 1 or typical < _ALONE * sampled.seconds:
+        call = module.typical.at(0.5) or 0.0
+        typical = call * module.calls
+        if typical < _ALONE * sampled.seconds:
+            continue
+        others = [one.typical.at(0.5) or 0.0 for one in _others(module, sampled)]
+        # One other is too few to say what is usual, as in a model of two layers, unless they are far apart.
+        if len(others) >= _FEWEST - 1 or (others and (in_a_row(module.path) or call < _SLOWER * others[0])):
             continue
         around = _contains(module, sampled)
         if inside or not around:
             share, without = percent(min(1.0, typical / sampled.seconds)), " in code of its own" if around else ""
             why = f"takes {share} of the steps with recorded modules{without}, {seconds_text(typical / module.calls)} a call"
             yield _Slow(module, typical, why, _OWN if around else _PASS)
+
+
+def _others(module: Module, sampled: Sampled) -> list[Module]:
+    """Other modules of the same place in other layers."""
+    return [one for one in sampled.modules.values() if one is not module and kind_of(one.path) == kind_of(module.path)]
 
 
 def _contains(module: Module, sampled: Sampled) -> bool:

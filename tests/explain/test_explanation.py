@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,8 @@ import inferspan
 from inferspan import semconv
 from inferspan.explain.explanation import Explanation
 from inferspan.explain.table import RULES
-from inferspan.report.session import read_session
+from inferspan.report.figures.explained import explanation_of
+from inferspan.report.session import read_session, read_sessions
 from tests.explain.made import BOUND, CARD, MADE, Kernel, Run, experts, make, use
 from tests.explain.planted import NAP, PLANTED, Sleeping, generate, llama, slow_block, slow_layer
 from tests.explain.recording import explained, providers, recorded
@@ -113,6 +115,49 @@ def test_missing_data_names_its_setting(tmp_path: Path) -> None:
     assert found["use, memory and clocks of the GPU"] == "nvml=True"
     assert found["where the host waits for the device, and the share of kernels"] == "profile_steps=3, profile_cpu_ops=True"
     assert found["slow modules"] == 'modules="layers" or "all"'
+
+
+def test_time_between_requests_is_named(tmp_path: Path) -> None:
+    """What the program did then is not known without a stage around it; requests with short pauses say nothing."""
+    found = missing(tmp_path / "session.jsonl", Run(gap_ms=200.0))
+    assert found["time between requests"] == 'with inferspan.stage("load data")'
+    assert "time between requests" not in missing(tmp_path / "short.jsonl", Run(gap_ms=20.0))
+
+
+def test_time_between_programs_is_nothing_to_know(tmp_path: Path) -> None:
+    """Two recordings of different hours are one explanation."""
+    for name in ("a.jsonl", "b.jsonl"):
+        make(tmp_path / name, Run(gap_ms=200.0))
+    other = tmp_path / "b.jsonl"
+    other.write_text(other.read_text().replace("service.instance.id", "other.id"))
+    found = explanation_of(read_sessions([tmp_path / "a.jsonl", tmp_path / "b.jsonl"]))
+    assert "time between requests" not in {one.what for one in found.missing}
+
+
+def test_a_stage_around_the_work_between_requests_is_known(tmp_path: Path) -> None:
+    """Then it is part of the time."""
+    model = llama()
+    with recorded(tmp_path / "session.jsonl", model):
+        for _ in range(3):
+            with inferspan.stage("load data"):
+                time.sleep(0.5)
+            generate(model)
+    assert "time between requests" not in {one.what for one in explained(tmp_path / "session.jsonl").missing}
+
+
+def test_one_request_is_no_plural(tmp_path: Path) -> None:
+    """The verb goes with the number."""
+    make(tmp_path / "typical.jsonl", Run())
+    make(tmp_path / "long.jsonl", Run(requests=1, steps=300))
+    found = explanation_of(read_sessions([tmp_path / "typical.jsonl", tmp_path / "long.jsonl"]))
+    assert [cause.title.partition(" 8")[0] for cause in found.causes if cause.rule == "straggler"] == ["1 of 11 requests (chat big/model) takes"]
+
+
+def test_one_time_is_no_plural(tmp_path: Path) -> None:
+    """Of a compilation."""
+    make(tmp_path / "session.jsonl", Run(requests=1, request={semconv.COMPILE_RECOMPILES: 1, semconv.COMPILE_TIME: 0.1}))
+    titles = [cause.title for cause in explained(tmp_path / "session.jsonl").causes]
+    assert any(title.startswith("compiled again 1 time, in 1 of 1 request") for title in titles)
 
 
 def test_nothing_about_gpus_is_missing_on_a_cpu(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from inferspan import semconv
 from inferspan.analysis.collectives import profiled_pass
+from inferspan.text.numbers import counted
+from inferspan.text.quantities import seconds_text
 
 from .figures import Figures
 from .spans import number, text
@@ -16,6 +18,8 @@ __all__ = ["Missing", "missing_of"]
 
 _FEWEST_REQUESTS = 8
 _FEWEST_POINTS = 3
+_OUTSIDE = 0.25
+"""Share of the time from the first request to the last in which neither a request nor a stage ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ def missing_of(figures: Figures) -> list[Missing]:
     """One entry for each kind of data that is not there; nothing about devices that the models do not use."""
     if not figures.requests:
         return [Missing("everything", "no request of an instrumented model is in the recording", "inferspan.instrument(model)")]
-    return [*_detail(figures), *_machine(figures), *_ranks(figures), *_inside(figures)]
+    return [*_detail(figures), *_between(figures), *_machine(figures), *_ranks(figures), *_inside(figures)]
 
 
 def _detail(figures: Figures) -> Iterator[Missing]:
@@ -44,7 +48,7 @@ def _detail(figures: Figures) -> Iterator[Missing]:
     discarded = sum(request.span.attributes.get(semconv.DETAIL_KEPT) is False for request in figures.requests)
     generates = [request for request in figures.requests if request.generates]
     if discarded:
-        yield Missing("phases, steps and modules", f"the detail of {discarded:,} requests was not kept", 'keep="always"')
+        yield Missing("phases, steps and modules", f"the detail of {counted(discarded, 'request')} was not kept", 'keep="always"')
     elif generates and not figures.batches and not any(phase.steps for request in generates for phase in request.phases):
         yield Missing("prefill, decode and the time between steps", "no step has a span", 'steps="all"')
     if not discarded and not any(sampled.steps for sampled in figures.sampled.values()) and not figures.batches:
@@ -54,6 +58,14 @@ def _detail(figures: Figures) -> Iterator[Missing]:
         yield Missing("requests that take longer than others", few, None)
 
 
+def _between(figures: Figures) -> Iterator[Missing]:
+    """What the program does outside of the model, such as loading data; between two programs there is nothing to know."""
+    outside = figures.wall - figures.busy - sum(stage.seconds for stage in figures.stages.values())
+    if len({request.span.resource for request in figures.requests}) == 1 and outside >= _OUTSIDE * figures.wall > 0:
+        why = f"no request or stage ran for {seconds_text(outside)} of {seconds_text(figures.wall)}: a pause, or work of the program"
+        yield Missing("time between requests", why, 'with inferspan.stage("load data")')
+
+
 def _machine(figures: Figures) -> Iterator[Missing]:
     metrics = figures.metrics
     if figures.on_gpu:
@@ -61,7 +73,8 @@ def _machine(figures: Figures) -> Iterator[Missing]:
         if not points:
             yield Missing("use, memory and clocks of the GPU", "no reading of it", "nvml=True")
         elif points < _FEWEST_POINTS:
-            yield Missing("use and clocks of the GPU while requests ran", f"{points} readings in {figures.wall:.3g} s", "gpu_interval=0.5")
+            few = f"{counted(points, 'reading')} in {figures.wall:.3g} s"
+            yield Missing("use and clocks of the GPU while requests ran", few, "gpu_interval=0.5")
         if not metrics.points(semconv.M_TORCH_RETRIES):
             yield Missing("allocations that had to flush the cache", "no reading of the allocator", "allocator=True")
         spans = [span for request in figures.requests for phase in request.phases for span in (request.span, phase.span, *phase.steps[:4])]

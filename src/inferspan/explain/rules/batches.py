@@ -143,11 +143,12 @@ def stragglers(figures: Figures) -> Iterator[Cause]:
         reason, ratio = _reason(slow, others)
         if excess < (_EXCESS if reason else _UNEXPLAINED) * figures.total:
             continue
+        take = "takes" if len(slow) == 1 else "take"
         typical = times(median(times_of[id(request)] for request in slow) / usual)
         because = f", with {times(ratio)} the {reason}" if reason else ", and no recorded figure of their data explains it"
         yield Cause(
             rule="straggler",
-            title=f"{len(slow):,} of {len(requests):,} requests ({name}) take {typical} as long as the typical"
+            title=f"{len(slow):,} of {len(requests):,} requests ({name}) {take} {typical} as long as the typical"
             f" {seconds_text(usual)}{because}",
             place=_longest_phase(slow),
             seconds=excess,

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from inferspan import semconv
+from inferspan.text.numbers import counted
 from inferspan.text.quantities import seconds_text
 
 from ..cause import LIKELY, SURE, Cause, Part, shown_by
@@ -35,7 +36,7 @@ def recompilation(figures: Figures) -> Iterator[Cause]:
     last = figures.metrics.last(semconv.COMPILE_RECOMPILES)
     yield Cause(
         rule="recompilation",
-        title=f"compiled again {count:,} times, in {len(compiled):,} of {len(figures.requests):,} requests"
+        title=f"compiled again {counted(count, 'time')}, in {len(compiled):,} of {counted(len(figures.requests), 'request')}"
         + (f", {seconds_text(seconds)} together" if seconds else "") + (f": {next(iter(reasons))}" if reasons else ""),
         place=_place(compiled),
         seconds=seconds,
@@ -47,7 +48,7 @@ def recompilation(figures: Figures) -> Iterator[Cause]:
             "reasons": [f"{reason}: {number_of:,}" for reason, number_of in reasons.most_common(_MOST_REASONS)] or None,
         },
         spans=shown_by(request.span for request in compiled),
-        parts=[Part(reason, None, f"{number_of:,} times") for reason, number_of in reasons.most_common(_MOST_REASONS)],
+        parts=[Part(reason, None, counted(number_of, "time")) for reason, number_of in reasons.most_common(_MOST_REASONS)],
         advice="Let shapes that change be dynamic, or pad inputs to a few sizes: each new shape, dtype or flag that a guard sees is"
         " compiled.",
         setting="torch.compile(model, dynamic=True)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from inferspan import semconv
+from inferspan.text.numbers import counted
 from inferspan.text.quantities import bytes_text
 
 from ..cause import LIKELY, SURE, Cause, shown_by
@@ -32,7 +33,8 @@ def allocator_retries(figures: Figures) -> Iterator[Cause]:
     held = {"reserved_bytes": reserved, "allocated_bytes": allocated, "unused_bytes": apart}
     yield Cause(
         rule="allocator_retries",
-        title=f"{retries:,.0f} allocations had to flush the cache of the allocator first, {ooms:,.0f} failed for lack of memory",
+        title=f"{counted(round(retries), 'allocation')} had to flush the cache of the allocator first,"
+        f" {ooms:,.0f} failed for lack of memory",
         place=MACHINE,
         seconds=None,
         level="high" if ooms or retries >= 10 else "medium",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from inferspan import semconv
+from inferspan.text.numbers import counted
 from inferspan.text.quantities import seconds_text
 
 from ..cause import LIKELY, SURE, Cause, Part, shown_by
@@ -80,7 +81,8 @@ def preemptions(figures: Figures) -> Iterator[Cause]:
     count = sum(times for _, times in found)
     yield Cause(
         rule="preemption",
-        title=f"{len(found):,} of {len(figures.requests):,} requests were taken out of the batch, {count:,} times: the cache was full",
+        title=f"{len(found):,} of {len(figures.requests):,} requests {'was' if len(found) == 1 else 'were'} taken out of the batch,"
+        f" {counted(count, 'time')}: the cache was full",
         place=QUEUE,
         seconds=None,
         level="high" if count > len(figures.requests) / 2 else "medium",

@@ -327,6 +327,15 @@ def test_the_same_file_twice_is_refused(base: Path, tmp_path: Path, capsys: pyte
     assert "base.jsonl and copy.jsonl hold the same requests" in refused(capsys, base, copy)
 
 
+def test_files_that_were_open_together_are_told_apart_from_two_recordings(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two models with a file each in one program: the sentence says why both are the same, and what to do."""
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes(base.read_bytes())
+    assert "each get all of its requests: record the sides in a run each" in refused(capsys, base, copy)
+
+
 def test_a_session_with_nothing_but_warm_up_is_refused(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the reason."""
     other = write(tmp_path / "new.jsonl", times(2), more={semconv.WARMUP: True})

@@ -185,7 +185,10 @@ def _check(a: Recording, b: Recording) -> None:
             raise DiffError(f"{side.name} holds {told}; {other.name} holds {len(other.session.requests)}")
     shared = a.ids & b.ids
     if shared and len(shared) == min(len(a.ids), len(b.ids)):
-        raise DiffError(f"{a.name} and {b.name} hold the same requests: give two recordings")
+        raise DiffError(
+            f"{a.name} and {b.name} hold the same requests: give two recordings. Files that a program has open together each get all of its"
+            " requests: record the sides in a run each, or with inferspan.testing.record()"
+        )
 
 
 def _nothing_common(a: Recording, b: Recording) -> str:

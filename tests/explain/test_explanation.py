@@ -305,7 +305,7 @@ def test_members_of_a_sequence_are_told_apart(tmp_path: Path) -> None:
     with recorded(tmp_path / "session.jsonl", model, modules="0,1,2,3,4"):
         for _ in range(3):
             model(torch.ones(2, 4))
-    assert modules_of(explained(tmp_path / "session.jsonl"))[:2] == ["0 (Sleeping)", "* (Sleeping)"]
+    assert set(modules_of(explained(tmp_path / "session.jsonl"))) >= {"0 (Sleeping)", "* (Sleeping)"}
 
 
 @pytest.mark.parametrize("metric", [semconv.M_SAMPLING_TIME, semconv.M_OVERHEAD])

@@ -174,6 +174,47 @@ def test_close_and_reopen(reader: InMemoryMetricReader, provider: MeterProvider)
     assert collected(reader)["process.uptime"][3] == [({}, 2.0)]
 
 
+def test_counters_go_on_where_a_new_source_begins_at_zero(reader: InMemoryMetricReader, provider: MeterProvider) -> None:
+    """Each series for itself, through several sources; a gauge shows what the source says."""
+    other = {**GPU, "hw.id": "GPU-b"}
+    metrics = DeviceMetrics(provider, Source(), version="1.2")
+    seen = []
+    for ours, theirs in ((50.0, 7.0), (60.0, 8.0), (3.0, 9.0), (4.0, 1.0), (1.0, 1.0)):
+        samples = Sample("hw.energy", ours, GPU), Sample("hw.energy", theirs, other), Sample("hw.power", ours, GPU)
+        metrics.reopen(Source(*samples))
+        found = collected(reader)
+        seen.append([value for _, value in (*found["hw.energy"][3], *found["hw.power"][3])])
+    assert seen == [[50, 7, 50], [60, 8, 60], [63, 9, 3], [64, 10, 4], [65, 10, 1]]
+
+
+def test_readings_that_another_reader_has_overtaken_are_no_new_beginning() -> None:
+    """A reader that still goes through older readings gets the newer value."""
+    asked: dict[str, Callable[..., Any]] = {}
+
+    class Meter:
+        """Keeps callbacks as they are registered."""
+
+        def create(self, name: str, *, callbacks: list[Callable[..., Any]], **_: Any) -> None:
+            asked[name] = callbacks[0]
+
+        create_observable_gauge = create_observable_counter = create_observable_up_down_counter = create
+
+    class Overtaken(dict[str, Any]):
+        """Attributes that let another collection go first when they are read."""
+
+        def items(self) -> Any:
+            source.samples = (Sample("hw.energy", 9.0, GPU),)
+            newer.extend(asked["hw.energy"](None))
+            return GPU.items()
+
+    newer: list[Any] = []
+    source = Source(Sample("hw.energy", 5.0, Overtaken()))
+    DeviceMetrics(Meter(), source)  # type: ignore[arg-type]
+    (older,) = asked["hw.energy"](None)
+    assert [older.value, *(one.value for one in newer)] == [9, 9]
+    assert [one.value for one in asked["hw.energy"](None)] == [9]
+
+
 @pytest.mark.parametrize("closing", [True, False], ids=["closed", "new source"])
 def test_source_that_goes_while_it_is_read(reader: InMemoryMetricReader, provider: MeterProvider, closing: bool) -> None:
     """Readings that come back after another thread has taken their source away harm nothing, and the new source is asked afresh."""

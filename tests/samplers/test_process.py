@@ -194,6 +194,55 @@ def test_exits(how: str, code: int, tmp_path: Path) -> None:
     assert how == "exception" or "Traceback" not in out
 
 
+COUNTS = """
+import gc
+tracers, meters = host()
+def collections():
+    inferspan.flush()
+    return sum(value or 0 for value in points().get("cpython.gc.collections", ()))
+def wait_for(least):
+    while collections() < least:
+        time.sleep(0.1)
+    return collections()
+def instrument():
+    return inferspan.instrument(net, tracer_provider=tracers, meter_provider=meters, nvml=False, host_interval=1)
+def read_anew():
+    before = points().get("process.uptime")
+    while points().get("process.uptime") == before:
+        time.sleep(0.1)
+with instrument():
+    while "cpython.gc.collections" not in points():
+        time.sleep(0.1)
+    [gc.collect(0) for _ in range(5_000)]
+    first = wait_for(5_000)
+"""
+
+
+def test_counters_do_not_fall_where_a_model_is_instrumented_again() -> None:
+    """They go on from where the readings of the first handle have ended."""
+    again = """
+with instrument():
+    read_anew()
+    print("FELL" if collections() < first else "went on")
+"""
+    assert _run(COUNTS + again).split() == ["went", "on"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_counters_of_a_child_begin_at_zero() -> None:
+    """Also where those of its parent were continued."""
+    child = """
+handle = instrument()
+if os.fork() == 0:
+    net(torch.ones(1, 4))
+    read_anew()
+    print("at zero" if collections() < 5_000 else "at its parent's", flush=True)
+    os._exit(0)
+os.wait()
+"""
+    assert _run(COUNTS + child).split() == ["at", "zero"]
+
+
 # No matrix product: a fork while another thread is inside one can leave a lock of the numeric library held in the child for ever.
 FORKS = """
 path = sys.argv[1]

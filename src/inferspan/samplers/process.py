@@ -212,6 +212,9 @@ class Samplers:
         """Called in a forked child, before anything runs in it."""
         self._asleep = self._loop is not None
         self.spent.clear()
+        for known in (*_by_provider.values(), *_global_meters.values()):
+            if known.devices is not None:
+                known.devices.begin_at_zero()
 
     def _stop(self, timeout: float) -> None:
         """Stop the thread, which shuts NVML down; a collection that follows still finds the last readings."""

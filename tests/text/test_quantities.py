@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferspan.text.quantities import bytes_text, change_text, seconds_text
+from inferspan.text.quantities import bytes_text, change_text, interval_text, seconds_text
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,12 @@ def test_an_amount_of_memory_is_in_binary_units(size: float | None, expected: st
 def test_a_ratio_is_a_change_in_percent(ratio: float, expected: str) -> None:
     """A large one is a factor, and none is minus zero."""
     assert change_text(ratio) == expected
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(0.98, 1.03, "-2.0 % to +3.0 %"), (0.0004, 0.0006, "-100.0 % to -99.9 %"), (1.5, 2000.0, "+50.0 % to x 2,000"), (1e-17, 3.9e17, "any change")],
+)
+def test_an_interval_that_holds_everything_has_no_ends(low: float, high: float, expected: str) -> None:
+    """Two changes, unless they are numbers of no use."""
+    assert interval_text(low, high) == expected

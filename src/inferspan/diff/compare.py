@@ -19,7 +19,7 @@ from inferspan.diff.statistics import FEWEST, FEWEST_RUNS, Change, change
 from inferspan.metrics.summary import percentile
 from inferspan.report.session import Session
 from inferspan.text.numbers import counted
-from inferspan.text.quantities import change_text
+from inferspan.text.quantities import WIDEST, change_text, interval_text
 
 __all__ = [
     "BLOCKS", "FINE", "REGRESSION", "SHOWN", "UNDECIDED", "WATCHED", "Comparison", "DiffError", "GroupDiff", "Logits", "Row", "Tokens",
@@ -378,7 +378,7 @@ def judgement(found: Change | None, gate: float, alpha: float) -> str:
 def _told(diff: GroupDiff, row: Row, alpha: float) -> str:
     assert row.change is not None
     low, high = row.change.interval(alpha)
-    return f"{row.name} of {diff.title}: {change_text(row.change.ratio)} ({change_text(low)} to {change_text(high)})"
+    return f"{row.name} of {diff.title}: {change_text(row.change.ratio)} ({interval_text(low, high)})"
 
 
 def _open(diff: GroupDiff, row: Row, gate: float, alpha: float) -> str:
@@ -388,5 +388,6 @@ def _open(diff: GroupDiff, row: Row, gate: float, alpha: float) -> str:
     _, high = found.interval(_MISSED)
     needed = found.needed(alpha, gate, _MISSED)
     more = f"; about {needed:,} requests a side would tell" if needed > found.count else "; it lies between no change and the gate"
-    what = f"{row.name} of {diff.title}: {change_text(found.ratio)}, up to {change_text(high)} cannot be excluded with {found.count:,}"
+    most = "any change" if high > WIDEST else f"up to {change_text(high)}"
+    what = f"{row.name} of {diff.title}: {change_text(found.ratio)}, {most} cannot be excluded with {found.count:,}"
     return f"{what} {'pairs' if found.paired else 'requests'}{more}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from inferspan.diff.compare import FINE, REGRESSION, SHOWN, UNDECIDED, Comparison, GroupDiff, Row
 from inferspan.report.terminal import clean
 from inferspan.text.numbers import counted
-from inferspan.text.quantities import ABSENT, bytes_text, change_text, real_text, seconds_text
+from inferspan.text.quantities import ABSENT, bytes_text, change_text, interval_text, real_text, seconds_text
 
 __all__ = ["Cell", "Table", "headline", "lines_of", "tables"]
 
@@ -103,7 +103,7 @@ def _add(table: Table, row: Row, found: Comparison, name: str) -> None:
     if row.change is not None:
         low, high = row.change.interval(found.alpha)
         direction = row.direction(found.alpha)
-        change, interval = change_text(row.change.ratio), f"{change_text(low)} to {change_text(high)}"
+        change, interval = change_text(row.change.ratio), interval_text(low, high)
         word = _WORDS[row.kind][0 if direction > 0 else 1] if direction else ""
         tone = ("worse" if direction > 0 else "better") if direction else ""
         cell = Cell(low, row.change.ratio, high, tone)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["ABSENT", "bytes_text", "change_text", "count_text", "real_text", "seconds_text"]
+__all__ = ["ABSENT", "WIDEST", "bytes_text", "change_text", "count_text", "interval_text", "real_text", "seconds_text"]
 
 ABSENT = "-"
 _SECONDS = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (1e-6, "us", 1e6))
+WIDEST = 1e6
+"""Factor between the ends of an interval that still tells something."""
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -46,6 +48,11 @@ def bytes_text(value: float | None) -> str:
 def change_text(ratio: float) -> str:
     """A ratio as a change in percent, ``+3.3 %``; from 10 on as a factor."""
     return f"{round(100 * (ratio - 1), 1) + 0.0:+.1f} %" if ratio < 10 else f"x {real_text(ratio)}"  # -0.0 + 0.0 is 0.0
+
+
+def interval_text(low: float, high: float) -> str:
+    """Ends of the interval of a ratio as changes; few and scattered values allow any change, and their ends would be numbers of no use."""
+    return "any change" if high > WIDEST * low else f"{change_text(low)} to {change_text(high)}"
 
 
 def count_text(value: int | None) -> str:

@@ -33,6 +33,8 @@ __all__ = ["Load", "main", "ratios"]
 FOLDER = Path(__file__).parents[1] / "examples" / "services" / "fastapi_uvicorn"
 CASES = ("again", "fine", "slow", "dead", "production")
 MOST_REQUESTS = 200_000
+LONGEST = 600.0
+"""Seconds that a client waits for an answer: 64 of them share two cores with SmolLM2."""
 SLOW = 2.0
 """Seconds that the slow collector takes for an answer."""
 
@@ -109,7 +111,7 @@ def _running(*command: str, port: int, **variables: str) -> Iterator[subprocess.
 
 
 def _client(port: int, tokens: int, end: float, took: list[float]) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONGEST)
     while time.monotonic() < end and len(took) < MOST_REQUESTS:
         begin = time.perf_counter()
         connection.request("GET", f"/chat?prompt=hello&tokens={tokens}")

@@ -142,10 +142,14 @@ def meters_of(provider: Any) -> Meters:
         return Meters(provider)
 
 
+def _all_meters() -> list[Meters]:
+    return [*_by_provider.values(), *_global_meters.values()]
+
+
 def settle() -> None:
     """Record the values of all requests that have ended."""
     with _lock:
-        known = [*_by_provider.values(), *_global_meters.values()]
+        known = _all_meters()
     for meters in known:
         with contain("request metrics"):
             meters.waiting.settle()
@@ -212,7 +216,7 @@ class Samplers:
         """Called in a forked child, before anything runs in it."""
         self._asleep = self._loop is not None
         self.spent.clear()
-        for known in (*_by_provider.values(), *_global_meters.values()):
+        for known in _all_meters():
             if known.devices is not None:
                 known.devices.begin_at_zero()
 
@@ -223,7 +227,7 @@ class Samplers:
             return
         with contain("samplers"):
             last, until = list(loop.read()), time.monotonic() + 2 * self._interval
-            for known in (*_by_provider.values(), *_global_meters.values()):
+            for known in _all_meters():
                 if known.devices is not None:
                     known.devices.reopen(lambda: last if time.monotonic() < until else ())
         loop.stop(timeout)

@@ -32,6 +32,18 @@ class Source:
         return self.samples
 
 
+class Callbacks:
+    """A meter that keeps the callbacks of its instruments, by name, in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, Callable[..., Any]] = {}
+
+    def create(self, name: str, *, callbacks: list[Callable[..., Any]], **_: Any) -> None:
+        (self.asked[name],) = callbacks
+
+    create_observable_gauge = create_observable_counter = create_observable_up_down_counter = create
+
+
 def collected(reader: InMemoryMetricReader) -> dict[str, tuple[Any, ...]]:
     """Kind, unit and points of each metric that has any."""
     data = reader.get_metrics_data()
@@ -139,18 +151,10 @@ def test_two_providers() -> None:
 def test_slow_collection() -> None:
     """Readings are not handed out for longer than a collection takes."""
     now = [0.0]
-    asked: list[Callable[..., Any]] = []
-
-    class Meter:
-        """Keeps callbacks as they are registered."""
-
-        def create(self, name: str, *, callbacks: list[Callable[..., Any]], **_: Any) -> None:
-            asked.extend(callbacks)
-
-        create_observable_gauge = create_observable_counter = create_observable_up_down_counter = create
-
+    meter = Callbacks()
     source = Source()
-    DeviceMetrics(Meter(), source, clock=lambda: now[0])  # type: ignore[arg-type]
+    DeviceMetrics(meter, source, clock=lambda: now[0])  # type: ignore[arg-type]
+    asked = [*meter.asked.values()]
     asked[0](None)
     asked[1](None)
     assert source.reads == 1
@@ -189,30 +193,22 @@ def test_counters_go_on_where_a_new_source_begins_at_zero(reader: InMemoryMetric
 
 def test_readings_that_another_reader_has_overtaken_are_no_new_beginning() -> None:
     """A reader that still goes through older readings gets the newer value."""
-    asked: dict[str, Callable[..., Any]] = {}
-
-    class Meter:
-        """Keeps callbacks as they are registered."""
-
-        def create(self, name: str, *, callbacks: list[Callable[..., Any]], **_: Any) -> None:
-            asked[name] = callbacks[0]
-
-        create_observable_gauge = create_observable_counter = create_observable_up_down_counter = create
+    meter = Callbacks()
 
     class Overtaken(dict[str, Any]):
         """Attributes that let another collection go first when they are read."""
 
         def items(self) -> Any:
             source.samples = (Sample("hw.energy", 9.0, GPU),)
-            newer.extend(asked["hw.energy"](None))
+            newer.extend(meter.asked["hw.energy"](None))
             return GPU.items()
 
     newer: list[Any] = []
     source = Source(Sample("hw.energy", 5.0, Overtaken()))
-    DeviceMetrics(Meter(), source)  # type: ignore[arg-type]
-    (older,) = asked["hw.energy"](None)
+    DeviceMetrics(meter, source)  # type: ignore[arg-type]
+    (older,) = meter.asked["hw.energy"](None)
     assert [older.value, *(one.value for one in newer)] == [9, 9]
-    assert [one.value for one in asked["hw.energy"](None)] == [9]
+    assert [one.value for one in meter.asked["hw.energy"](None)] == [9]
 
 
 @pytest.mark.parametrize("closing", [True, False], ids=["closed", "new source"])

@@ -14,7 +14,8 @@ import yaml
 from tests.collector_config.combinations import COMBINATIONS, FOLDER, MISSING, Combination, load, merged
 from tests.collector_config.conftest import Run, clean_environment
 from tests.collector_config.readings import defaults
-from tests.integration.servers import Collector, Servers, Stack, eventually, free_ports, post_json
+from tests.integration.servers import Collector, Servers, Stack, eventually, post_json
+from tests.support.ports import free_ports
 
 pytestmark = pytest.mark.integration
 

@@ -155,7 +155,7 @@ def https_receiver(folder: Path) -> Iterator[tuple[str, Path]]:
     trusted = folder / "authority.pem"
     authority.cert_pem.write_to_path(trusted)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("localhost", "127.0.0.1").configure_cert(context)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -179,7 +179,7 @@ def https_receiver(folder: Path) -> Iterator[tuple[str, Path]]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
-        yield f"localhost:{server.server_port}", trusted
+        yield f"127.0.0.1:{server.server_port}", trusted
     finally:
         server.shutdown()
         server.server_close()
@@ -224,18 +224,18 @@ def test_grpc_over_tls(doctor: Doctor, tmp_path: Path) -> None:
     authority = trustme.CA()
     trusted = tmp_path / "authority.pem"
     authority.cert_pem.write_to_path(trusted)
-    issued = authority.issue_cert("localhost")
+    issued = authority.issue_cert("127.0.0.1")
     chain = b"".join(part.bytes() for part in issued.cert_chain_pems)
     server = grpc.server(ThreadPoolExecutor(2))
-    port = server.add_secure_port("localhost:0", grpc.ssl_server_credentials([(issued.private_key_pem.bytes(), chain)]))
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(issued.private_key_pem.bytes(), chain)]))
     server.start()
-    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"https://localhost:{port}", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"https://127.0.0.1:{port}", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
     try:
         told = doctor("--timeout", 60, **environ)
         trusting = doctor("--timeout", 60, **environ, OTEL_EXPORTER_OTLP_CERTIFICATE=str(trusted))
     finally:
         server.stop(0).wait()
-    assert told.topic("endpoints")[f"localhost:{port}"]["value"] == "speaks gRPC over TLS"
+    assert told.topic("endpoints")[f"127.0.0.1:{port}"]["value"] == "speaks gRPC over TLS"
     assert told.problems["traces"][1] == "set OTEL_EXPORTER_OTLP_CERTIFICATE to the file of its authority"
     # The server has no service at all: the connection came about.
     assert "it speaks gRPC, but has no receiver for this signal" in trusting.problems["traces"][0]

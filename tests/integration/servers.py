@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -24,6 +23,7 @@ from typing import Any, TypeVar
 import yaml
 
 from inferspan.bundles import collector_config
+from tests.support.ports import LOOPBACK, free_ports
 
 __all__ = [
     "PROGRAMS",
@@ -32,7 +32,6 @@ __all__ = [
     "Servers",
     "Stack",
     "eventually",
-    "free_ports",
     "get_json",
     "post_json",
     "running_stack",
@@ -43,7 +42,6 @@ T = TypeVar("T")
 
 PROGRAMS = ("otelcol", "jaeger", "prometheus")
 READY_TIMEOUT = 60.0
-LOOPBACK = "127.0.0.1"
 
 # Everything that the collector receives is also written to a file, so that tests can look at exact types and scan every byte.
 RAW_OVERLAY = """
@@ -61,15 +59,6 @@ service:
 
 class Missing(Exception):
     """A server program is not on PATH."""
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback that nobody listens on; all are held at once, so that none is given twice."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((LOOPBACK, 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def eventually(look: Callable[[], T], *, timeout: float = 180.0, pause: float = 0.2) -> T:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from inferspan.cli import main
 from tests.stack.conftest import StackCommand
+from tests.support.ports import free_ports
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the fake servers are scripts that POSIX systems can run")
 
@@ -81,9 +81,7 @@ def test_port_taken_in_the_meantime(stack: StackCommand) -> None:
 def test_answer_of_another_program_is_not_taken_for_health(stack: StackCommand) -> None:
     """A program whose health port is answered by somebody else is not ready."""
     # The fake listens where the collector's own health is looked for, as a child of nobody in this stack.
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_ports(1)[0]
     script = (
         "import http.server, subprocess, sys\n"
         "class H(http.server.BaseHTTPRequestHandler):\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import pytest
 from inferspan import semconv
 from tests.cases import models
 from tests.matrix.pipelines import tokenizer
+from tests.support.ports import free_ports
 from tests.zero_code.programs import PATH, spans
 
 for library in ("fastapi", "uvicorn", "openai", "pydantic", "transformers.cli.serving.server"):
@@ -68,10 +68,7 @@ def test_requests_of_a_server(tmp_path: Path, options: tuple[str, ...]) -> None:
     model.generation_config.eos_token_id = None
     model.save_pretrained(tmp_path / "tiny")
     tokenizer().save_pretrained(tmp_path / "tiny")
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    name, file = str(tmp_path / "tiny"), tmp_path / "out.otlp.jsonl"
+    name, file, port = str(tmp_path / "tiny"), tmp_path / "out.otlp.jsonl", free_ports(1)[0]
     run = ["-m", "inferspan", "run", "--trace-output", str(file), "-m", "transformers.cli.transformers", "serve", name]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": PATH}
     with (tmp_path / "log").open("w") as log:

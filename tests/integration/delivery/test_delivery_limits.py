@@ -14,8 +14,9 @@ from inferspan import semconv
 from tests.integration.conftest import plain_environment
 from tests.integration.delivery.fleet import Fleet, send
 from tests.integration.delivery.telemetry_made import attributes, log_message, metric_message, request_spans, trace_message
-from tests.integration.servers import LOOPBACK, Servers, eventually, free_ports, get_json
+from tests.integration.servers import Servers, eventually, get_json
 from tests.support.otlp_receivers import attributes_of, grpc_receiver
+from tests.support.ports import LOOPBACK, free_ports
 from tests.support.programs import need
 
 pytestmark = pytest.mark.integration

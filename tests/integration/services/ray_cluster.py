@@ -17,8 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.integration.servers import free_ports
 from tests.integration.services.running import Service, wait_until
+from tests.support.ports import free_ports
 
 __all__ = ["Cluster", "alive", "cluster"]
 

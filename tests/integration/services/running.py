@@ -25,8 +25,9 @@ import pytest
 
 from inferspan import semconv
 from tests.integration.conftest import plain_environment
-from tests.integration.servers import Stack, free_ports
+from tests.integration.servers import Stack
 from tests.integration.spans_seen import Seen, from_otlp
+from tests.support.ports import free_ports
 
 __all__ = [
     "EXAMPLES",

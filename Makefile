@@ -72,7 +72,7 @@ lint: $(VENV)/dev.stamp ## ruff, mypy, import-linter
 	$(BIN)/lint-imports --no-cache
 
 test: lint ## lint, then all tests, those against real servers included
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 oldest: $(OLDEST)/stamp ## the core of the tests with the oldest allowed versions (tests/oldest.txt), in .venv-oldest
 	@$(OLDEST)/bin/python -c 'import sys; sys.version_info < (3, 11) or print("No Python 3.10 found: this is", sys.version)'

@@ -5,12 +5,14 @@ Tests that ask for it get a listener to everything that is emitted, torch on one
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,6 +25,35 @@ if TYPE_CHECKING:
 KEPT = ("INFERSPAN_EXTENSION", "INFERSPAN_BUILD_EXTENSION")
 """They choose what is tested, and say what must be there."""
 VERSIONS = ("torch", "transformers", "opentelemetry-sdk", "opentelemetry-exporter-otlp", "nvidia-ml-py", "psutil")
+
+
+def pytest_configure() -> None:
+    """Programs of tests can be interrupted, also where the tests run in the background: a shell makes those ignore SIGINT."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Who runs what."""
+    from tests.support.distribution import ByServers
+
+    return ByServers(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+_frozen: tuple[str, int] = ("", 0)
+"""File of the last test, and how many modules were imported then, in fifties."""
+
+
+@pytest.fixture(autouse=True)
+def old_objects_frozen(request: pytest.FixtureRequest) -> None:
+    """What earlier files have left, and what was imported, is not looked at by collections of garbage: of a million objects one takes a second."""
+    global _frozen
+    now = (request.node.path.as_posix(), len(sys.modules) // 50)
+    if now != _frozen:
+        _frozen = now
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_report_header() -> str:

@@ -1,4 +1,4 @@
-"""The stack, started once for all integration tests, and the programs whose telemetry they look at."""
+"""The stack, started once for the integration tests that use it, and the programs whose telemetry they look at."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -21,6 +22,7 @@ from tests.support.programs import need
 HERE = Path(__file__).resolve().parent
 PROGRAM_TIMEOUT = 600.0
 
+T = TypeVar("T")
 RunProgram = Callable[..., dict[str, Any]]
 
 
@@ -30,20 +32,59 @@ def plain_environment() -> dict[str, str]:
     return {**kept, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-@pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+class _Running:
+    """Servers that tests of several files share; they are stopped before the first test that does not use them, for they cost a third of a core.
+
+    Such files run in one process, one after another (``tests/support/distribution.py``).
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+        self._ends: dict[str, ExitStack] = {}
+
+    def get(self, name: str, start: Callable[[], AbstractContextManager[T]]) -> T:
+        """What the fixture of this name has started; started now if nothing runs."""
+        if name not in self._values:
+            with ExitStack() as ends:
+                self._values[name] = ends.enter_context(start())
+                self._ends[name] = ends.pop_all()
+        value: T = self._values[name]
+        return value
+
+    def stop_unused(self, used: Sequence[str]) -> None:
+        """Stop what is not among these names of fixtures."""
+        for name in self._values.keys() - set(used):
+            del self._values[name]
+            self._ends.pop(name).close()
+
+
+_running = _Running()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """After the fixtures of the test."""
+    _running.stop_unused(getattr(nextitem, "fixturenames", ()))
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Stack:
     """Collector, Jaeger and Prometheus; skipped where a program is not installed, unless it is required."""
     need(*PROGRAMS)
-    with running_stack(tmp_path_factory.mktemp("stack"), plain_environment()) as running:
-        yield running
+    return _running.get("stack", lambda: running_stack(tmp_path_factory.mktemp("stack"), plain_environment()))
 
 
-@pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     """Programs have served models, and their telemetry has arrived by OTLP, by scrape and through agent and gateway."""
     need(*PROGRAMS)
-    with running_paths(tmp_path_factory.mktemp("paths"), plain_environment()) as paths:
-        yield serve(paths, tmp_path_factory.mktemp("programs"), plain_environment())
+
+    @contextmanager
+    def start() -> Iterator[Served]:
+        with running_paths(tmp_path_factory.mktemp("paths"), plain_environment()) as paths:
+            yield serve(paths, tmp_path_factory.mktemp("programs"), plain_environment())
+
+    return _running.get("served", start)
 
 
 @pytest.fixture

@@ -46,6 +46,15 @@ def _until(found: Callable[[], Any]) -> Any:
     raise AssertionError("it did not come")
 
 
+def _interrupt(process: subprocess.Popen[Any]) -> None:
+    """Ctrl-C; a command that does not end by it is killed, so that the test fails and nothing waits for it."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(PATIENCE)
+    finally:
+        process.kill()
+
+
 def test_a_pipe_ends_with_the_last_figures(session: Path) -> None:
     """What was piped in is shown when it is over, and nothing waits."""
     done = subprocess.run([*COMMAND, "live", "-"], input=session.read_bytes(), capture_output=True, timeout=PATIENCE)
@@ -81,8 +90,7 @@ def test_tail_shows_requests_while_they_end(session: Path) -> None:
         try:
             _until(look)
         finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(PATIENCE)
+            _interrupt(process)
     assert "chat tiny  5 in 1 out" in seen
     assert process.returncode in (0, 130)
 
@@ -94,8 +102,7 @@ def _first_words(command: list[str]) -> str:
             assert process.stderr is not None
             return process.stderr.readline()
         finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(PATIENCE)
+            _interrupt(process)
 
 
 def test_tail_tells_how_many_requests_it_leaves_out(session: Path) -> None:
@@ -131,8 +138,7 @@ def test_live_listens_for_exporters(tmp_path: Path) -> None:
         urllib.request.urlopen(sent, timeout=10).close()
         _until(lambda: "1 request ended" in Path(out.name).read_text())
     finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(PATIENCE)
+        _interrupt(process)
     assert "Traceback" not in Path(errors.name).read_text()
     errors.close()
     out.close()
@@ -164,8 +170,7 @@ def test_a_terminal_gets_colours(session: Path, command: list[str]) -> None:
     try:
         _until(look)
     finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(PATIENCE)
+        _interrupt(process)
         os.close(master)
     assert b"\x1b[" in seen
     assert b"\x1b[2Jdoubt" not in seen

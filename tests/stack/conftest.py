@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,10 +14,6 @@ import pytest
 
 FAKE = Path(__file__).with_name("fake_server.py")
 MARK = "STACK_TEST_FOLDER"
-
-
-def _obey_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class StackCommand:
@@ -57,8 +52,6 @@ class StackCommand:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # A test run in the background ignores SIGINT, and a child would inherit that.
-            preexec_fn=_obey_interrupts if os.name == "posix" else None,
         )
 
     def __call__(self, *arguments: str, **environment: str) -> tuple[int, str, str]:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from tests.integration.dashboards.paths import running_paths
 from tests.integration.dashboards.served import Served, serve
 from tests.integration.delivery.fleet import Fleet, running_fleet
 from tests.integration.servers import PROGRAMS, Stack, running_stack
+from tests.support.distribution import servers_of
 from tests.support.programs import need
 
 HERE = Path(__file__).resolve().parent
@@ -33,7 +34,7 @@ def plain_environment() -> dict[str, str]:
 
 
 class _Running:
-    """Servers that tests of several files share; they are stopped before the first test that does not use them, for they cost a third of a core.
+    """Servers that tests of several files share; they are stopped after the last of these files, for they cost a third of a core.
 
     Such files run in one process, one after another (``tests/support/distribution.py``).
     """
@@ -51,9 +52,9 @@ class _Running:
         value: T = self._values[name]
         return value
 
-    def stop_unused(self, used: Sequence[str]) -> None:
-        """Stop what is not among these names of fixtures."""
-        for name in self._values.keys() - set(used):
+    def stop_others(self, kept: str | None) -> None:
+        """Stop all but those of this name."""
+        for name in self._values.keys() - {kept}:
             del self._values[name]
             self._ends.pop(name).close()
 
@@ -62,9 +63,12 @@ _running = _Running()
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
-    """After the fixtures of the test."""
-    _running.stop_unused(getattr(nextitem, "fixturenames", ()))
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """After the fixtures of the last test of a file, those of the whole file included."""
+    if nextitem is None:
+        _running.stop_others(None)
+    elif nextitem.path != item.path:
+        _running.stop_others(servers_of(nextitem.nodeid))
 
 
 @pytest.fixture(scope="module")

@@ -247,6 +247,27 @@ def test_at_once_not_beside_what_another_thread_consumes() -> None:
     assert buffer.consume_now("now", 1)
 
 
+def test_at_once_after_a_short_item_that_another_thread_consumes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that has just woken up, or lost its core while it consumes, does not make others queue what belongs to their call."""
+    begun, go_on, consumed = threading.Event(), threading.Event(), []
+
+    def consume(item: str, until: float | None) -> None:
+        if item == "short":
+            begun.set()
+            go_on.wait(10)
+        consumed.append(item)
+
+    buffer: Buffer[str] = Buffer(consume)
+    assert buffer.put("short", 1)
+    assert begun.wait(10)
+    monkeypatch.setattr(buffers, "NOW_WAIT", 10.0)
+    release = threading.Timer(0.05, go_on.set)
+    release.start()
+    assert buffer.consume_now("now", 1)
+    release.join()
+    assert consumed == ["short", "now"]
+
+
 def test_at_once_after_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """In order; not at all behind much."""
     monkeypatch.setattr(buffers, "LINGER", 3600.0)

@@ -33,6 +33,8 @@ MUCH = 4_096
 """Weight that does not wait for more."""
 FORK_WAIT = 0.5
 """Longest time in seconds that a fork waits for the item that is being consumed."""
+NOW_WAIT = 0.1
+"""Longest time in seconds that ``consume_now`` waits for it: a short item takes less, also where its thread loses the core in between."""
 FEW = 512
 """Weight behind which an item need not be put first: it comes soon enough, and after what belongs to it."""
 MANY_FIRST, MOST_FIRST = 16, 64
@@ -145,8 +147,8 @@ class Buffer(Generic[T]):
         return True
 
     def consume_now(self, item: T, weight: int) -> bool:
-        """Consume one item on the calling thread, after the few that wait; false if many wait, or if one is being consumed."""
-        if not self._consuming.acquire(blocking=False):
+        """Consume one item on the calling thread, after the few that wait; false if many wait, or if the one being consumed takes long."""
+        if not self._consuming.acquire(timeout=NOW_WAIT):
             return False
         try:
             # The lock is reentrant: a handler of a signal may come here while its own thread consumes.

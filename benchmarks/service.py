@@ -1,7 +1,7 @@
 """A service under load: the FastAPI example with and without inferspan, and with a collector that is fine, slow or dead.
 
     python -m benchmarks.service                      the tiny model, 64 connections, 8 s each
-    python -m benchmarks.service --smollm2            SmolLM2-135M, 16 tokens
+    python -m benchmarks.service --smollm2 --burst    SmolLM2-135M, 16 tokens, one request from each connection
     python -m benchmarks.service --losses             what restarts and kills lose (``services/losses.py``)
     python -m benchmarks.service --soak 1000000       many steps in one process: what grows (``services/soak.py``)
 
@@ -35,6 +35,8 @@ CASES = ("again", "fine", "slow", "dead", "production")
 MOST_REQUESTS = 200_000
 LONGEST = 600.0
 """Seconds that a client waits for an answer: 64 of them share two cores with SmolLM2."""
+BURST, BEFORE_BURST = 0.5, 4
+"""Seconds in which each connection of a burst begins a request, one if requests take longer; connections that send before, to warm up."""
 SLOW = 2.0
 """Seconds that the slow collector takes for an answer."""
 
@@ -45,7 +47,7 @@ class Load(NamedTuple):
     Attributes:
         rate: requests a second.
         p99: seconds.
-        growth: bytes of resident memory from the middle to the end.
+        growth: bytes of resident memory from the middle to the end, or over a burst.
         threads: of the server, at the end.
     """
 
@@ -142,12 +144,13 @@ def run(case: str, options: argparse.Namespace) -> Load:
     command = ("-m", "uvicorn", "app:app", "--port", str(port), "--no-access-log")
     delay = SLOW if case == "slow" else 0.0
     with _collector(collector, delay, alive=case != "dead"), _running(*command, port=port, **variables) as server:
-        _send(port, options.connections, options.tokens, options.seconds / 4)
+        _send(port, BEFORE_BURST if options.burst else options.connections, options.tokens, BURST if options.burst else options.seconds / 4)
         process = psutil.Process(server.pid)
         begin = time.perf_counter()
-        took = _send(port, options.connections, options.tokens, options.seconds / 2)
-        middle = process.memory_info().rss
-        took += _send(port, options.connections, options.tokens, options.seconds / 2)
+        took: list[float] = []
+        for seconds in (BURST,) if options.burst else (options.seconds / 2, options.seconds / 2):
+            middle = process.memory_info().rss
+            took += _send(port, options.connections, options.tokens, seconds)
         rate = len(took) / (time.perf_counter() - begin)
         p99 = statistics.quantiles(took, n=100)[98]
         return Load(rate, p99, process.memory_info().rss - middle, process.num_threads())
@@ -167,6 +170,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service", description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--connections", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=8.0, help="of sending in each run")
+    parser.add_argument("--burst", action="store_true", help="a request from each connection at once, in place of seconds: for models that take minutes")
     parser.add_argument("--tokens", type=int, default=16, help="of each answer")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--smollm2", action="store_true", help="SmolLM2-135M instead of the tiny model")
@@ -189,6 +193,7 @@ def main(arguments: list[str] | None = None) -> int:
     for case in options.cases:
         found, after = run(case, options), run("plain", options)
         _print(case, found, ratios(found, before, after))
+        _print("plain", after, None)
         before = after
     return 0
 
@@ -196,7 +201,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _print(case: str, load: Load, compared: tuple[float, float] | None) -> None:
     rate, p99 = ("", "") if compared is None else (f"{compared[0]:.3f}", f"{compared[1]:.3f}")
     growth = load.growth / 2**20
-    print(f"{case:<12} {load.rate:8.1f} {load.p99 * 1000:8.1f} {rate:>8} {p99:>8} {growth:11.1f} {load.threads:8d}", flush=True)
+    print(f"{case:<12} {load.rate:8.3f} {load.p99 * 1000:8.1f} {rate:>8} {p99:>8} {growth:11.1f} {load.threads:8d}", flush=True)
 
 
 if __name__ == "__main__":

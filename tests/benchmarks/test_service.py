@@ -16,11 +16,12 @@ def test_ratios_are_to_the_plain_runs_on_both_sides() -> None:
 
 
 @pytest.mark.integration
-def test_short_run_prints_a_row_for_each_case(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("length", [["--seconds", "2"], ["--burst"]], ids=["seconds", "burst"])
+def test_short_run_prints_a_row_for_each_case(length: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Plain runs around the case, with threads and memory."""
     pytest.importorskip("fastapi")
     pytest.importorskip("uvicorn")
-    assert main(["--connections", "4", "--seconds", "2", "--tokens", "2", "--cases", "dead"]) == 0
+    assert main(["--connections", "4", *length, "--tokens", "2", "--cases", "dead"]) == 0
     rows = capsys.readouterr().out.splitlines()
-    assert [row.split()[0] for row in rows] == ["case", "plain", "dead"]
-    assert re.search(r"dead +\d+\.\d +\d+\.\d +\d+\.\d{3} +\d+\.\d{3} +-?\d+\.\d +\d+", rows[2])
+    assert [row.split()[0] for row in rows] == ["case", "plain", "dead", "plain"]
+    assert re.search(r"dead +\d+\.\d{3} +\d+\.\d +\d+\.\d{3} +\d+\.\d{3} +-?\d+\.\d +\d+", rows[2])

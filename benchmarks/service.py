@@ -143,12 +143,16 @@ def run(case: str, options: argparse.Namespace) -> Load:
         variables["INFERSPAN_PRESET"] = "production"
     command = ("-m", "uvicorn", "app:app", "--port", str(port), "--no-access-log")
     delay = SLOW if case == "slow" else 0.0
+    if options.burst:
+        warming, warm_up, measured = BEFORE_BURST, BURST, [BURST]
+    else:
+        warming, warm_up, measured = options.connections, options.seconds / 4, [options.seconds / 2] * 2
     with _collector(collector, delay, alive=case != "dead"), _running(*command, port=port, **variables) as server:
-        _send(port, BEFORE_BURST if options.burst else options.connections, options.tokens, BURST if options.burst else options.seconds / 4)
+        _send(port, warming, options.tokens, warm_up)
         process = psutil.Process(server.pid)
         begin = time.perf_counter()
         took: list[float] = []
-        for seconds in (BURST,) if options.burst else (options.seconds / 2, options.seconds / 2):
+        for seconds in measured:
             middle = process.memory_info().rss
             took += _send(port, options.connections, options.tokens, seconds)
         rate = len(took) / (time.perf_counter() - begin)

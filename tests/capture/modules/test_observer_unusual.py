@@ -12,6 +12,7 @@ import torch
 import torch._dynamo  # so that it can tell when something is compiled
 from torch import Tensor, nn
 
+from inferspan import semconv
 from tests.capture.modules.observed import ONES, Holder, Scaled, run
 from tests.cases.telemetry import Telemetry
 from tests.support.attached import attached
@@ -115,6 +116,43 @@ class OwnCall(Scaled):
         return super().__call__(*args, **kwargs) + 1
 
 
+class CallPastTheSlot(Scaled):
+    """Is called in a way that does not look at the slot."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super()._call_impl(*args, **kwargs) + 1
+
+
+class CallOfTheBase(Scaled):
+    """Names its base, which need not be the next one."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return nn.Module.__call__(self, *args, **kwargs) + 1
+
+
+def _one_more(call: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.wraps(call)(lambda *args, **kwargs: call(*args, **kwargs) + 1)
+
+
+class DecoratedCall(Scaled):
+    """Is called by what a decorator has made."""
+
+    @_one_more
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)
+
+
+class CheckpointedCall(OwnCall):
+    """Is called as layers of transformers until 5.17 are, on top of another method that is like this one."""
+
+    checkpointing = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.checkpointing and self.training:
+            return functools.partial(super().__call__, **kwargs)(*args)
+        return super().__call__(*args, **kwargs)
+
+
 class OwnImplementation(Scaled):
     """Has its own way of what calls run."""
 
@@ -150,7 +188,11 @@ class CopiedDictionary(Scaled):
     [
         (PropertyForward, 0),
         (OwnImplementation, 0),
-        (OwnCall, 1),
+        (OwnCall, 0),
+        (CheckpointedCall, 0),
+        (CallPastTheSlot, 1),
+        (CallOfTheBase, 1),
+        (DecoratedCall, 1),
         (OwnLookup, 1),
         (OwnSlot, 1),
         (PropertySlot, 1),
@@ -168,6 +210,32 @@ def test_unusual_modules(telemetry: Telemetry, make: Callable[[], nn.Module], ho
     assert run(telemetry, model, attached) == {"slot": 2 - hooks, "hooks": hooks, "left": 0}
     assert torch.equal(model(ONES), expected)
     assert len(telemetry.modules()) == 2
+
+
+@pytest.mark.parametrize("kind", [OwnCall, CheckpointedCall])
+def test_what_a_call_of_its_own_changes_is_not_the_output_of_the_module(telemetry: Telemetry, kind: type[Scaled]) -> None:
+    """A hook would see what torch's call returns, and so does the slot: the batch that the method adds stands nowhere."""
+
+    class Doubled(kind):  # type: ignore[misc, valid-type]
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return torch.cat([super().__call__(*args, **kwargs)] * 2)
+
+    assert run(telemetry, Holder(Doubled()), attached) == {"slot": 1, "hooks": 0, "left": 0}
+    (module,) = telemetry.modules()
+    assert module.attributes[semconv.OUTPUT_SHAPES] == ("1x2",)
+
+
+def test_a_copy_with_a_call_of_its_own_is_not_taken_for_the_observed_module(telemetry: Telemetry) -> None:
+    """In the middle of a pass it runs, and is not recorded."""
+
+    def inside(parts: Any) -> Any:
+        twin = OwnCall.__new__(OwnCall)
+        twin.__dict__.update(parts[0].__dict__)
+        twin.by = 5.0
+        return twin(ONES)
+
+    assert torch.equal(run(telemetry, Holder(OwnCall()), inside), ONES * 6)
+    assert len(telemetry.modules()) == 1
 
 
 @pytest.mark.parametrize("where", ["module", "every module", "backward", "every backward"])

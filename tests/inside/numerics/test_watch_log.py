@@ -143,8 +143,12 @@ def test_other_kinds_of_outputs_after_plain_ones_are_named(telemetry: Telemetry)
 
 
 @pytest.mark.skipif(not IN_C, reason="needs the C extension")
-def test_a_call_is_three_python_calls(telemetry: Telemetry) -> None:
-    """The hook, the log, and the counts in C behind one more; torch's own are not counted. Older torch needs one to keep Dynamo out."""
+@pytest.mark.parametrize(("modules", "most"), [("none", 3), ("all", 5)])
+def test_a_call_is_a_few_python_calls(telemetry: Telemetry, modules: str, most: int) -> None:
+    """The hook, the log, and the counts in C behind one more; torch's own are not counted. Older torch needs one to keep Dynamo out.
+
+    A recorded call has two more, which join what was found to its span: the call itself is recorded in C.
+    """
 
     class Many(nn.Module):
         """Thirty modules."""
@@ -165,7 +169,7 @@ def test_a_call_is_three_python_calls(telemetry: Telemetry) -> None:
         nonlocal calls
         calls += event == "call" and frame.f_globals.get("__name__", "").startswith("inferspan.")
 
-    telemetry.instrument(model, numerics=["parts.*"], modules="none")
+    telemetry.instrument(model, numerics=["parts.*"], modules=modules)
     model(torch.ones(3), 1)
     found = []
     for rounds in (2, 12):
@@ -177,4 +181,4 @@ def test_a_call_is_three_python_calls(telemetry: Telemetry) -> None:
             sys.setprofile(None)
         found.append(calls)
     keeps_out = not hasattr(torch._C._dynamo.eval_frame, "set_code_exec_strategy")
-    assert (found[1] - found[0]) / 10 / 30 <= 3 + keeps_out
+    assert (found[1] - found[0]) / 10 / 30 <= most + keeps_out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import nn
 from inferspan.capture.compile.state import SLOT, may_hook
 from inferspan.capture.compile.watch import compiling
 from inferspan.capture.data_flow import hooks as data_flow
-from inferspan.capture.inside.attaching import attach
+from inferspan.capture.inside.attaching import WatchHook, attach
 from inferspan.records import ModuleInfo
 
 from .hook_pair import CopiedAway, EnterHook, ExitHook
@@ -184,7 +184,7 @@ class Observed:
             if info.stage is not None:
                 info = self._where_it_is(info, device_of(module))
             # If the user has hooks, ours must see the input and output that those return, and their failures.
-            if observe and observable and not module._forward_hooks and not module._forward_pre_hooks:
+            if observe and observable and not module._forward_pre_hooks and self._only_watched(module._forward_hooks):
                 # Without further calls: this is done for each module in each recorded pass.
                 observed = self._spare.pop(id(info), None)
                 if observed is None:
@@ -207,6 +207,10 @@ class Observed:
                 self._handles.append(module.register_forward_hook(ExitHook(info, self._engine)))
             else:
                 self.refused = True
+
+    def _only_watched(self, hooks: Mapping[int, Any]) -> bool:
+        """Whether no hook is there but ours that looks at outputs and changes none: what surrounds it sees the same."""
+        return not hooks or all(type(hook) is WatchHook and hook._engine is self._engine for hook in hooks.values())
 
     def _where_it_is(self, info: ModuleInfo, device: torch.device | None) -> ModuleInfo:
         """The facts of a stage with its device; one object each, by which a packer knows the structure of a pass again."""

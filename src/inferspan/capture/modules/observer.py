@@ -53,19 +53,40 @@ _dictionary: Any = nn.Module.__dict__["__dict__"].__get__
 """The dictionary of a module, also where its class overrides ``__dict__``."""
 
 
-def can_hold(module: nn.Module) -> bool:
-    """Whether torch looks for the slot in the module's ``__dict__`` and otherwise calls it in a known way; if not, hooks are used."""
+def _looks_for_slot(module: nn.Module) -> bool:
     kind = type(module)
-    usual = kind.__getattribute__ is object.__getattribute__ and kind.__call__ is _CALL and getattr(kind, SLOT, None) is None
+    usual = kind.__getattribute__ is object.__getattribute__ and getattr(kind, SLOT, None) is None
     usual = usual and module.__dict__ is _dictionary(module)
     # A lazy module becomes one of another class in its first call.
     return _known and usual and not is_optimized(module) and not hasattr(kind, "cls_to_become")
 
 
+def can_hold(module: nn.Module) -> bool:
+    """Whether torch looks for the slot in the module's ``__dict__`` and otherwise calls it in a known way; if not, hooks are used."""
+    return type(module).__call__ is _CALL and _looks_for_slot(module)
+
+
+def _leads_to_torch(call: object) -> bool:
+    """Whether a ``__call__`` of a module's class goes on to that of its base, if it calls the module at all, and not past the slot.
+
+    Hooks would run at the same moments, at three times the cost. Such a method have the layers of transformers until 5.17.
+    """
+    names = set(call.__code__.co_names) if isinstance(call, FunctionType) else set()
+    return {"super", "__call__"} <= names and names.isdisjoint(("_call_impl", "_slow_forward", "_wrapped_call_impl", "forward"))
+
+
+def _calls_known(kind: type[nn.Module]) -> bool:
+    """Whether torch's ``__call__`` runs in each call of a module of this class that runs hooks."""
+    if kind.__call__ is _CALL:
+        return True
+    below = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    return all(_leads_to_torch(vars(one)["__call__"]) for one in below if "__call__" in vars(one))
+
+
 def can_observe(module: nn.Module) -> bool:
     """Whether an ``ObservedCall`` may occupy the slot; it tells its module from a copy by counting references."""
     # Below a scripted module there is no Python.
-    return _counted and can_hold(module) and not issubclass(type(module), jit.ScriptModule)
+    return _counted and _calls_known(type(module)) and _looks_for_slot(module) and not issubclass(type(module), jit.ScriptModule)
 
 
 class ObservedCall(SlotObserver, ModuleCaller):

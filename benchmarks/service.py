@@ -2,6 +2,7 @@
 
     python -m benchmarks.service                      the tiny model, 64 connections, 8 s each
     python -m benchmarks.service --smollm2 --burst    SmolLM2-135M, 16 tokens, one request from each connection
+    ... --pairs 6                                     with and without at the same time, a core each (``services/pairs.py``)
     python -m benchmarks.service --losses             what restarts and kills lose (``services/losses.py``)
     python -m benchmarks.service --soak 1000000       many steps in one process: what grows (``services/soak.py``)
 
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -133,8 +134,8 @@ def _send(port: int, connections: int, tokens: int, seconds: float) -> list[floa
     return took
 
 
-def run(case: str, options: argparse.Namespace) -> Load:
-    """Serve and send, once."""
+def run(case: str, options: argparse.Namespace, ready: Callable[[], object] = lambda: None) -> Load:
+    """Serve and send, once; ``ready`` is called before what is measured."""
     port, collector = free_port(), free_port()
     variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector}", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
     if case in ("plain", "again"):
@@ -150,6 +151,7 @@ def run(case: str, options: argparse.Namespace) -> Load:
     with _collector(collector, delay, alive=case != "dead"), _running(*command, port=port, **variables) as server:
         _send(port, warming, options.tokens, warm_up)
         process = psutil.Process(server.pid)
+        ready()
         begin = time.perf_counter()
         took: list[float] = []
         for seconds in measured:
@@ -175,6 +177,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--connections", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=8.0, help="of sending in each run")
     parser.add_argument("--burst", action="store_true", help="a request from each connection at once, in place of seconds: for models that take minutes")
+    parser.add_argument("--pairs", type=int, metavar="N", help="N times each case and plain at the same time, each on a core of its own")
     parser.add_argument("--tokens", type=int, default=16, help="of each answer")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--smollm2", action="store_true", help="SmolLM2-135M instead of the tiny model")
@@ -191,6 +194,10 @@ def main(arguments: list[str] | None = None) -> int:
         return losses.main(options) if options.losses else soak.main(options.soak)
     if options.smollm2:
         os.environ["EXAMPLE_MODEL"] = "smollm2"
+    if options.pairs:
+        from benchmarks.services import pairs
+
+        return pairs.main(options, parser)
     print(f"{'case':<12} {'req/s':>8} {'p99 ms':>8} {'rate x':>8} {'p99 x':>8} {'growth MiB':>11} {'threads':>8}", flush=True)
     before = run("plain", options)
     _print("plain", before, None)

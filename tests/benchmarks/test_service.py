@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -25,3 +26,19 @@ def test_short_run_prints_a_row_for_each_case(length: list[str], capsys: pytest.
     rows = capsys.readouterr().out.splitlines()
     assert [row.split()[0] for row in rows] == ["case", "plain", "dead", "plain"]
     assert re.search(r"dead +\d+\.\d{3} +\d+\.\d +\d+\.\d{3} +\d+\.\d{3} +-?\d+\.\d +\d+", rows[2])
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two cores of Linux")
+def test_pairs_run_on_each_core_in_turn(capsys: pytest.CaptureFixture[str]) -> None:
+    """A pair is two runs, and its ratio comes with its interval; this process keeps its cores."""
+    pytest.importorskip("fastapi")
+    pytest.importorskip("uvicorn")
+    cores = os.sched_getaffinity(0)
+    assert main(["--connections", "4", "--burst", "--tokens", "2", "--cases", "dead", "--pairs", "1"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows] == ["case", "dead", "dead", "dead:"]
+    (first, second), told = ([float(cell) for cell in row.split()[1:3]] for row in rows[1:3]), rows[3]
+    found = float(re.findall(r"throughput (\d+\.\d{3}) ", told)[0])
+    assert found == pytest.approx((first[0] * second[0] / first[1] / second[1]) ** 0.5, rel=0.01)
+    assert os.sched_getaffinity(0) == cores

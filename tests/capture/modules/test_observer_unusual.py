@@ -222,7 +222,7 @@ def test_what_a_call_of_its_own_changes_is_not_the_output_of_the_module(telemetr
 
     assert run(telemetry, Holder(Doubled()), attached) == {"slot": 1, "hooks": 0, "left": 0}
     (module,) = telemetry.modules()
-    assert module.attributes[semconv.OUTPUT_SHAPES] == ("1x2",)
+    assert (module.attributes or {})[semconv.OUTPUT_SHAPES] == ("1x2",)
 
 
 def test_a_copy_with_a_call_of_its_own_is_not_taken_for_the_observed_module(telemetry: Telemetry) -> None:

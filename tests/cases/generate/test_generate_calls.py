@@ -328,14 +328,22 @@ def test_instrumented_and_detached_while_threads_generate(telemetry: Telemetry) 
 
 
 class _Called(nn.Module):
-    """Has a ``__call__`` of its own, so that it is observed by hooks, which can be taken off while it runs."""
+    """Has a ``__call__`` of its own, which leads to that of torch."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return super().__call__(*args, **kwargs)
 
 
+class _Hooked(nn.Module):
+    """Has a ``__call__`` of its own that may not, so that it is observed by hooks, which can be taken off while it runs."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return nn.Module.__call__(self, *args, **kwargs)
+
+
+@pytest.mark.parametrize("base", [_Called, _Hooked])
 @pytest.mark.parametrize("again", [False, True], ids=["for good", "and instrumented again"])
-def test_hooks_taken_off_in_an_unseen_pass(telemetry: Telemetry, again: bool) -> None:
+def test_hooks_taken_off_in_an_unseen_pass(telemetry: Telemetry, again: bool, base: type[nn.Module]) -> None:
     """A module whose end was not seen is no call of a later step, and makes no step of its own.
 
     A plain pass on another thread keeps the hooks on the modules after ``uninstrument()`` has taken the wrappers off, and goes during a
@@ -343,7 +351,7 @@ def test_hooks_taken_off_in_an_unseen_pass(telemetry: Telemetry, again: bool) ->
     """
     model = models.llama()
     first = model.model.layers[0]
-    first.__class__ = type("LlamaDecoderLayer", (_Called, type(first)), {})
+    first.__class__ = type("LlamaDecoderLayer", (base, type(first)), {})
     handle = telemetry.instrument(model, every_step=True)
     held, release = threading.Event(), threading.Event()
     plain = threading.Thread(target=lambda: model(models.prompt(1, 3)))

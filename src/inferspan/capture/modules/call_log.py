@@ -116,6 +116,12 @@ class CallLog:
         parent = self.opened[-1][0] if self.opened else -1
         self.done.add((number, parent, info, start, now, inputs, outputs, failure, statistics))
 
+    def forget_inside(self, frame: Any) -> None:
+        """Forget calls inside an open one: the observers have been taken off in the middle of it, and nobody has seen how they ended."""
+        if any(one is frame for one in self.opened):
+            while self.opened[-1] is not frame:
+                self.opened.pop()
+
     def begun_before(self, moment: int) -> bool:
         """Whether some call that has ended began earlier."""
         return self.done.begun_before(moment)
@@ -272,6 +278,8 @@ class ModuleCaller:
             raise
         try:
             now = perf_counter_ns()
+            if not self.attached:
+                call.forget_inside(frame)
             if not opened or (opened[-1] is not frame and call.reach(self.info, now) < 0):
                 return output
             frame = opened.pop()

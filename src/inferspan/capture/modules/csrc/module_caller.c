@@ -146,9 +146,26 @@ is_innermost(CallLog *log, uint64_t serial, PyObject *info, int64_t moment)
     return reach(log, info, moment, state.str_other);
 }
 
+/* The observers have been taken off in the middle of the call: of calls inside that still look open, nobody has seen the end. */
+static void
+forget_inside(CallLog *log, uint64_t serial)
+{
+    Py_ssize_t place = log->open;
+    while (place > 0 && log->frames[place - 1].serial != serial)
+        place--;
+    while (place && log->open > place) {
+        Frame *frame = &log->frames[--log->open];
+        PyObject *info = frame->info, *inputs = frame->inputs;
+        Py_DECREF(info);
+        Py_DECREF(inputs);
+    }
+}
+
 static int
 record_return(CallLog *log, ModuleCaller *caller, uint64_t serial, Boundaries *boundaries, PyObject *output, int64_t moment)
 {
+    if (!caller->attached)
+        forget_inside(log, serial);
     int innermost = is_innermost(log, serial, caller->info, moment);
     if (innermost <= 0)
         return innermost;

@@ -18,6 +18,7 @@ from inferspan.capture.logits import ring as logit_ring
 from inferspan.capture.logits.reductions import compute
 from inferspan.capture.logits.ring import LogitRing
 from inferspan.capture.logits.statistics import whole_logits
+from inferspan.capture.modules.recorder import IN_C
 from inferspan.guard import Swallowed
 from tests.capture.logits.references import (
     DTYPES,
@@ -142,7 +143,7 @@ def test_a_failure_of_held_steps_leaves_those_before_them(
     monkeypatch: pytest.MonkeyPatch, contained: list[Swallowed], error: type[BaseException]
 ) -> None:
     """What had been reduced when memory ran out, or an interrupt came, is given; later steps are not taken."""
-    logits, reduce, calls = torch.randn(40, 2, 64), logit_reductions._reduce, 0
+    logits, reduce, calls = torch.randn(40, 2, 64).bfloat16(), logit_reductions._reduce, 0
 
     def fail(*args: Any) -> Tensor:
         nonlocal calls
@@ -184,9 +185,17 @@ def _exit_code_of_child(work: Callable[[], int]) -> int | None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_does_not_wait_for_threads_of_its_parent() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "codes"),
+    [
+        (torch.bfloat16, [10, 10, 30]),
+        pytest.param(torch.float32, [15, 33, 30], marks=pytest.mark.skipif(not IN_C, reason="needs the C extension")),
+    ],
+    ids=["held", "reduced at once"],
+)
+def test_a_forked_child_does_not_wait_for_threads_of_its_parent(dtype: torch.dtype, codes: list[int]) -> None:
     """Held steps are the parent's; a request that begins in the child is measured step by step, as long as torch needs no threads."""
-    logits, ids, before = torch.randn(20, 1, 1000), torch.zeros(1, dtype=torch.long), torch.get_num_threads()
+    logits, ids, before = torch.randn(20, 1, 1000).to(dtype), torch.zeros(1, dtype=torch.long), torch.get_num_threads()
     ring = LogitRing(top_k=0, capacity=100)
     for step in logits[:5]:
         ring.append(step, ids)
@@ -195,7 +204,7 @@ def test_a_forked_child_does_not_wait_for_threads_of_its_parent() -> None:
         return 10 + len(ring.read())
 
     def go_on() -> int:
-        taken = [ring.append(step, ids) for step in (*logits[5:], torch.randn(1, 7), torch.randn(1, 7))]
+        taken = [ring.append(step, ids) for step in (*logits[5:], *torch.randn(2, 1, 7).to(dtype))]
         return 10 + len(ring.read()) + (taken[-1] is not None)
 
     def begin() -> int:
@@ -207,7 +216,7 @@ def test_a_forked_child_does_not_wait_for_threads_of_its_parent() -> None:
     torch.set_num_threads(2)
     try:
         torch.randn(64, 4096).softmax(-1)
-        assert [_exit_code_of_child(work) for work in (leave, go_on, begin)] == [10, 10, 30]
+        assert [_exit_code_of_child(work) for work in (leave, go_on, begin)] == codes
     finally:
         torch.set_num_threads(before)
     for step in logits[5:]:

@@ -20,6 +20,7 @@ from inferspan.capture.modules.device_rows import is_plain
 from inferspan.capture.values.unseen import hidden, unseen
 from inferspan.guard import report
 
+from . import host
 from .kernel_cache import FUSED, FusedLogits, KernelCall
 from .reductions import Statistics, check, compute
 from .rows import Link, link_of
@@ -108,6 +109,14 @@ class LogitRing:
             if source is None:
                 return None
         buffer, full = source.buffer, False
+        if source.on_host:
+            if buffer.chunk is None:
+                buffer.open()
+            if host.reduce(logits, chosen, buffer.base + buffer.used * buffer.row_bytes):
+                buffer.commit()
+                return self._note(buffer)
+            source.on_host = False
+            self._hold(source, logits, chosen)
         if source.held is not None:
             full = source.held.put(logits, chosen)
         else:
@@ -254,9 +263,14 @@ class LogitRing:
             buffer = self._buffers[key] = StepBuffer(kind, self._top_k, dtype, device, self._link(device))
         variant = None if self._fused is None else self._fused.choose(logits, chosen, top_k=self._top_k)
         source = LogitSource(logits, chosen, buffer, variant)
-        if variant is None and self._operations is compute and self._capacity > 1:
-            source.hold(logits, chosen)
+        source.on_host = variant is None and not self._top_k and self._operations is compute and host.can_reduce(logits, chosen)
+        if not source.on_host:
+            self._hold(source, logits, chosen)
         return source
+
+    def _hold(self, source: LogitSource, logits: Tensor, chosen: Tensor | None) -> None:
+        if source.variant is None and self._operations is compute and self._capacity > 1:
+            source.hold(logits, chosen)
 
     def _kernel(self, source: LogitSource) -> KernelCall | None:
         """The fused kernel for ``source``, if it is ready."""

@@ -123,6 +123,7 @@ class LogitSource:
         "ids_bytes",
         "index",
         "last_shape",
+        "on_host",
         "scratch",
         "scratch_at",
         "shape",
@@ -148,6 +149,8 @@ class LogitSource:
         self.scratch: Tensor | None = None
         self.scratch_at = 0
         self.held: HeldLogits | None = None
+        self.on_host = False
+        """Whether each step is reduced by the C extension at once."""
 
     def hold(self, logits: Tensor, chosen: Tensor | None) -> None:
         """Do several steps of logits like these in one go, if they are on a CPU and small enough.
@@ -167,8 +170,9 @@ class LogitSource:
             like = self.ids is None
         else:
             like = chosen.dtype is self.ids and chosen.shape == self.chosen_shape
-            # A kernel reads the ids where their address says.
+            # A kernel and the C extension read the ids where their address says.
             like = like and (self.variant is None or chosen.device == self.device)
+            like = like and (not self.on_host or (chosen.device == self.device and type(chosen) is Tensor))
         return (
             like
             and type(logits) is Tensor

@@ -2,7 +2,7 @@
 #include "recorder.h"
 
 /* Incremented here and in extension.py with every change of the interface between C and Python. */
-#define ABI 8
+#define ABI 9
 
 State state;
 
@@ -61,6 +61,7 @@ static PyMethodDef module_methods[] = {
     {"bind", (PyCFunction)(void (*)(void))bind, METH_VARARGS | METH_KEYWORDS, "Pass the Python objects that recording needs; to be called before the first ModuleCaller is created."},
     {"count_values", count_values, METH_VARARGS, "(address, count, kind) -> (nan, inf, near the limit) of floating point values in memory."},
     {"moments_of", moments_of, METH_VARARGS, "(address, count, kind) -> (max, min, mean, square, nonfinite, nan, zeros), over the finite values."},
+    {"reduce_logits", reduce_logits, METH_VARARGS, "(address, rows, vocabulary, stride, ids or 0, their stride, target) -> whether all rows were finite and are reduced."},
     {NULL, NULL, 0, NULL},
 };
 

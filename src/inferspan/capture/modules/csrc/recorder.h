@@ -278,6 +278,10 @@ int leave_boundary(Boundaries *boundaries, int64_t number, PyObject *output, int
 PyObject *count_values(PyObject *module, PyObject *args);
 PyObject *moments_of(PyObject *module, PyObject *args);
 
+/* --------------------------------------------------------------------------------------------------------------- logits.c */
+
+PyObject *reduce_logits(PyObject *module, PyObject *args);
+
 #if defined(__GNUC__) && !defined(_WIN32)
 #pragma GCC visibility pop
 #endif

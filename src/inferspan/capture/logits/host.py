@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from inferspan.capture.values.host import address_of
 from inferspan.extension import load
 
 __all__ = ["can_reduce", "reduce"]
@@ -39,9 +40,9 @@ def reduce(logits: Tensor, chosen: Tensor | None, out: int) -> bool:
         Whether it was done: not if a value is not finite, or the difference of two is not, or there are no values.
     """
     rows, vocabulary = logits.shape
-    address, offset = logits.data_ptr(), logits.storage_offset()
-    # A tensor whose memory was freed has an address that counts from 0, and one that is to be negated when it is read looks like any other.
-    if not address or (offset and address == offset * logits.element_size()) or logits.is_neg():
+    address = address_of(logits)
+    # One that is to be negated when it is read looks like any other.
+    if not address or logits.is_neg():
         return False
     ids, step = (0, 0) if chosen is None else (chosen.data_ptr(), chosen.stride(0))
     done: bool = reduce_logits(address, rows, vocabulary, logits.stride(0), ids, step, out)

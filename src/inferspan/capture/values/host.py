@@ -17,7 +17,7 @@ from inferspan.extension import load
 from .bits import counts_of_rows
 from .pieces import pieces_of
 
-__all__ = ["counts", "is_freed", "moments"]
+__all__ = ["address_of", "counts", "is_freed", "moments"]
 
 _extension: Any = load().module
 count_values: Any = None if _extension is None else _extension.count_values
@@ -35,7 +35,7 @@ def is_freed(tensor: Tensor) -> bool:
     return tensor.numel() > 0 and not tensor.untyped_storage().nbytes()
 
 
-def _address(tensor: Tensor) -> int:
+def address_of(tensor: Tensor) -> int:
     """Where its values begin; 0 where it has no memory, of which the address of a view does not tell."""
     address, offset = tensor.data_ptr(), tensor.storage_offset()
     return 0 if offset and address == offset * tensor.element_size() else address
@@ -44,7 +44,7 @@ def _address(tensor: Tensor) -> int:
 def counts(tensor: Tensor) -> tuple[int, int, int]:
     """Numbers of NaN, of Inf, and of finite values of at least half the largest value of the dtype; none without memory."""
     if count_values is not None and tensor.is_contiguous():
-        # As ``_address``, once a module call.
+        # As ``address_of``, once a module call.
         address, offset = tensor.data_ptr(), tensor.storage_offset()
         if not address or (offset and address == offset * tensor.element_size()):
             return 0, 0, 0
@@ -74,7 +74,7 @@ def moments(tensor: Tensor) -> tuple[float, ...] | None:
     """``max, min, mean, square, nonfinite, nan, zeros`` over the finite values; ``None`` where torch operations are to be used."""
     if moments_of is None or tensor.numel() > MOST_MOMENTS or not tensor.is_contiguous() or tensor.is_neg():
         return None
-    address = _address(tensor)
+    address = address_of(tensor)
     if not address:
         return None
     found: tuple[float, ...] = moments_of(address, tensor.numel(), KINDS[tensor.dtype])

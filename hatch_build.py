@@ -105,7 +105,8 @@ def _compile(root: str, folder: str) -> Path:
     # Objects lie in the folder under the path of their source, and Windows bounds the length of that.
     top = Path() if Path.cwd() == Path(root) else Path(root)
     sources = sorted(str(path) for path in (top / SOURCES).glob("*.c"))
-    extension = Extension(NAME, sources, define_macros=[("Py_LIMITED_API", LIMITED_API)], py_limited_api=True)
+    mathematics = [] if os.name == "nt" else ["m"]
+    extension = Extension(NAME, sources, define_macros=[("Py_LIMITED_API", LIMITED_API)], py_limited_api=True, libraries=mathematics)
     command = build_ext(Distribution({"name": "inferspan", "ext_modules": [extension]}))
     command.build_lib = command.build_temp = folder
     command.ensure_finalized()

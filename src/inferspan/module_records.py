@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 __all__ = [
-    "FlowCall", "FlowEdge", "ModuleCall", "ModuleCalls", "ModuleColumns", "ModuleInfo", "ModuleStage", "Moments", "PassFacts", "PassFlow",
-    "PassRun", "RowFigures",
+    "FlowCall", "FlowEdge", "ModuleCall", "ModuleCalls", "ModuleColumns", "ModuleInfo", "ModuleRow", "ModuleStage", "Moments", "PassFacts",
+    "PassFlow", "PassRun", "RowFigures",
 ]  # fmt: skip
 
 

@@ -9,9 +9,9 @@ share an accumulator.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from inferspan.analysis.quantiles import Quantiles
 
@@ -55,6 +55,33 @@ class OperationRow:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
+class Sums(Protocol):
+    """Calls of an operation that were added up elsewhere: see ``summaries.calls.ModuleSums``."""
+
+    @property
+    def timed(self) -> int: ...
+    @property
+    def measured(self) -> int: ...
+    @property
+    def host(self) -> float: ...
+    @property
+    def device(self) -> float: ...
+    @property
+    def inside(self) -> float: ...
+    @property
+    def device_inside(self) -> float: ...
+    @property
+    def least(self) -> float: ...
+    @property
+    def greatest(self) -> float: ...
+    @property
+    def values(self) -> bytes: ...
+    @property
+    def zeros(self) -> int: ...
+    @property
+    def buckets(self) -> Mapping[int, int] | None: ...
+
+
 class _Operation:
     """The sums of one operation."""
 
@@ -85,6 +112,16 @@ class _Operation:
         if memory_delta is not None:
             self.memory += memory_delta
             self.memory_count += 1
+
+    def join(self, sums: Sums) -> None:
+        self.host += sums.host
+        self.device += sums.device
+        self.device_count += sums.measured
+        self.inside += sums.inside
+        self.device_inside += sums.device_inside
+        self.quantiles.join(sums.timed, sums.values, sums.zeros, sums.buckets)
+        self.smallest = min(self.smallest, sums.least)
+        self.largest = max(self.largest, sums.greatest)
 
     def row(self, kind: str, name: str) -> OperationRow:
         count = self.quantiles.count
@@ -169,6 +206,11 @@ class Operations:
                 outer = self._operation(*around)
                 outer.inside += seconds
                 outer.device_inside += seconds if device_seconds is None else device_seconds
+
+    def join(self, kind: str, name: str, sums: Sums) -> None:
+        """Count calls that were added up elsewhere, with the time of what is inside them."""
+        with self._lock:
+            self._operation(kind, name).join(sums)
 
     def rows(self, kinds: Iterable[str] = KINDS) -> list[OperationRow]:
         """One row for each operation that has ended: by kind from the outside to the inside, then the longest in total first."""

@@ -211,10 +211,17 @@ class ModuleFigures:
             statistics: of the output and the inputs, if they have any.
             at: when it began, in nanoseconds since the epoch, and the number of the step.
         """
-        self._calls += 1
+        self.count(1, inputs, outputs)
+        if statistics:
+            self.look(statistics, at)
+
+    def count(self, calls: int, inputs: Any, outputs: Any) -> None:
+        """Take in calls without their statistics; the tensors are those of the last one."""
+        self._calls += calls
         self._inputs, self._outputs = inputs, outputs
-        if not statistics:
-            return
+
+    def look(self, statistics: Mapping[str, Any], at: tuple[int, int | None]) -> None:
+        """Take in the statistics of a call; see ``add``."""
         if semconv.OUTPUT_STAT_ELEMENT_COUNT in statistics:
             self._looked += 1
             self._history.append((*at, statistics))

@@ -101,7 +101,7 @@ class RequestParts:
 
     def _open_step(self, operation: Operation, seconds: float, device: float | None) -> None:
         for recording in self._recordings:
-            recording.operations.add_open(*operation, seconds, device_seconds=device)
+            recording.add_open(operation, seconds, device)
 
     def _events(self, record: Phase | Step | Stage, made: Made, level: str) -> Iterable[str]:
         if level == STEP and isinstance(record, Step):
@@ -145,7 +145,7 @@ class RequestParts:
 
     def _inside(self, operation: Operation, seconds: float, device: float | None) -> None:
         for recording in self._recordings:
-            recording.operations.add_inside(*operation, seconds, device_seconds=device)
+            recording.add_inside(operation, seconds, device)
 
     def _audio_stage(self) -> None:
         if not self._has_audio_stage:
@@ -155,25 +155,12 @@ class RequestParts:
 
     def calls(self, batch: ModuleBatch, pause: Callable[[], None]) -> None:
         """Calls of modules, and what a profiler has seen in them, have become spans; ``pause`` is called every few of them."""
-        rows = list(batch.calls.rows())
-        above = self._above(batch)
-        phase = batch.phase.name
-        own: dict[int, Operation] = {row[0]: ("module", module_operation(row[2].name or row[2].span_name, phase)) for row in rows}
-        new_step = batch.step is not None and bool(rows) and batch.step != self._with_modules
-        for first in range(0, len(rows), CALLS_AT_ONCE):
-            some = rows[first : first + CALLS_AT_ONCE]
-            device = batch.device
-            calls: list[Call] = [
-                (own[row[0]], own.get(row[1], above), (row[4] - row[3]) / 1e9, device.get(row[0])) for row in some if row[3] <= row[4]
-            ]
-            for recording in self._recordings:
-                recording.add_calls(calls)
-                if phase == semconv.SPAN_BACKWARD:
-                    continue
-                recording.add_modules(
-                    some, batch.statistics, new_step=new_step and not first, step=batch.step, offset=batch.offset
-                )
+        above, count = self._above(batch), len(batch.calls)
+        new_step = batch.step is not None and count > 0 and batch.step != self._with_modules
+        if all([recording.add_recorded(batch, above, new_step=new_step) for recording in self._recordings]):
             pause()
+        else:
+            self._one_by_one(batch, above, pause, new_step=new_step)
         if new_step and batch.step is not None:
             self._with_modules = batch.step
             step = self._closed.pop(batch.step, None)
@@ -181,13 +168,29 @@ class RequestParts:
                 self._open_step(*step)
             elif len(self._open) < MOST_WAITING:
                 self._open.add(batch.step)
-        if batch.stages and any(row[2].span_name == semconv.STAGE_AUDIO_ENCODE for row in rows):
+        if batch.stages and any(row[2].span_name == semconv.STAGE_AUDIO_ENCODE for row in batch.calls.rows()):
             self._audio_stage()
         if batch.profiled:
-            self._profiled(batch, own, above)
+            self._profiled(batch, above)
 
-    def _profiled(self, batch: ModuleBatch, own: dict[int, Operation], above: Operation) -> None:
-        own |= {item.number: ("kernel", _kernel(item.attributes) or item.name) for item in batch.profiled}
+    def _one_by_one(self, batch: ModuleBatch, above: Operation, pause: Callable[[], None], *, new_step: bool) -> None:
+        rows, own, device = list(batch.calls.rows()), _operations_of(batch), batch.device
+        for first in range(0, len(rows), CALLS_AT_ONCE):
+            some = rows[first : first + CALLS_AT_ONCE]
+            calls: list[Call] = [
+                (own[row[0]], own.get(row[1], above), (row[4] - row[3]) / 1e9, device.get(row[0])) for row in some if row[3] <= row[4]
+            ]
+            for recording in self._recordings:
+                recording.add_calls(calls)
+                if batch.phase.name == semconv.SPAN_BACKWARD:
+                    continue
+                recording.add_modules(
+                    some, batch.statistics, new_step=new_step and not first, step=batch.step, offset=batch.offset
+                )
+            pause()
+
+    def _profiled(self, batch: ModuleBatch, above: Operation) -> None:
+        own = _operations_of(batch) | {item.number: ("kernel", _kernel(item.attributes) or item.name) for item in batch.profiled}
         seen: list[Call] = []
         for item in batch.profiled:
             device = item.attributes.get(semconv.DEVICE_TIME)
@@ -282,6 +285,12 @@ def _operation_of(phase: PhaseKey) -> Operation | None:
         return None
     phases = (semconv.SPAN_PREFILL, semconv.SPAN_DECODE, semconv.SPAN_BACKWARD)
     return ("phase" if phase.name in phases else "stage"), phase.name
+
+
+def _operations_of(batch: ModuleBatch) -> dict[int, Operation]:
+    """The operation that each call is one of, by its number."""
+    phase = batch.phase.name
+    return {row[0]: ("module", module_operation(row[2].name or row[2].span_name, phase)) for row in batch.calls.rows()}
 
 
 def _kernel(attributes: Mapping[str, Any]) -> str:

@@ -13,12 +13,15 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from inferspan import semconv
+from inferspan.analysis.levels import module_operation
 from inferspan.analysis.operations import Operations
 from inferspan.metrics.summary import Summary
-from inferspan.records import ModuleInfo
+from inferspan.records import ModuleBatch, ModuleInfo
 
 from .activations import ModuleFigures, ModuleRow
 from .analysed import AnalysisFigures
+from .calls import CallSums, ModuleSums
 from .events import OTHER_TYPES
 from .requests import Ended, RecordedRequest
 
@@ -46,12 +49,12 @@ class Recording:
         totals: adds up requests already; without one the recording has its own.
 
     Attributes:
-        operations: figures by operation.
         totals: of the requests.
     """
 
     def __init__(self, totals: Summary | None = None) -> None:
-        self.operations = Operations(MOST_OPERATIONS)
+        self._operations = Operations(MOST_OPERATIONS)
+        self._sums = CallSums()
         self.totals = Summary() if totals is None else totals
         self.adds_totals = totals is None
         self._events: Counter[str] = Counter()
@@ -95,7 +98,15 @@ class Recording:
                 counts[name if name in counts or len(counts) < MOST_TYPES else OTHER_TYPES] += 1
         if timed or device is not None:
             seconds = (end_ns - start_ns) / 1e9 if timed else 0.0
-            self.operations.add(*operation, seconds, device_seconds=device, memory_delta=delta)
+            self._operations.add(*operation, seconds, device_seconds=device, memory_delta=delta)
+
+    def add_inside(self, operation: Operation, seconds: float, device: float | None) -> None:
+        """Count time of something directly inside an operation: see ``Operations.add_inside``."""
+        self._operations.add_inside(*operation, seconds, device_seconds=device)
+
+    def add_open(self, operation: Operation, seconds: float, device: float | None) -> None:
+        """Count an operation that has recorded calls inside: see ``Operations.add_open``."""
+        self._operations.add_open(*operation, seconds, device_seconds=device)
 
     def take_back(self, event: str) -> None:
         """Forget an event that was counted too early."""
@@ -119,7 +130,62 @@ class Recording:
         """Count calls of modules, or kernels, that have become spans."""
         with self._lock:
             self._spans += len(calls)
-        self.operations.add_nested(calls)
+        self._operations.add_nested(calls)
+
+    def add_recorded(self, batch: ModuleBatch, above: Operation, *, new_step: bool) -> bool:
+        """Count the calls of a pass, with shapes and statistics, if the C extension has recorded them.
+
+        Args:
+            batch: the calls.
+            above: the operation that they lie in.
+            new_step: whether no earlier calls are of the same step.
+
+        Returns:
+            False if it has not: then nothing was counted.
+        """
+        backward = batch.phase.name == semconv.SPAN_BACKWARD
+        with self._lock:
+            added = self._sums.add(batch, backward=backward)
+            if added is None:
+                return False
+            self._spans += added.timed
+            if added.timed:
+                self.add_inside(above, added.seconds, added.device_seconds)
+            if not backward:
+                self._count_calls(len(batch.calls), new_step=new_step)
+                for place in added.looked:
+                    self._look(batch, place)
+            if len(self._sums) > MOST_MODULES:
+                self._take_sums()
+        return True
+
+    def _look(self, batch: ModuleBatch, place: int) -> None:
+        _, _, info, start, _, _, _, _, slot = batch.calls[place]  # type: ignore[index]
+        statistics = batch.statistics.get(slot)
+        if (info.name or info.span_name) not in self._modules:
+            self._take_sums()
+        found = self._modules.get(info.name or info.span_name)
+        if found is not None and statistics:
+            found.look(statistics, (start + batch.offset, batch.step))
+
+    def _count_calls(self, number: int, *, new_step: bool) -> None:
+        self._steps_with_modules += new_step
+        self._events["module_start"] += number
+        self._events["module_end"] += number
+
+    def _take_sums(self) -> None:
+        """Take over what was added up in C."""
+        taken = self._sums.take()
+        seen: list[tuple[ModuleSums, ModuleFigures]] = []
+        for sums in taken:
+            name = sums.module.name or sums.module.span_name
+            if sums.timed or sums.inside or sums.device_inside:
+                self._operations.join("module", module_operation(name, semconv.SPAN_BACKWARD if sums.backward else ""), sums)
+            found = None if sums.backward or not sums.calls else self._module(sums.module, sums.first)
+            if found is not None:
+                seen.append((sums, found))
+        for sums, found in sorted(seen, key=lambda one: one[0].last):
+            found.count(sums.calls, sums.inputs, sums.outputs)
 
     def add_modules(
         self, rows: Sequence[Sequence[Any]], statistics: Mapping[int, Mapping[str, Any]], *, new_step: bool, step: int | None = None,
@@ -135,18 +201,18 @@ class Recording:
             offset: added to the time of a call, gives nanoseconds since the epoch.
         """
         with self._lock:
-            self._steps_with_modules += new_step
-            self._events["module_start"] += len(rows)
-            self._events["module_end"] += len(rows)
+            self._take_sums()  # their last shapes are older
+            self._count_calls(len(rows), new_step=new_step)
             for number, _, info, start, _, inputs, outputs, _, slot in rows:
-                found = self._modules.get(info.name or info.span_name) or self._module(info, number)
+                found = self._module(info, number)
                 if found is not None:
                     found.add(inputs, outputs, None if slot is None else statistics.get(slot), (start + offset, step))
 
     def _module(self, info: ModuleInfo, number: int) -> ModuleFigures | None:
-        if len(self._modules) >= MOST_MODULES:
-            return None
         name = info.name or info.span_name
+        known = self._modules.get(name)
+        if known is not None or len(self._modules) >= MOST_MODULES:
+            return known
         made = self._modules[name] = ModuleFigures(name, info.type, number)
         return made
 
@@ -158,6 +224,13 @@ class Recording:
                 self._analysis.add(attributes, request.findings)
 
     # ------------------------------------------------------------------------------------------------------------ out
+    @property
+    def operations(self) -> Operations:
+        """Figures by operation."""
+        with self._lock:
+            self._take_sums()
+        return self._operations
+
     def events(self) -> dict[str, int]:
         """Number of events by type, the most frequent first."""
         with self._lock:
@@ -170,6 +243,7 @@ class Recording:
     def modules(self) -> tuple[ModuleRow, ...]:
         """One row for each observed module, in the model's order."""
         with self._lock:
+            self._take_sums()
             return tuple(found.row() for found in sorted(self._modules.values(), key=lambda found: found.order))
 
     def analysis(self) -> dict[str, Any]:
@@ -198,7 +272,7 @@ class Recording:
     def renew_locks(self) -> None:
         """Called in a forked child, where no thread is left to release them."""
         self._lock = threading.RLock()
-        self.operations.renew_lock()
+        self._operations.renew_lock()
         self.totals.renew_lock()
 
 
@@ -241,7 +315,7 @@ class Around(NamedTuple):
     def add_inside(self, seconds: float, device_seconds: float | None) -> None:
         """Count time of something directly inside."""
         for recording in self.recordings:
-            recording.operations.add_inside(*self.operation, seconds, device_seconds=device_seconds)
+            recording.add_inside(self.operation, seconds, device_seconds)
 
 
 def _forked() -> None:

@@ -13,7 +13,7 @@ from inferspan.capture.device import boundaries
 from inferspan.capture.modules import call_log, recorder
 from inferspan.capture.modules.recorder import IN_C
 
-__all__ = ["IMPLEMENTATIONS", "INFOS", "IN_C_CODE", "IN_PYTHON", "C", "Counted", "Implementation", "Thing", "answer_of", "described_by", "in_c", "observe", "rows_of"]
+__all__ = ["IMPLEMENTATIONS", "INFOS", "IN_C_CODE", "IN_PYTHON", "C", "Counted", "Implementation", "Thing", "answer_of", "described_by", "in_c", "observe", "recorded_in_c", "rows_of"]
 
 INFOS: Any = tuple(object() for _ in range(4))
 """Facts of modules."""
@@ -41,6 +41,19 @@ in_c = pytest.mark.skipif(not IN_C, reason="needs the C extension")
 def rows_of(log: Any) -> list[Any]:
     """The calls of a pass, which the log forgets."""
     return [*log.cut().rows()]
+
+
+def recorded_in_c(calls: Any) -> Any:
+    """The same calls, numbered from 0 as they began, as the log in C gives them; the parent of the outermost is -1."""
+    rows = list(calls.rows())
+    by_number, log, begun = {row[0]: row for row in rows}, IN_C_CODE.log(), 0
+    for number, _, _, _, end, _, outputs, failure, slot in rows:
+        while begun <= number:
+            _, _, info, start, _, inputs, *_ = by_number[begun]
+            log.enter(info, inputs, start)
+            begun += 1
+        log.leave(end, outputs, failure, slot)
+    return log.cut()
 
 
 def answer_of(function: Callable[[], Any]) -> Any:

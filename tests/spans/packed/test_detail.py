@@ -19,9 +19,11 @@ from inferspan.export import protobuf
 from inferspan.metrics.requests import RequestMetrics
 from inferspan.records import Attributes, ModelInfo, ModuleBatch, ModuleCalls, ModuleInfo, ModuleStage, Phase, RequestStart, Step
 from inferspan.settings import Settings
+from inferspan.spans.packed.recorded import RecordedPasses
 from inferspan.spans.recorder import SpanRecorder
 from inferspan.spans.request import RequestSpan
 from inferspan.spans.writer import SpanWriter
+from tests.capture.modules.recorders import in_c, recorded_in_c
 from tests.spans.outputs import DECODE, PREFILL
 
 SHAPES: list[Any] = [
@@ -156,6 +158,27 @@ def _comparable(spans: Sequence[Any], names: Mapping[int, str]) -> list[str]:
         plain.attributes.extend(attributes)
         found.append(f"{above}: {plain}")
     return found
+
+
+@in_c
+@pytest.mark.parametrize("seed", range(3))
+def test_modules_recorded_in_c_equal_the_encoders(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same random passes from the C extension, which fills in those that come again."""
+    filled: list[int] = []
+    fill = RecordedPasses.fill
+
+    def counted(self: RecordedPasses, found: Any, head: Any, batch: ModuleBatch, above: int) -> Iterator[tuple[bytes, int]]:
+        filled.append(len(batch.calls))
+        return fill(self, found, head, batch, above)
+
+    monkeypatch.setattr(RecordedPasses, "fill", counted)
+    pipeline = _Pipeline()
+    state = TraceState([("vendor", "x:1")]) if seed == 1 else None
+    for batch in _passes(seed):
+        for plain in (batch, batch._replace(tokens={})):
+            in_c_code = plain._replace(calls=recorded_in_c(plain.calls))
+            assert pipeline.send([in_c_code], _Sink(), state) == pipeline.send([plain], None, state)
+    assert {16, 40} <= set(filled)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +14,10 @@ from opentelemetry.trace import SpanContext, TraceFlags
 from inferspan.export import protobuf
 from inferspan.records import ModuleBatch, ModuleCalls, ModuleInfo, PhaseKey, Profiled
 from inferspan.spans.packed import modules as packed_modules
+from inferspan.spans.packed import recorded as recorded_passes
 from inferspan.spans.packed.modules import ModulePacker
 from inferspan.spans.packed.template import SpanTemplate
+from tests.capture.modules.recorders import in_c, recorded_in_c
 
 SHAPES = (((1, 7, 64), "torch.float32"),)
 
@@ -51,16 +54,42 @@ def test_a_structure_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made == [423, 1024, 1024, 452] and pieces == [1024, 1024, 452]
 
 
-def test_structures_are_bounded() -> None:
+@pytest.mark.parametrize("recorded", [False, pytest.param(True, marks=in_c)])
+def test_structures_are_bounded(recorded: bool) -> None:
     """Of the passes of two hundred models only the last ones are remembered."""
     packer = ModulePacker()
     for model in range(200):
         infos = _infos(423, f"model{model}")
         for step in range(3):
-            for _ in packer.pack(CONTEXT, _decode(423, step, infos), 9):
+            batch = _decode(423, step, infos)
+            for _ in packer.pack(CONTEXT, batch._replace(calls=recorded_in_c(batch.calls)) if recorded else batch, 9):
                 pass
-    held = len(packer._structures)
-    assert 10 <= held <= packed_modules.TEMPLATE_CALLS // 423
+    held = len(packer._recorded._templates if recorded else packer._structures)
+    assert 10 <= held <= recorded_passes.TEMPLATE_CALLS // 423
+
+
+@in_c
+def test_the_work_in_python_does_not_grow_with_the_calls() -> None:
+    """A pass that the C extension has recorded, and that has come before, is packed by as many functions of Python, whatever its size."""
+
+    def functions(count: int) -> int:
+        packer, infos, found = ModulePacker(), _infos(count), 0
+
+        def seen(_: Any, event: str, __: Any) -> None:
+            nonlocal found
+            found += event == "call"
+
+        for step in range(3):
+            batch = _decode(count, step, infos)
+            batch = batch._replace(calls=recorded_in_c(batch.calls))
+            found = 0
+            sys.setprofile(seen)
+            pieces = [*packer.pack(CONTEXT, batch, 9)]
+            sys.setprofile(None)
+        assert [number for _, number in pieces] == [count]
+        return found
+
+    assert functions(1000) == functions(20) < 40
 
 
 def test_passes_that_never_repeat_are_packed_all_the_same() -> None:

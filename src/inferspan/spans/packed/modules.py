@@ -2,7 +2,7 @@
 
 A ``ReadableSpan`` costs 2 us to make and 28 us to encode, both under the interpreter lock that the model's thread needs. Packed from
 bytes that are cached per module a span costs 2 us; a pass with the structure of an earlier one is filled into its template, at 0.2 us a
-span. The result equals that of the SDK's encoder for the same spans.
+span in Python and mostly without the lock in C. The result equals that of the SDK's encoder for the same spans.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from opentelemetry.trace import SpanContext
 
 from inferspan import semconv
 from inferspan.export import protobuf
-from inferspan.records import Attributes, ModuleBatch, ModuleColumns, ModuleInfo, PassFlow
+from inferspan.records import Attributes, ModuleBatch, ModuleColumns, ModuleInfo, ModuleRow, PassFlow
 from inferspan.spans import attributes
 from inferspan.spans.links import flow_links
 
+from .recorded import MIN_TEMPLATE_CALLS, SPANS_PER_TEMPLATE, TEMPLATE_CALLS, RecordedPasses
 from .template import DEVICE_TIME, PassHead, SpanTemplate
 
 __all__ = ["ModulePacker"]
@@ -29,16 +30,10 @@ INTERNAL = 1
 LOCAL_PARENT = 0x100
 CACHED_PARTS = 8192
 """Entries of each cache of packed attributes."""
-TEMPLATE_CALLS = 16_384
-"""Module calls for which templates are cached; each takes some 500 bytes."""
 SPANS_PER_PIECE = 96
 """Spans packed one by one before other threads can run: some 0.2 ms."""
 SPANS_WITH_LINKS = 12
 """The same of spans with links."""
-SPANS_PER_TEMPLATE = 1024
-"""Spans filled into a template before other threads can run."""
-MIN_TEMPLATE_CALLS = 16
-"""Smallest number of calls for which a template is worth its fixed cost."""
 _DEVICE_TIME_HEAD = DEVICE_TIME[:-8]
 """The attribute of a device time without its value."""
 _double = struct.Struct("<d").pack
@@ -64,6 +59,7 @@ class ModulePacker:
         self._outputs: dict[Any, bytes] = {}
         self._structures: OrderedDict[tuple[Any, ...], _Structure] = OrderedDict()
         self._kept_calls = 0
+        self._recorded = RecordedPasses(self._tail, self._extra)
 
     def pack(self, context: SpanContext, batch: ModuleBatch, above: int) -> Iterator[tuple[bytes, int]]:
         """Pack the calls of one forward pass, in pieces of some 0.2 ms each, between which the caller may pause.
@@ -76,19 +72,23 @@ class ModulePacker:
         Yields:
             Framed spans and their number.
         """
+        state = protobuf.text(b"\x1a", context.trace_state.to_header()) if context.trace_state else b""
+        step = protobuf.attributes(attributes.of_pass(batch.step))
+        head = PassHead(context.trace_id.to_bytes(16, "big"), state, step, batch.offset)
+        recorded = self._recorded.template(batch)
+        if recorded is not None:
+            yield from self._recorded.fill(recorded, head, batch, above)
+            return
         calls = batch.calls.columns()
         count = len(calls.numbers)
         # One read for all ids. Eight zero bytes would be an invalid id, with a probability of 2**-64.
         ids = [*struct.unpack("8s" * count, os.urandom(8 * count)), above.to_bytes(8, "big")]
-        state = protobuf.text(b"\x1a", context.trace_state.to_header()) if context.trace_state else b""
-        step = protobuf.attributes(attributes.of_pass(batch.step))
-        head = PassHead(context.trace_id.to_bytes(16, "big"), state, step, batch.offset)
         templates = self._templates(calls, batch.phase.name) if count >= MIN_TEMPLATE_CALLS and batch.flow is None else None
         if templates is None:
             yield from self._one_by_one(head, batch, calls, ids)
         for template in templates or ():
             some = calls.cut(template.first, template.stop)
-            template.adapt(some, lambda place, some=some: self._tail(some, place, batch.phase.name))  # type: ignore[misc]
+            template.adapt(some, lambda place, some=some: self._tail(some.row(place), batch.phase.name))  # type: ignore[misc]
             times, extra = self._late(batch, some)
             yield template.fill(head, some, ids, times, extra), template.count
         if batch.profiled:
@@ -119,10 +119,11 @@ class ModulePacker:
         flow = None if batch.flow is None else _FlowLinks(head.trace_id, batch.flow, dict(zip(calls.numbers, ids, strict=False)), ids[-1])
         for place, (number, start, end) in enumerate(zip(calls.numbers, calls.starts, calls.ends, strict=True)):
             seconds = batch.device.get(number)
-            dynamic = head.step + self._tail(calls, place, batch.phase.name)
+            row = calls.row(place)
+            dynamic = head.step + self._tail(row, batch.phase.name)
             if seconds is not None:
                 dynamic += _DEVICE_TIME_HEAD + _double(seconds)
-            dynamic += self._extra(batch, calls, place)
+            dynamic += self._extra(batch, row)
             if flow is not None:
                 dynamic += flow.of(number)
             own, parent = ids[place], ids[above[place]]
@@ -162,7 +163,7 @@ class ModulePacker:
         templates = []
         for first in range(0, len(above), SPANS_PER_TEMPLATE):
             some = calls.cut(first, first + SPANS_PER_TEMPLATE)
-            tails = [self._tail(some, place, phase) for place in range(len(some.numbers))]
+            tails = [self._tail(some.row(place), phase) for place in range(len(some.numbers))]
             templates.append(SpanTemplate(first, above[first : first + SPANS_PER_TEMPLATE], some.inputs, some.outputs, tails))
         return templates
 
@@ -180,15 +181,15 @@ class ModulePacker:
         rare = batch.tokens or batch.collectives or batch.roofline is not None
         if rare or calls.slots.count(None) < count or calls.failures.count(None) < count:
             for place in range(count):
-                more = self._extra(batch, calls, place)
+                more = self._extra(batch, calls.row(place))
                 if more:
                     extra[place] = extra.get(place, b"") + more
         return times, extra
 
     # ------------------------------------------------------------------------------------------------- parts of one span
-    def _tail(self, calls: ModuleColumns, place: int, phase: str) -> bytes:
+    def _tail(self, row: ModuleRow, phase: str) -> bytes:
         """The bytes that are equal for all calls of a module with the same shapes."""
-        info, taken, given = calls.modules[place], calls.inputs[place], calls.outputs[place]
+        _, _, info, _, _, taken, given, _, _ = row
         tail = self._static.get((info, phase)) or self._keep_static(info, phase)
         if taken:
             tail += self._inputs.get(taken) or self._keep_shapes(self._inputs, taken, attributes.of_inputs(taken))
@@ -197,18 +198,18 @@ class ModulePacker:
         return tail
 
     @staticmethod
-    def _extra(batch: ModuleBatch, calls: ModuleColumns, place: int) -> bytes:
+    def _extra(batch: ModuleBatch, row: ModuleRow) -> bytes:
         """The bytes that few calls have: tokens of a stage, time in collectives, statistics of the output, and a failure."""
-        slot, failure = calls.slots[place], calls.failures[place]
+        number, _, _, _, _, _, _, failure, slot = row
         found = b""
         if slot is not None:
             found = protobuf.attributes(batch.statistics.get(slot, {}))
-        if batch.tokens and (tokens := batch.tokens.get(calls.numbers[place])) is not None:
+        if batch.tokens and (tokens := batch.tokens.get(number)) is not None:
             found += protobuf.attributes(attributes.of_tokens(tokens))
-        if batch.collectives and (shared := batch.collectives.get(calls.numbers[place])) is not None:
+        if batch.collectives and (shared := batch.collectives.get(number)) is not None:
             found += protobuf.attributes(attributes.of_collectives(shared))
         if batch.roofline is not None:
-            found += protobuf.attributes(attributes.of_roofline(batch, calls.row(place)))
+            found += protobuf.attributes(attributes.of_roofline(batch, row))
         if failure is not None:
             found += protobuf.attributes(attributes.of_failure(failure)) + protobuf.error_status(failure)
         return found

@@ -103,7 +103,9 @@ calls_columns(PyObject *self, PyObject *unused)
 
 static PyMethodDef calls_methods[] = {
     {"columns", calls_columns, METH_NOARGS, NULL},
+    {"figures", new_figures, METH_VARARGS | METH_STATIC, NULL},
     {"rows", calls_rows, METH_NOARGS, NULL},
+    {"template", new_template, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -2,7 +2,7 @@
 #include "recorder.h"
 
 /* Incremented here and in extension.py with every change of the interface between C and Python. */
-#define ABI 9
+#define ABI 10
 
 State state;
 
@@ -119,6 +119,8 @@ PyInit__recorder(void)
         {&state.boundary_events_type, "BoundaryEvents", &boundary_events_spec},
         {&state.boundaries_type, "Boundaries", &boundaries_spec},
         {&state.caller_type, "ModuleCaller", &caller_spec},
+        {&state.figures_type, "CallFigures", &figures_spec},
+        {&state.template_type, "PassTemplate", &template_spec},
     };
     PyObject *module = PyModule_Create(&definition);
     if (!module)

@@ -7,6 +7,8 @@
  *
  *     calls.c            Calls: the ended calls of one pass
  *     call_log.c         CallLog: the running and ended calls of one request
+ *     call_figures.c     CallFigures: calls of many passes, added up by module
+ *     pass_template.c    PassTemplate: the spans of a pass as OTLP bytes
  *     shapes.c           describes inputs and outputs
  *     native_events.c    NativeEvents: records the events of one device by the driver's functions
  *     boundary_events.c  BoundaryEvents: the boundaries of one pass, and the times between them
@@ -92,7 +94,7 @@ typedef struct {
     int (*view)(void *object, DLTensor *out);
     int refusals;
 
-    PyTypeObject *calls_type, *call_log_type, *native_events_type, *boundary_events_type, *boundaries_type, *caller_type;
+    PyTypeObject *calls_type, *call_log_type, *native_events_type, *boundary_events_type, *boundaries_type, *caller_type, *figures_type, *template_type;
     PyObject *empty; /* () */
     PyObject *str_append, *str_call, *str_call_impl, *str_dtype, *str_forward, *str_instead, *str_modules, *str_native, *str_other, *str_record,
         *str_seconds, *str_shape, *str_stage;
@@ -101,7 +103,7 @@ typedef struct {
 
 extern State state;
 
-extern PyType_Spec calls_spec, call_log_spec, native_events_spec, boundary_events_spec, boundaries_spec, caller_spec;
+extern PyType_Spec calls_spec, call_log_spec, native_events_spec, boundary_events_spec, boundaries_spec, caller_spec, figures_spec, template_spec;
 
 static inline PyObject *
 owned(PyObject *object)
@@ -155,6 +157,10 @@ typedef struct {
 } Calls;
 
 void drop_rows(Row *rows, Py_ssize_t count);
+
+/* Methods of Calls; see call_figures.c and pass_template.c. */
+PyObject *new_figures(PyObject *unused, PyObject *args);
+PyObject *new_template(PyObject *self, PyObject *args);
 
 /* ------------------------------------------------------------------------------------------------------------- call_log.c */
 

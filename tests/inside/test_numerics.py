@@ -7,7 +7,9 @@ import itertools
 import logging
 import pickle
 import random
+import sys
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,12 +18,23 @@ from torch import Tensor, nn
 
 import inferspan
 from inferspan import semconv
+from inferspan.capture.inside import hooks
+from inferspan.capture.inside.watch import WatchLog
 from inferspan.settings import SettingsError
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
 from tests.support.attached import attached
 
 NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(autouse=True, params=["host", "device"])
+def counted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values in the memory of the host are counted there, or as those of a device."""
+    if request.param == "device":
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.reset()
+        monkeypatch.setattr(hooks, "WatchLog", partial(WatchLog, reads_host=False))
 
 
 class _Plant(nn.Module):

@@ -134,7 +134,7 @@ class Call(CallLog):
         """Names and durations of the stages that the metric counts."""
         self._numbers = self._granted = self._stages_granted = self.overhead = self.moving_ns = 0
         self._watched = self.compiled = self.nonfinite_seen = self.stages_ran = self.ended = False
-        self._staged: list[ModuleBatch] = []
+        self.staged: list[ModuleBatch] = []
         """Passes with calls of stages, until the request ends."""
         self.root_id = 0
         """Identity of the object whose ``generate()`` this is; 0 for a plain forward pass."""
@@ -144,7 +144,7 @@ class Call(CallLog):
         """The kind of tokens that its usage counts, ``generated`` or ``embedded``; requests inside it that count the same are nested."""
         self.inside: list[Outcome] | None = None
         """How the requests inside this one have ended, if it has the sums over them."""
-        self._statistics: dict[int, Attributes] = {}
+        self.found_statistics: dict[int, Attributes] = {}
         """Of the passes since they were read last, by slot."""
         self.looking: InsideLog | None = None
         """What is found in outputs in every step; ``None`` if nothing is looked at."""
@@ -226,7 +226,7 @@ class Call(CallLog):
         profiled, shared = self._profiled(calls, recorded, step, phase)
         if recorded or profiled:
             # One mapping for all passes until the next reading: nothing waits for the device here.
-            statistics = self._statistics if self.output_stats is not None else {}
+            statistics = self.found_statistics if self.output_stats is not None else {}
             batch = ModuleBatch(step, phase, self.offset, calls, statistics, profiled=profiled, stages=stages, flow=flow)
             batch = batch._replace(collectives=shared) if shared else batch
             self._add_batch(batch._replace(device=self.measured.modules) if self.measured is not None else batch)
@@ -234,7 +234,7 @@ class Call(CallLog):
 
     def _add_batch(self, batch: ModuleBatch) -> None:
         batch = batch._replace(roofline=self.roofline.of_calls) if self.roofline and self.roofline.of_calls else batch
-        (self._staged if batch.stages else self.pending).append(batch)
+        (self.staged if batch.stages else self.pending).append(batch)
 
     def settle_stages(self, tokens: Mapping[str, int], cached: Mapping[str, int]) -> None:
         """Complete the calls of stages.
@@ -243,7 +243,7 @@ class Call(CallLog):
             tokens: of the input by modality, empty if they are not known.
             cached: those of them that were in a cache, so that nothing was encoded for them.
         """
-        staged, self._staged = self._staged, []
+        staged, self.staged = self.staged, []
         computed = {kind: number - cached.get(kind, 0) for kind, number in tokens.items()}
         self.pending += [with_tokens(batch, computed) for batch in staged]
 
@@ -313,8 +313,8 @@ class Call(CallLog):
         self.nonfinite_seen = self.nonfinite_seen or any(
             statistics.get(key) for statistics in found for key in (semconv.OUTPUT_STAT_NAN_COUNT, semconv.OUTPUT_STAT_INF_COUNT)
         )
-        self._statistics.update(enumerate(found))
-        self._statistics = {}
+        self.found_statistics.update(enumerate(found))
+        self.found_statistics = {}
 
     def note_inside(self, outcome: Outcome) -> None:
         """A request inside this one has ended."""

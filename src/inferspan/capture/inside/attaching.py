@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Any
 
@@ -104,13 +104,22 @@ class AfterHook(_Hook):
 
 
 class WatchHook(CopiedAway):
-    """Forward hook of a module of which only the output is looked at, in few instructions: ``AfterHook`` does the same for all others."""
+    """Hook of a module of which only the output is looked at, in few instructions: ``AfterHook`` does the same for all others.
 
-    __slots__ = ("_engine", "_info", "_name")
+    An observer in the module's slot calls it where it keeps an output not itself; else it is a forward hook of torch.
 
-    def __init__(self, info: ModuleInfo, engine: object) -> None:
+    Args:
+        info: facts of the module.
+        engine: whose calls look at it.
+        number: of the module, for what keeps outputs.
+    """
+
+    __slots__ = ("_engine", "_info", "_name", "_number")
+
+    def __init__(self, info: ModuleInfo, engine: object, number: int = -1) -> None:
         self._info, self._name = info, info.name
         self._engine = engine
+        self._number = number
 
     @leave_alone
     def __call__(self, module: nn.Module, args: Any = (), *rest: Any) -> None:
@@ -129,9 +138,9 @@ class WatchHook(CopiedAway):
             step = steps.index if steps is not None and steps.open else None
             if _functions() or _dispatches():
                 with unseen():
-                    looked = watch.see(self._name, step, rest[-1], call)
+                    looked = watch.see(self._name, step, rest[-1], call, self._number)
             else:
-                looked = watch.see(self._name, step, rest[-1], call)
+                looked = watch.see(self._name, step, rest[-1], call, self._number)
             if looked is not None:
                 latest[self._name] = [looked]
             if log.waits:
@@ -144,12 +153,28 @@ class WatchHook(CopiedAway):
 
 
 def attach(
-    entries: Sequence[tuple[weakref.ref[nn.Module], ModuleInfo, Any, Any]], engine: Any, fused: set[int], handles: list[Any]
+    entries: Sequence[tuple[weakref.ref[nn.Module], ModuleInfo, Any, bool]],
+    engine: Any,
+    fused: set[int],
+    handles: list[Any],
+    observe: Callable[[nn.Module, ModuleInfo, WatchHook, int], bool] | None = None,
 ) -> bool:
-    """Hook modules; ``handles`` gets the handles of the hooks. Returns whether some could not be hooked."""
+    """Hook modules.
+
+    Args:
+        entries: modules, their facts, parents, and whether an observer can occupy their slots.
+        engine: whose calls look at them.
+        fused: identities of modules that are run as one operation.
+        handles: gets the handles of the hooks.
+        observe: puts an observer into the slot of a module, which calls the hook with this number; returns whether it could.
+
+    Returns:
+        Whether some could not be hooked.
+    """
     refused = engine.inside.reads_modules = False
+    engine.inside.hooked = len(entries)
     device = engine.inside.device() if engine.inside.read_memory != "none" else None
-    for reference, info, *_ in entries:
+    for number, (reference, info, _, observable) in enumerate(entries):
         module = reference()
         if module is None:
             continue
@@ -169,7 +194,9 @@ def attach(
             handles.append(module.register_forward_pre_hook(MemoryBefore(info.name, read, engine)))
             handles.append(module.register_forward_hook(MemoryAfter(info.name, read, engine)))
         if plan.only_watched and engine.inside.on_nonfinite != "raise":
-            handles.append(module.register_forward_hook(WatchHook(info, engine)))
+            hook, alone = WatchHook(info, engine, number), read is None and not passes.wants(info.name)
+            if observe is None or not (alone and observable and observe(module, info, hook, number)):
+                handles.append(module.register_forward_hook(hook))
         elif plan.after:
             handles.append(module.register_forward_hook(AfterHook(info, plan, engine), with_kwargs=True))
         handles += passes.attach(module, info.name, engine)

@@ -25,7 +25,7 @@ from inferspan.capture.modules.selection import select, walk
 from inferspan.capture.values.deferred import Stability
 from inferspan.capture.values.unseen import hidden
 from inferspan.guard import contain
-from inferspan.records import ModuleInfo, RequestEnd
+from inferspan.records import ModuleBatch, ModuleInfo, RequestEnd
 from inferspan.settings import Settings
 
 from .collector import Collector, Found
@@ -36,7 +36,7 @@ from .passes import PassWatch
 from .plan import Plan
 from .positions import PositionLog, head_of
 from .results import BadOutput, ModuleResult, NonfiniteError, NumericsVerdict, TopLogits
-from .watch import Numerics, WatchLog, count_now, tensors_in
+from .watch import Looked, Numerics, WatchLog, count_now, tensors_in
 
 __all__ = ["Inside", "InsideLog", "check_watched"]
 
@@ -47,6 +47,8 @@ KEPT_PASSES = 1_000
 """Passes of which a model keeps the largest logits, the latest ones."""
 MOST_EVENTS = 16
 """Events of one request: the first bad output of each module."""
+MARKED = 1 << 40
+"""Indices from here on are those of statistics that a recorded call gets later."""
 
 
 class Inside:
@@ -67,6 +69,8 @@ class Inside:
         """What is done at each module."""
         self.modules = 0
         """Modules that are looked at, or that were before the model was compiled; its leaves where that is not known."""
+        self.hooked = 0
+        """Modules that are hooked, or looked at in their slots."""
         self.reads_modules = False
         """Whether memory is read at some module, as of the last attachment."""
 
@@ -216,7 +220,8 @@ class InsideLog:
         self._call = call
         self._warns = on_nonfinite == "warn"
         self.waits = on_nonfinite == "raise"
-        self.watch, self.watch_inputs, self._inputs = WatchLog(stability=inside.stability), WatchLog(of_inputs=True), InputLog()
+        self.watch = WatchLog(stability=inside.stability, modules=inside.hooked)
+        self.watch_inputs, self._inputs = WatchLog(of_inputs=True), InputLog()
         self.steps: Any = getattr(call, "steps", None)
         self.positions = PositionLog(inside.positions)
         self.latest: dict[str, list[Found]] = {}
@@ -232,6 +237,9 @@ class InsideLog:
                     self.steps.memory = self.memory
         if self.steps is not None and inside.watched != "none":
             self.steps.watch = self.watch
+        call.keeper = self.watch.keeper
+        if self.watch.keeper is not None:
+            self.watch.keeper.records = call.output_stats is None and self.memory is None and self.attention is None
         if inside.looks or (self.memory is not None and inside.reads_modules):
             call.output_stats = Collector(self, call.output_stats)
 
@@ -289,6 +297,7 @@ class InsideLog:
         with contain("numerics watch"):
             if self.watch.read():
                 self._call.nonfinite_seen = True
+                self._mark_recorded()
         with contain("statistics of inputs"):
             self._inputs.read()
             if self.watch_inputs.read():
@@ -298,6 +307,24 @@ class InsideLog:
                 self.attention.read()
         with contain("results of functions"):
             self._inside.results.extend(Results.result(one, self._call.offset) for one in self._results.read())
+
+    def _mark_recorded(self) -> None:
+        """Give calls that were recorded, and of which nothing was known until now, their statistics."""
+        for looked in self.watch.read_rows:
+            if looked.row >= 0:
+                looked.counted = self._mark(looked)
+                looked.row = -1
+
+    def _mark(self, looked: Looked) -> bool:
+        call = self._call
+        for batch in reversed([*call.pending, *call.staged]):
+            if isinstance(batch, ModuleBatch) and batch.step == looked.step:
+                slot = MARKED + len(call.found_statistics)
+                # The last call of this number that had ended by then; its pass has not been handed over.
+                if hasattr(batch.calls, "mark") and batch.calls.mark(looked.row, looked.time, slot):
+                    call.found_statistics[slot] = looked.attributes()
+                    return True
+        return False
 
     def abandon(self) -> None:
         """Ask the device nothing any more: only the thread of the request may."""
@@ -350,6 +377,7 @@ class InsideLog:
     def release(self) -> None:
         """Take the hooks off, and drop everything."""
         self._call.engine.release_inside(self._call.held)
+        self._call.keeper = None
         self._call = self.attention = self.steps = None
         self.watch.drop()
         self.latest.clear()

@@ -22,7 +22,8 @@ from inferspan.capture.modules.device_rows import is_plain
 from inferspan.capture.modules.shapes import all_tensors
 from inferspan.capture.values import host
 from inferspan.capture.values.counts import Counted, DeviceCounts
-from inferspan.capture.values.deferred import DeferredCounts, Stability
+from inferspan.capture.values.deferred import MOST_BYTES, MOST_KEPT, DeferredCounts, Stability
+from inferspan.capture.values.kept import NoKeeper, new_keeper
 from inferspan.capture.values.pieces import LARGEST
 from inferspan.capture.values.staging import LARGEST_STAGED
 from inferspan.guard import contain
@@ -106,7 +107,7 @@ class _Known:
 class Looked:
     """One call that was looked at; the counts are 0 until they are read."""
 
-    __slots__ = ("call", "counted", "elements", "high", "inf", "module", "nan", "of_inputs", "places", "step", "time")
+    __slots__ = ("call", "counted", "elements", "high", "inf", "module", "nan", "of_inputs", "places", "row", "step", "time")
 
     def __init__(self, module: str, step: int | None, call: int, time: int, *, of_inputs: bool) -> None:
         self.of_inputs = of_inputs
@@ -115,6 +116,8 @@ class Looked:
         self.elements = self.nan = self.inf = self.high = 0
         self.counted = False
         """Whether the counts are in the statistics of a recorded call, which the metric counts."""
+        self.row = -1
+        """Number in its pass of the recorded call, which has no statistics yet."""
 
     def add(self, nan: int, inf: int, high: int) -> None:
         """Take in the counts of one tensor."""
@@ -138,14 +141,23 @@ class WatchLog:
         of_inputs: whether their inputs were, in the order in which they began.
         stability: of the modules of the model; without it outputs on a device are counted at once, each by itself.
         reads_host: whether values in the memory of the host are counted there; if not, as those of a device.
+        modules: that are looked at; their outputs may then be kept in C, see ``keeper``.
+
+    Attributes:
+        keeper: keeps outputs of modules whose hooks are in their slots; ``None`` without the extension.
     """
 
-    def __init__(self, *, of_inputs: bool = False, stability: Stability | None = None, reads_host: bool = True) -> None:
+    def __init__(
+        self, *, of_inputs: bool = False, stability: Stability | None = None, reads_host: bool = True, modules: int = 0
+    ) -> None:
         self._of_inputs = of_inputs
         self._reads_host = reads_host
         self._rows = DeviceCounts()
         self._unread: list[Looked] = []
-        self._looked = 0
+        self.keeper = None
+        if stability is not None:
+            self.keeper = new_keeper(modules, most=MOST_KEPT, most_bytes=MOST_BYTES, most_calls=CAPACITY)
+        self._calls = NoKeeper() if self.keeper is None else self.keeper
         self.left_out: Counter[str] = Counter()
         self.steps: set[int | None] = set()
         self._step: int | None = -1
@@ -153,14 +165,14 @@ class WatchLog:
         self._kinds: dict[Any, int] = {}
         self._several = torch.cuda.is_initialized() and torch.cuda.device_count() > 1  # type: ignore[no-untyped-call]
         self._placed: list[tuple[Any, Counted]] = []
-        self._deferred = None if stability is None else DeferredCounts(stability, self.left_out)
+        self._deferred = None if stability is None else DeferredCounts(stability, self.left_out, self.keeper)
         self.read_rows: list[Looked] = []
         """Calls with NaN or Inf whose counts are known."""
         self.modules: dict[str, int] = {}
         """Calls by module."""
         self.elements = self.high = 0
 
-    def see(self, module: str, step: int | None, output: Any, request: Any) -> Looked | None:
+    def see(self, module: str, step: int | None, output: Any, request: Any, number: int = -1) -> Looked | None:
         """As ``add``, in few instructions if the output is one plain tensor, or a tuple of one and of ``None``.
 
         Args:
@@ -168,6 +180,7 @@ class WatchLog:
             step: in which.
             output: of the module.
             request: has ``open_calls`` if the call may have a span, so that a call of which nothing is known yet is returned as well.
+            number: of the module in the keeper, if that may keep its next outputs.
         """
         if step != self._step:
             self._begin(step)
@@ -180,19 +193,19 @@ class WatchLog:
         looked = None
         known = self._known.get(module)
         try:
-            if type(tensor) is not Tensor or _transforms() is not None or self._looked >= CAPACITY:
+            if type(tensor) is not Tensor or _transforms() is not None or self._calls.looked >= CAPACITY:
                 return self.add(module, step, perf_counter_ns(), output)
             if known is None or (known.plain and (tensor.shape != known.shape or tensor.dtype is not known.dtype)):
                 known = self._known[module] = _Known(tensor, self._kinds)
             if not known.plain:
                 return self.add(module, step, perf_counter_ns(), output)
-            number = known.number
+            size = known.number
             if tensor.is_cpu and self._reads_host:
                 found = host.counts(tensor)
                 if found != _NOTHING:
                     looked = self._looked_at(module, step, perf_counter_ns())
                     looked.add(*found)
-                    looked.elements = number
+                    looked.elements = size
             else:
                 deferred, index, stream = self._deferred, -1, 0
                 if deferred is None or not known.small:
@@ -203,29 +216,39 @@ class WatchLog:
                 # A device's default stream cannot capture; the current stream may be one of another device.
                 if (stream or self._several) and _capturing() if index >= 0 else not tensor.is_cpu:
                     return self.add(module, step, perf_counter_ns(), output)
-                note: list[Any] = [module, step, self._looked, perf_counter_ns(), number, None]
+                note: list[Any] = [module, step, self._calls.looked, perf_counter_ns(), size, None]
                 if not deferred.keep(module, note, tensor, known.kind, index, stream):
                     self._placed.append((note, self._rows.add(tensor)))
+                elif number >= 0:
+                    deferred.allow(number, (module, tensor), known.kind, index, stream)
                 if request.open_calls:
-                    looked = note[5] = Looked(module, step, self._looked, perf_counter_ns(), of_inputs=self._of_inputs)
-                    looked.elements = number
+                    looked = note[5] = Looked(module, step, self._calls.looked, perf_counter_ns(), of_inputs=self._of_inputs)
+                    looked.elements = size
         except Exception:
             # Such as that of a sparse tensor after dense ones.
             return self.add(module, step, perf_counter_ns(), output)
-        self._looked += 1
+        self._calls.looked += 1
+        self._calls.running = True
         calls = self.modules
         calls[module] = calls.get(module, 0) + 1
-        self.elements += number
+        self.elements += size
         return looked
 
     def _begin(self, step: int | None) -> None:
         """The first output of a step is looked at."""
-        self._step = step
         self.steps.add(step)
         self.flush()
+        self._step = step
+        if self._deferred is not None:
+            self._deferred.step = step
+
+    def pause(self) -> None:
+        """Another step may begin: the next output is looked at in Python."""
+        self._calls.running = False
 
     def flush(self) -> None:
         """A pass has ended: outputs of its modules may be written to from now on."""
+        self._calls.running = False
         if self._deferred is not None:
             with contain("numerics watch"):
                 self._deferred.flush()
@@ -244,7 +267,7 @@ class WatchLog:
         tensors = tensors_in(output, self.left_out)
         if not tensors:
             return None
-        if self._looked >= CAPACITY:
+        if self._calls.looked >= CAPACITY:
             self.left_out["over the limit of a request"] += 1
             return None
         looked: Looked | None = None
@@ -262,7 +285,7 @@ class WatchLog:
             elif number:
                 looked = looked or self._looked_at(module, step, time)
                 looked.places.append(self._rows.add(tensor))
-        self._looked += 1
+        self._calls.looked += 1
         self.modules[module] = self.modules.get(module, 0) + 1
         self.elements += elements
         self.steps.add(step)
@@ -271,7 +294,7 @@ class WatchLog:
         return looked
 
     def _looked_at(self, module: str, step: int | None, time: int) -> Looked:
-        looked = Looked(module, step, self._looked, time, of_inputs=self._of_inputs)
+        looked = Looked(module, step, self._calls.looked, time, of_inputs=self._of_inputs)
         self._unread.append(looked)
         return looked
 
@@ -290,6 +313,9 @@ class WatchLog:
         for note, place in placed:
             self._settle(note, numbers(place))
         if self._deferred is not None:
+            for module, calls, size in self._deferred.counted():
+                self.modules[module] = self.modules.get(module, 0) + calls
+                self.elements += calls * size
             for note, found in self._deferred.read():
                 self._settle(note, found)
             self.read_rows.sort(key=attrgetter("call"))
@@ -297,7 +323,7 @@ class WatchLog:
 
     def _settle(self, note: Any, found: tuple[int, int, int] | None) -> None:
         """Take in the counts of a call of which ``see`` has kept a note; ``None`` if it could not be counted."""
-        module, step, call, time, elements, looked = note
+        module, step, call, time, elements, looked, *recorded = note
         if found is None:
             self.modules[module] -= 1
             if not self.modules[module]:
@@ -307,6 +333,7 @@ class WatchLog:
             if looked is None:
                 looked = Looked(module, step, call, time, of_inputs=self._of_inputs)
                 looked.elements = elements
+                looked.row = recorded[0] if recorded else -1
             looked.add(*found)
             self.high += looked.high
             if looked.nan or looked.inf:

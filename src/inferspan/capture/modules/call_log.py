@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,7 @@ class CallLog:
         engine: the observers whose modules write to this log; modules of another model, inside of this one, do not.
         clock: measures the boundaries of recorded calls; ``None`` if device times are not measured.
         output_stats: collects statistics of the outputs; ``None`` if none are wanted.
+        keeper: keeps outputs that are looked at, in C only.
     """
 
     calls_left: int
@@ -64,12 +65,14 @@ class CallLog:
     engine: object
     clock: CallClock | None
     output_stats: OutputStats | None
+    keeper: Any
 
     def __init__(self) -> None:
         self.calls_left = self.stages_left = self.missed = self.count = 0
         self.engine = None
         self.clock = None
         self.output_stats = None
+        self.keeper = None
         self.opened: list[tuple[int, ModuleInfo, int, Described]] = []
         self.done = ModuleCalls()
 
@@ -172,13 +175,17 @@ class ModuleCaller:
 
     Attributes:
         attached: whether this occupies the module's slot.
+        records: whether calls are recorded; always here, as the next two are not used.
+        watch: in C, called with module, arguments and output where the output is looked at.
+        number: of the module among those whose outputs are kept.
     """
 
-    __slots__ = ("attached", "engine", "given", "info", "inner", "module", "stage", "taken")
+    __slots__ = ("attached", "engine", "given", "info", "inner", "module", "number", "records", "stage", "taken", "watch")
 
     def __init__(self, module: nn.Module, info: ModuleInfo, engine: object) -> None:
         self.module, self.info, self.engine = module, info, engine
         self.attached = False
+        self.records, self.watch, self.number = True, cast("Any", None), -1
         self.inner = bool(module._modules)
         self.stage = getattr(info, "stage", None) is not None
         self.taken: Described = ()

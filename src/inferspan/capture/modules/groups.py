@@ -20,7 +20,7 @@ from inferspan.records import ModuleInfo
 
 from .hook_pair import CopiedAway, EnterHook, ExitHook
 from .observer import ObservedCall, can_observe
-from .recorder import current
+from .recorder import IN_C, current
 from .stages import device_of, with_device
 
 __all__ = ["FlowGroup", "Held", "InsideGroup", "Observed", "in_hooks_of_a_failure", "iterates_hooks"]
@@ -79,6 +79,8 @@ class Observed:
         """Whether some of the modules got no hooks when this was attached last: they have others, or are run as one operation."""
         self._handles: list[Any] = []
         self._observed: list[ObservedCall] = []
+        self._below: dict[int, ObservedCall] = {}
+        """By the identity of an observer, the one that was in the slot before it, and only looks at outputs."""
         self._spare: dict[int, ObservedCall] = {}
         """Observers that are off their modules, by the identity of their facts: they know inputs and outputs of the last calls."""
         self._by_parent: list[tuple[weakref.ref[nn.Module], list[str], list[weakref.ref[nn.Module]]]] = []
@@ -193,7 +195,14 @@ class Observed:
                     observed.take_module(module)
                 self._observed.append(observed)
                 names = module.__dict__
-                if names.get(SLOT) is None:
+                taken: Any = names.get(SLOT)
+                if IN_C:
+                    observed.watch, observed.number = None, -1
+                    if type(taken) is ObservedCall and taken.attached and not taken.records and taken.engine is self._engine:
+                        observed.watch, observed.number = taken.watch, taken.number
+                        self._below[id(observed)] = taken
+                        taken = None
+                if taken is None:
                     names[SLOT] = observed
                     observed.attached = True
                     continue
@@ -228,8 +237,13 @@ class Observed:
             # What the program has put into the slot meanwhile stays there.
             observed.attached = False
             names = observed.module.__dict__
+            below = self._below.pop(id(observed), None)
             if names.get(SLOT) is observed:
-                names.pop(SLOT, None)  # another thread may do the same
+                if below is not None and below.attached:
+                    names[SLOT] = below
+                else:
+                    names.pop(SLOT, None)  # another thread may do the same
+            del below
             self._observed.pop()
             # Known to nobody but this frame and the call: the program may have taken it out of the slot, and call it.
             if sys.getrefcount(observed) == 2 and observed.info.stage is None and observed.release_module():
@@ -248,9 +262,25 @@ class InsideGroup(Observed):
     def attach(self) -> None:
         """Attach to all of the modules."""
         self.detach()
-        compiling.watch(self._engine)
+        observe = self._observe if compiling.watch(self._engine) and IN_C else None
         self._engine.inside.attention.patch()
-        self.refused = attach(self.selection, self._engine, self._engine.fused_modules(), self._handles)
+        self.refused = attach(self.selection, self._engine, self._engine.fused_modules(), self._handles, observe)
+
+    def _observe(self, module: nn.Module, info: ModuleInfo, hook: WatchHook, number: int) -> bool:
+        """Look at outputs of a module from its slot, which costs less than a hook; false if that is occupied, or the program has hooks."""
+        if module._forward_pre_hooks or module._forward_hooks:
+            return False
+        observed = self._spare.pop(id(info), None)
+        if observed is None:
+            observed = ObservedCall(module, info, self._engine)
+        else:
+            observed.take_module(module)
+        observed.watch, observed.number, observed.records = hook, number, False
+        self._observed.append(observed)
+        if observed.attach():
+            return True
+        self._observed.pop()
+        return False
 
     def detach(self) -> None:
         """Detach whatever is attached."""

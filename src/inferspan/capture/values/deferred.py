@@ -15,7 +15,7 @@ device. Counting later is exact only if nothing writes to an output until then:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from inferspan.capture.modules.device_rows import DeviceRows, Place
 from inferspan.guard import contain
 
 from .bits import counts_of_rows
+from .kept import NOTE, Keeper, notes_of
 from .unseen import hidden
 
 __all__ = ["MOST_BYTES", "MOST_KEPT", "PROOF", "DeferredCounts", "Stability"]
@@ -84,9 +85,23 @@ class DeferredCounts:
     Args:
         stability: of the modules of the model.
         left_out: counts the outputs that could not be counted, by reason.
+        keeper: keeps outputs in C once one of their module is kept here.
+
+    Attributes:
+        step: in which outputs are kept now.
     """
 
-    def __init__(self, stability: Stability, left_out: Counter[str]) -> None:
+    def __init__(self, stability: Stability, left_out: Counter[str], keeper: Keeper | None = None) -> None:
+        self.step: int | None = None
+        self._keeper = keeper
+        self._names: dict[int, str] = {}
+        """Modules by their numbers in the keeper."""
+        self._numbers: dict[str, int] = {}
+        self._elements: dict[int, int] = {}
+        self._place = (-1, 0)
+        """Device and stream of what the keeper has."""
+        self._noted: list[tuple[Place[int], int | None, bytes]] = []
+        self._lost_notes: list[tuple[int | None, bytes]] = []
         self._stability = stability
         self._left_out = left_out
         self._allowed = not has_compiled()
@@ -136,7 +151,8 @@ class DeferredCounts:
             return False
         self._bytes += memory
         self._number += 1
-        if self._bytes > MOST_BYTES or self._number > MOST_KEPT:
+        elsewhere = 0 if self._keeper is None else self._keeper.bytes
+        if self._bytes + elsewhere > MOST_BYTES or self._number > MOST_KEPT:
             self._count_all()
             self._bytes, self._number = memory, 1
         found = self._kept.get(key)
@@ -145,6 +161,24 @@ class DeferredCounts:
         else:
             found.append(kept)
         return True
+
+    def allow(self, number: int, kept: tuple[str, Tensor], kind: int, index: int, stream: int) -> None:
+        """Keep others like an output that is kept in C from now on.
+
+        Args:
+            number: of its module.
+            kept: the module, and the output.
+            kind: a number for its shape and dtype.
+            index: of its device, -1 for the memory of the host.
+            stream: the current one of this device.
+        """
+        module, tensor = kept
+        if self._keeper is None or (self._names and self._place != (index, stream)):
+            return
+        elements = tensor.numel()
+        if self._keeper.allow(number, tensor, kind, elements, tensor.untyped_storage().nbytes(), stream):
+            self._place = index, stream
+            self._names[number], self._numbers[module], self._elements[number] = module, number, elements
 
     def _watch(self, key: _Key, kept: _Kept, memory: int, checks: int) -> None:
         """Compare an output at the end of the pass, no earlier, which is the last moment at which others are counted."""
@@ -158,7 +192,7 @@ class DeferredCounts:
     @hidden
     def flush(self) -> None:
         """The pass has ended: count what is kept, compare what is to be compared, and keep neither; waits for nothing."""
-        if self._number:
+        if self._number or (self._keeper is not None and self._keeper.count):
             self._count_all()
         if self._watched:
             watched, self._watched, self._watched_bytes = self._watched, {}, 0
@@ -166,8 +200,12 @@ class DeferredCounts:
                 self._compare(key, pairs)
         if self._allowed and has_compiled():
             self._allowed, self._checks = False, dict.fromkeys(self._checks, _AT_ONCE)
+            if self._keeper is not None:
+                self._keeper.refuse()
 
     def _count_all(self) -> None:
+        if self._keeper is not None and self._keeper.count:
+            self._count_kept(self._keeper)
         groups, self._kept, self._number, self._bytes = self._kept, {}, 0, 0
         for key, kept in groups.items():
             if not _is_here(key):
@@ -189,6 +227,28 @@ class DeferredCounts:
             else:
                 self._counted.append((place, [(one[0], one[1]) for one in same]))
 
+    def _count_kept(self, keeper: Keeper) -> None:
+        """The same of what is kept in C."""
+        groups, changed = keeper.take()
+        here = _is_here((0, *self._place))
+        self._lose_noted(changed, CHANGED)
+        for _, tensors, notes in groups:
+            place = None
+            if here:
+                with contain("numerics watch"), torch.no_grad():
+                    place = self._counts.append(len(tensors), counts_of_rows(torch.stack(tensors).flatten(1)))
+            if place is None:
+                self._lose_noted(notes, FAILED if here else ELSEWHERE)
+            else:
+                self._noted.append((place, self.step, notes))
+
+    def _lose_noted(self, notes: bytes, reason: str) -> None:
+        if notes:
+            self._left_out[reason] += len(notes) // NOTE.size
+            self._lost_notes.append((self.step, notes))
+        for _, _, number, _ in notes_of(notes):
+            self._change(self._names[number])
+
     def _lose(self, kept: list[_Kept], reason: str) -> None:
         """They cannot be counted any more, and no output of these modules is kept from now on."""
         if kept:
@@ -200,6 +260,8 @@ class DeferredCounts:
     def _change(self, module: str) -> None:
         self._checks[module] = _AT_ONCE
         self._stability.note(module, same=False)
+        if self._keeper is not None and module in self._numbers:
+            self._keeper.refuse(self._numbers[module])
 
     def _compare(self, key: _Key, pairs: list[tuple[_Kept, Tensor]]) -> None:
         """Launch the comparison of outputs of one shape with their copies."""
@@ -228,7 +290,10 @@ class DeferredCounts:
         compared, self._compared = self._compared, []
         lost, self._lost = self._lost, []
         same = {group: rows.tolist() for group, rows in self._same.read().items()}
-        counts = {group: rows.tolist() for group, rows in self._counts.read().items()}
+        noted, self._noted = self._noted, []
+        lost_notes, self._lost_notes = self._lost_notes, []
+        rows = self._counts.read()
+        counts = {place.group: rows[place.group].tolist() for place, _ in counted}
         changed = set()
         for place, modules in compared:
             for module, (equal,) in zip(modules, same[place.group][place.order], strict=True):
@@ -239,6 +304,10 @@ class DeferredCounts:
                     self._change(module)
         for note in lost:
             yield note, None
+        for step, notes in lost_notes:
+            for one in notes_of(notes):
+                yield self._note(step, one), None
+        yield from self._read_noted(noted, rows, changed)
         for place, calls in counted:
             for (module, note), numbers in zip(calls, counts[place.group][place.order], strict=True):
                 if module in changed:
@@ -248,8 +317,42 @@ class DeferredCounts:
                     high, nonfinite, nan = map(int, numbers)
                     yield note, (nan, nonfinite - nan, high - nonfinite)
 
+    def _read_noted(
+        self, noted: Sequence[tuple[Place[int], int | None, bytes]], rows: Mapping[Any, Tensor], changed: set[str]
+    ) -> Iterator[tuple[Any, tuple[int, int, int] | None]]:
+        """Of what was kept in C, which is much, only calls that have something to show, or whose module has changed."""
+        showing: dict[Any, dict[int, list[int]]] = {}
+        for place, step, notes in noted:
+            if place.group not in showing:
+                found = showing[place.group] = {}
+                for order, row in rows[place.group][:, :, 0].nonzero().tolist():
+                    found.setdefault(order, []).append(row)
+            some: Iterable[int] = showing[place.group].get(place.order, ())
+            if changed:
+                some = range(len(notes) // NOTE.size)
+            for row in some:
+                one = NOTE.unpack_from(notes, row * NOTE.size)
+                if self._names[one[2]] in changed:
+                    self._left_out[CHANGED] += 1
+                    yield self._note(step, one), None
+                else:
+                    high, nonfinite, nan = map(int, rows[place.group][place.order, row].tolist())
+                    yield self._note(step, one), (nan, nonfinite - nan, high - nonfinite)
+
+    def _note(self, step: int | None, note: tuple[int, ...]) -> list[Any]:
+        """A note of the keeper as the caller of ``keep`` makes one, with the number of the recorded call."""
+        call, moment, number, row = note
+        return [self._names[number], step, call, moment, self._elements[number], None, row]
+
+    def counted(self) -> Iterator[tuple[str, int, int]]:
+        """Module, number of calls, and values of one, of what was kept in C since the last time."""
+        for number, calls, elements in () if self._keeper is None else self._keeper.counted():
+            yield self._names[number], calls, elements
+
     def drop(self) -> None:
         """Keep nothing any more, and count none of it."""
+        if self._keeper is not None:
+            self._keeper.drop()
         self._kept, self._watched, self._number, self._bytes, self._watched_bytes = {}, {}, 0, 0, 0
 
 

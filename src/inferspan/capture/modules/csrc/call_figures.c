@@ -1,7 +1,7 @@
 /* CallFigures: the module calls of many passes, added up by module. summaries.calls says what becomes of them, and does the same in Python.
  *
- * Between two steps of the model this memory is cold, so a module has one entry and a call writes into two: its own and that of the call
- * around it. No Python runs while calls are added. */
+ * Between two steps of the model this memory is cold, so a call writes into two entries: its module's and that of the call around it. No Python
+ * runs meanwhile. */
 #include "recorder.h"
 #include <math.h>
 
@@ -69,10 +69,8 @@ new_figures(PyObject *self, PyObject *args)
     double growth, smallest;
     if (!PyArg_ParseTuple(args, "Ldd:figures", &exact, &growth, &smallest))
         return NULL;
-    if (exact < 1 || !(growth > 0) || !(smallest > 0)) {
-        PyErr_SetString(PyExc_ValueError, "exact, growth and smallest must be positive");
-        return NULL;
-    }
+    if (exact < 1 || !(growth > 0) || !(smallest > 0))
+        return PyErr_Format(PyExc_ValueError, "exact, growth and smallest must be positive");
     CallFigures *made = PyObject_New(CallFigures, state.figures_type);
     if (!made)
         return NULL;

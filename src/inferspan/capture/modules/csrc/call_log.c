@@ -11,6 +11,7 @@ log_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     log->engine = owned(Py_None);
     log->clock = owned(Py_None);
     log->output_stats = owned(Py_None);
+    log->keeper = owned(Py_None);
     return (PyObject *)log;
 }
 
@@ -44,6 +45,7 @@ log_clear(PyObject *self)
     Py_CLEAR(log->engine);
     Py_CLEAR(log->clock);
     Py_CLEAR(log->output_stats);
+    Py_CLEAR(log->keeper);
     forget_calls(log);
     return 0;
 }
@@ -56,6 +58,7 @@ log_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(log->engine);
     Py_VISIT(log->clock);
     Py_VISIT(log->output_stats);
+    Py_VISIT(log->keeper);
     Py_VISIT(Py_TYPE(self));
     return 0;
 }
@@ -240,6 +243,7 @@ static PyMemberDef log_members[] = {
     {"engine", T_OBJECT, offsetof(CallLog, engine), 0, NULL},
     {"clock", T_OBJECT, offsetof(CallLog, clock), 0, NULL},
     {"output_stats", T_OBJECT, offsetof(CallLog, output_stats), 0, NULL},
+    {"keeper", T_OBJECT, offsetof(CallLog, keeper), 0, NULL},
     {"open_calls", T_PYSSIZET, offsetof(CallLog, open), READONLY, NULL},
     {"recorded", T_PYSSIZET, offsetof(CallLog, recorded), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},

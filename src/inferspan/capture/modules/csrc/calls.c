@@ -101,9 +101,29 @@ calls_columns(PyObject *self, PyObject *unused)
     return named;
 }
 
+/* (number, moment, index): the call of this number that had ended at the moment has these statistics; whether there is one without any. */
+static PyObject *
+calls_mark(PyObject *self, PyObject *args)
+{
+    Calls *calls = (Calls *)self;
+    long number;
+    long long moment, index;
+    if (!PyArg_ParseTuple(args, "lLL:mark", &number, &moment, &index))
+        return NULL;
+    for (Py_ssize_t place = 0; place < calls->count; place++) {
+        Row *row = &calls->rows[place];
+        if (row->number == number && row->end <= moment && row->statistics < 0) {
+            row->statistics = index;
+            return PyBool_FromLong(1);
+        }
+    }
+    return PyBool_FromLong(0);
+}
+
 static PyMethodDef calls_methods[] = {
     {"columns", calls_columns, METH_NOARGS, NULL},
     {"figures", new_figures, METH_VARARGS | METH_STATIC, NULL},
+    {"mark", calls_mark, METH_VARARGS, NULL},
     {"rows", calls_rows, METH_NOARGS, NULL},
     {"template", new_template, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

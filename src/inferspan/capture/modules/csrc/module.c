@@ -96,9 +96,11 @@ PyInit__recorder(void)
         {&state.str_modules, "_modules"},
         {&state.str_other, "_OTHER"},
         {&state.str_record, "record"},
+        {&state.str_requires_grad, "requires_grad"},
         {&state.str_seconds, "seconds"},
         {&state.str_shape, "shape"},
         {&state.str_stage, "stage"},
+        {&state.str_version, "_version"},
         {&state.str_hook_tables[0], "_backward_hooks"},
         {&state.str_hook_tables[1], "_backward_pre_hooks"},
         {&state.str_hook_tables[2], "_forward_hooks"},
@@ -120,6 +122,7 @@ PyInit__recorder(void)
         {&state.boundaries_type, "Boundaries", &boundaries_spec},
         {&state.caller_type, "ModuleCaller", &caller_spec},
         {&state.figures_type, "CallFigures", &figures_spec},
+        {&state.kept_type, "KeptOutputs", &kept_spec},
         {&state.template_type, "PassTemplate", &template_spec},
     };
     PyObject *module = PyModule_Create(&definition);

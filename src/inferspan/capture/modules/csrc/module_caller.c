@@ -4,7 +4,10 @@
 typedef struct {
     PyObject_HEAD
     PyObject *module, *info, *engine;
+    PyObject *watch;   /* called with module, arguments and output where the output is looked at; NULL is None */
+    int32_t number;    /* of the module among those whose outputs are kept, or -1 */
     char inner, attached, stage;
+    char records;      /* whether calls are recorded, and not only looked at */
     Py_ssize_t running; /* running calls; each holds a reference from the frame that called it */
     Description inputs, outputs;
 } ModuleCaller;
@@ -31,6 +34,8 @@ caller_init(PyObject *self, PyObject *args, PyObject *kwargs)
     if (truth < 0)
         return -1;
     caller->inner = (char)truth;
+    caller->records = 1;
+    caller->number = -1;
     caller->stage = (char)is_stage(info);
     caller->module = owned(module);
     caller->info = owned(info);
@@ -48,6 +53,7 @@ caller_clear(PyObject *self)
     Py_CLEAR(caller->module);
     Py_CLEAR(caller->info);
     Py_CLEAR(caller->engine);
+    Py_CLEAR(caller->watch);
     forget_description(&caller->inputs);
     forget_description(&caller->outputs);
     return 0;
@@ -60,6 +66,7 @@ caller_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(caller->module);
     Py_VISIT(caller->info);
     Py_VISIT(caller->engine);
+    Py_VISIT(caller->watch);
     Py_VISIT(Py_TYPE(self));
     return 0;
 }
@@ -72,59 +79,6 @@ caller_dealloc(PyObject *self)
     caller_clear(self);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
-}
-
-/* Whether _call_impl of the module, with the dictionary `own`, would only call its forward: PLAIN or NOT_PLAIN. TRACED if TorchScript traces
- * the call, which would record reading a shape in its graph. */
-enum { NOT_PLAIN, PLAIN, TRACED };
-
-static int
-is_plain(PyObject *module, PyObject *own)
-{
-    PyObject *found = PyObject_GetAttr((PyObject *)Py_TYPE(module), state.str_call_impl);
-    if (!found)
-        return -1;
-    Py_DECREF(found); /* the class has it */
-    int usual = found == state.call_impl;
-    if (!(found = PyObject_CallFunctionObjArgs(state.tracing, NULL)))
-        return -1;
-    int traced = found == Py_None ? 0 : PyObject_IsTrue(found);
-    Py_DECREF(found);
-    if (traced)
-        return traced < 0 ? -1 : TRACED;
-    int plain = usual && PyDict_GetItemWithError(own, state.str_call_impl) == NULL && !PyErr_Occurred();
-    for (int place = 0; plain > 0 && place < HOOK_TABLES; place++) {
-        PyObject *table = PyDict_GetItemWithError(own, state.str_hook_tables[place]);
-        plain = table ? PyObject_Not(table) : 0;
-        if (plain > 0) {
-            table = PyDict_GetItemWithError(state.hook_tables, state.str_global_hook_tables[place]);
-            plain = table ? PyObject_Not(table) : 0;
-        }
-    }
-    return plain < 0 || PyErr_Occurred() ? -1 : plain ? PLAIN : NOT_PLAIN;
-}
-
-/* Contain the exception that is set, one of ours; -1 if one is set that may not be contained, such as Ctrl-C. */
-static int
-contained(void)
-{
-    PyObject *type, *value, *trace;
-    if (!PyErr_ExceptionMatches(PyExc_Exception))
-        return -1;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    if (trace)
-        PyException_SetTraceback(value, trace);
-    PyObject *done = PyObject_CallFunctionObjArgs(state.failed, value, NULL);
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(trace);
-    Py_XDECREF(done);
-    if (done || !PyErr_ExceptionMatches(PyExc_Exception))
-        return done ? 0 : -1;
-    /* For example next to the recursion limit, where the module itself may still have room, or in a log handler of the program. */
-    PyErr_Clear();
-    return 0;
 }
 
 static PyObject *
@@ -146,6 +100,15 @@ is_innermost(CallLog *log, uint64_t serial, PyObject *info, int64_t moment)
     return reach(log, info, moment, state.str_other);
 }
 
+static void
+drop_frame(CallLog *log)
+{
+    const Frame *frame = &log->frames[--log->open];
+    PyObject *info = frame->info, *inputs = frame->inputs;
+    Py_DECREF(info);
+    Py_DECREF(inputs);
+}
+
 /* The observers have been taken off in the middle of the call: of calls inside that still look open, nobody has seen the end. */
 static void
 forget_inside(CallLog *log, uint64_t serial)
@@ -153,16 +116,26 @@ forget_inside(CallLog *log, uint64_t serial)
     Py_ssize_t place = log->open;
     while (place > 0 && log->frames[place - 1].serial != serial)
         place--;
-    while (place && log->open > place) {
-        Frame *frame = &log->frames[--log->open];
-        PyObject *info = frame->info, *inputs = frame->inputs;
-        Py_DECREF(info);
-        Py_DECREF(inputs);
-    }
+    while (place && log->open > place)
+        drop_frame(log);
+}
+
+/* Look at an output: 1 if it is kept, 0 if Python has looked at it or nothing has to, -1 if that raised. */
+static int
+watch_output(CallLog *log, ModuleCaller *caller, PyObject *args, PyObject *output, int32_t row)
+{
+    if (!caller->watch || caller->watch == Py_None)
+        return 0;
+    if (keep_output(log->keeper, output, caller->number, row))
+        return 1;
+    PyObject *watch = owned(caller->watch), *seen = PyObject_CallFunctionObjArgs(watch, caller->module, args, output, NULL);
+    Py_DECREF(watch);
+    Py_XDECREF(seen);
+    return seen ? 0 : -1;
 }
 
 static int
-record_return(CallLog *log, ModuleCaller *caller, uint64_t serial, Boundaries *boundaries, PyObject *output, int64_t moment)
+record_return(CallLog *log, ModuleCaller *caller, uint64_t serial, Boundaries *boundaries, PyObject *output, int64_t moment, int kept)
 {
     if (!caller->attached)
         forget_inside(log, serial);
@@ -171,7 +144,7 @@ record_return(CallLog *log, ModuleCaller *caller, uint64_t serial, Boundaries *b
         return innermost;
     int64_t slot = -1;
     PyObject *statistics = NULL, *outputs = NULL;
-    PyObject *collector = log->output_stats;
+    PyObject *collector = kept ? Py_None : log->output_stats;
     Py_XINCREF(collector);
     serial = log->frames[log->open - 1].serial;
     if (boundaries && leave_boundary(boundaries, log->frames[log->open - 1].number, output, moment, caller->inner) < 0)
@@ -198,12 +171,8 @@ record_return(CallLog *log, ModuleCaller *caller, uint64_t serial, Boundaries *b
 
 failure:
     /* A call that cannot be described is not recorded: its frame is dropped, as in Python. */
-    if (log->open > 0 && log->frames[log->open - 1].serial == serial) {
-        Frame *frame = &log->frames[--log->open];
-        PyObject *info = frame->info, *inputs = frame->inputs;
-        Py_DECREF(info);
-        Py_DECREF(inputs);
-    }
+    if (log->open > 0 && log->frames[log->open - 1].serial == serial)
+        drop_frame(log);
     Py_XDECREF(outputs);
     Py_XDECREF(statistics);
     Py_XDECREF(collector);
@@ -256,11 +225,25 @@ recorded_call(ModuleCaller *caller, CallLog *log, PyObject *forward, PyObject *a
         return NULL;
     }
     PyObject *output = PyObject_Call(forward, args, kwargs);
+    int kept = 0;
+    moment = now_ns();
+    if (output && (kept = watch_output(log, caller, args, output, number)) < 0)
+        Py_CLEAR(output);
     if (!output)
         record_failure(log, caller, serial);
-    else if (record_return(log, caller, serial, boundaries, output, now_ns()) < 0 && contained() < 0)
+    else if (record_return(log, caller, serial, boundaries, output, moment, kept) < 0 && contained() < 0)
         Py_CLEAR(output);
     Py_XDECREF(boundaries);
+    return output;
+}
+
+/* A call of a module of this log that is not recorded. */
+static PyObject *
+watched_call(ModuleCaller *caller, CallLog *log, PyObject *forward, PyObject *args, PyObject *kwargs)
+{
+    PyObject *output = PyObject_Call(forward, args, kwargs);
+    if (output && watch_output(log, caller, args, output, -1) < 0)
+        Py_CLEAR(output);
     return output;
 }
 
@@ -293,12 +276,14 @@ call_module(PyObject *self, PyObject *args, PyObject *kwargs)
         CallLog *log = (CallLog *)call;
         if (plain == TRACED || !PyObject_TypeCheck(call, state.call_log_type) || log->engine != caller->engine)
             output = PyObject_Call(forward, args, kwargs);
+        else if (!caller->records)
+            output = watched_call(caller, log, forward, args, kwargs);
         else if ((caller->stage ? log->stages_left : log->calls_left) <= 0) {
             if (caller->stage)
                 log->stages_left--;
             else
                 log->missed++;
-            output = PyObject_Call(forward, args, kwargs);
+            output = watched_call(caller, log, forward, args, kwargs);
         }
         else
             output = recorded_call(caller, log, forward, args, kwargs);
@@ -363,6 +348,9 @@ static PyMemberDef caller_members[] = {
     {"info", T_OBJECT, offsetof(ModuleCaller, info), READONLY, NULL},
     {"engine", T_OBJECT, offsetof(ModuleCaller, engine), READONLY, NULL},
     {"attached", T_BOOL, offsetof(ModuleCaller, attached), 0, NULL},
+    {"records", T_BOOL, offsetof(ModuleCaller, records), 0, NULL},
+    {"watch", T_OBJECT, offsetof(ModuleCaller, watch), 0, NULL},
+    {"number", T_INT, offsetof(ModuleCaller, number), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -8,12 +8,14 @@
  *     calls.c            Calls: the ended calls of one pass
  *     call_log.c         CallLog: the running and ended calls of one request
  *     call_figures.c     CallFigures: calls of many passes, added up by module
+ *     kept_outputs.c     KeptOutputs: outputs that are counted when the pass ends
  *     pass_template.c    PassTemplate: the spans of a pass as OTLP bytes
  *     shapes.c           describes inputs and outputs
  *     native_events.c    NativeEvents: records the events of one device by the driver's functions
  *     boundary_events.c  BoundaryEvents: the boundaries of one pass, and the times between them
  *     boundaries.c       Boundaries: which entries and exits of the running pass get an event
  *     module_caller.c    ModuleCaller: calls a module and records the call
+ *     plain_call.c       whether torch would only call a module's forward
  *     reductions.c       counts and moments of values in the memory of the host
  *     module.c           bind() and the module itself
  *
@@ -94,16 +96,16 @@ typedef struct {
     int (*view)(void *object, DLTensor *out);
     int refusals;
 
-    PyTypeObject *calls_type, *call_log_type, *native_events_type, *boundary_events_type, *boundaries_type, *caller_type, *figures_type, *template_type;
+    PyTypeObject *calls_type, *call_log_type, *native_events_type, *boundary_events_type, *boundaries_type, *caller_type, *figures_type, *kept_type, *template_type;
     PyObject *empty; /* () */
     PyObject *str_append, *str_call, *str_call_impl, *str_dtype, *str_forward, *str_instead, *str_modules, *str_native, *str_other, *str_record,
-        *str_seconds, *str_shape, *str_stage;
+        *str_requires_grad, *str_seconds, *str_shape, *str_stage, *str_version;
     PyObject *str_hook_tables[HOOK_TABLES], *str_global_hook_tables[HOOK_TABLES];
 } State;
 
 extern State state;
 
-extern PyType_Spec calls_spec, call_log_spec, native_events_spec, boundary_events_spec, boundaries_spec, caller_spec, figures_spec, template_spec;
+extern PyType_Spec calls_spec, call_log_spec, native_events_spec, boundary_events_spec, boundaries_spec, caller_spec, figures_spec, kept_spec, template_spec;
 
 static inline PyObject *
 owned(PyObject *object)
@@ -177,7 +179,7 @@ typedef struct {
     PyObject_HEAD
     Py_ssize_t calls_left, missed, count;
     Py_ssize_t stages_left; /* as calls_left, for calls of stages; below 0 it counts those that were left out */
-    PyObject *engine, *clock, *output_stats; /* NULL is None */
+    PyObject *engine, *clock, *output_stats, *keeper; /* NULL is None */
     Frame *frames;
     Py_ssize_t open, frames_capacity;
     Row *rows;
@@ -278,6 +280,23 @@ typedef struct {
 /* As Boundaries.enter and .leave in Python; `moment` 0 is now. */
 int enter_boundary(Boundaries *boundaries, int64_t number, PyObject *input, int64_t moment, int inner);
 int leave_boundary(Boundaries *boundaries, int64_t number, PyObject *output, int64_t moment, int inner);
+
+/* ----------------------------------------------------------------------------------------------------------- plain_call.c */
+
+/* Whether _call_impl of the module, with the dictionary `own`, would only call its forward: PLAIN or NOT_PLAIN. TRACED if TorchScript traces
+ * the call, which would record reading a shape in its graph. */
+enum { NOT_PLAIN, PLAIN, TRACED };
+
+int is_plain(PyObject *module, PyObject *own);
+
+/* Contain the exception that is set, one of ours; -1 if one is set that may not be contained, such as Ctrl-C. */
+int contained(void);
+
+/* --------------------------------------------------------------------------------------------------------- kept_outputs.c */
+
+/* Keep an output that is like those that `keeper`, a KeptOutputs, was told of: 1, or 0 if Python has to look at it. `row` is the number of
+ * the recorded call, or -1. Raises nothing. */
+int keep_output(PyObject *keeper, PyObject *output, int32_t module, int32_t row);
 
 /* ----------------------------------------------------------------------------------------------------------- reductions.c */
 

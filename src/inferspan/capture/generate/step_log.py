@@ -152,7 +152,7 @@ class StepLog:
         clock, modules = request.clock, self.modules
         began = 0
         if self.watch is not None:
-            self.watch.pause()
+            self.watch.begin(self.index)
         if clock is not None or modules.attached or request.window_claim is not None or self.memory is not None:
             began = self.now()
             if self.memory is not None:

@@ -172,7 +172,6 @@ def attach(
         Whether some could not be hooked.
     """
     refused = engine.inside.reads_modules = False
-    engine.inside.hooked = len(entries)
     device = engine.inside.device() if engine.inside.read_memory != "none" else None
     for number, (reference, info, _, observable) in enumerate(entries):
         module = reference()

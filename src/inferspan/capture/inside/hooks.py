@@ -69,8 +69,6 @@ class Inside:
         """What is done at each module."""
         self.modules = 0
         """Modules that are looked at, or that were before the model was compiled; its leaves where that is not known."""
-        self.hooked = 0
-        """Modules that are hooked, or looked at in their slots."""
         self.reads_modules = False
         """Whether memory is read at some module, as of the last attachment."""
 
@@ -220,7 +218,7 @@ class InsideLog:
         self._call = call
         self._warns = on_nonfinite == "warn"
         self.waits = on_nonfinite == "raise"
-        self.watch = WatchLog(stability=inside.stability, modules=inside.hooked)
+        self.watch = WatchLog(stability=inside.stability)
         self.watch_inputs, self._inputs = WatchLog(of_inputs=True), InputLog()
         self.steps: Any = getattr(call, "steps", None)
         self.positions = PositionLog(inside.positions)

@@ -22,8 +22,8 @@ from inferspan.capture.modules.device_rows import is_plain
 from inferspan.capture.modules.shapes import all_tensors
 from inferspan.capture.values import host
 from inferspan.capture.values.counts import Counted, DeviceCounts
-from inferspan.capture.values.deferred import MOST_BYTES, MOST_KEPT, DeferredCounts, Stability
-from inferspan.capture.values.kept import NoKeeper, new_keeper
+from inferspan.capture.values.deferred import DeferredCounts, Stability
+from inferspan.capture.values.kept import NoKeeper
 from inferspan.capture.values.pieces import LARGEST
 from inferspan.capture.values.staging import LARGEST_STAGED
 from inferspan.guard import contain
@@ -141,23 +141,13 @@ class WatchLog:
         of_inputs: whether their inputs were, in the order in which they began.
         stability: of the modules of the model; without it outputs on a device are counted at once, each by itself.
         reads_host: whether values in the memory of the host are counted there; if not, as those of a device.
-        modules: that are looked at; their outputs may then be kept in C, see ``keeper``.
-
-    Attributes:
-        keeper: keeps outputs of modules whose hooks are in their slots; ``None`` without the extension.
     """
 
-    def __init__(
-        self, *, of_inputs: bool = False, stability: Stability | None = None, reads_host: bool = True, modules: int = 0
-    ) -> None:
+    def __init__(self, *, of_inputs: bool = False, stability: Stability | None = None, reads_host: bool = True) -> None:
         self._of_inputs = of_inputs
         self._reads_host = reads_host
         self._rows = DeviceCounts()
         self._unread: list[Looked] = []
-        self.keeper = None
-        if stability is not None:
-            self.keeper = new_keeper(modules, most=MOST_KEPT, most_bytes=MOST_BYTES, most_calls=CAPACITY)
-        self._calls = NoKeeper() if self.keeper is None else self.keeper
         self.left_out: Counter[str] = Counter()
         self.steps: set[int | None] = set()
         self._step: int | None = -1
@@ -165,7 +155,11 @@ class WatchLog:
         self._kinds: dict[Any, int] = {}
         self._several = torch.cuda.is_initialized() and torch.cuda.device_count() > 1  # type: ignore[no-untyped-call]
         self._placed: list[tuple[Any, Counted]] = []
-        self._deferred = None if stability is None else DeferredCounts(stability, self.left_out, self.keeper)
+        self._deferred = None if stability is None else DeferredCounts(stability, self.left_out, CAPACITY)
+        self.keeper = None if self._deferred is None else self._deferred.keeper
+        """Keeps outputs of modules that have observers in their slots; ``None`` without the extension."""
+        self._calls: Any = NoKeeper() if self._deferred is None else self._deferred.calls
+        self._noted = 0
         self.read_rows: list[Looked] = []
         """Calls with NaN or Inf whose counts are known."""
         self.modules: dict[str, int] = {}
@@ -220,7 +214,7 @@ class WatchLog:
                 if not deferred.keep(module, note, tensor, known.kind, index, stream):
                     self._placed.append((note, self._rows.add(tensor)))
                 elif number >= 0:
-                    deferred.allow(number, (module, tensor), known.kind, index, stream)
+                    deferred.allow(number, tensor, stream)
                 if request.open_calls:
                     looked = note[5] = Looked(module, step, self._calls.looked, perf_counter_ns(), of_inputs=self._of_inputs)
                     looked.elements = size
@@ -234,24 +228,29 @@ class WatchLog:
         self.elements += size
         return looked
 
-    def _begin(self, step: int | None) -> None:
-        """The first output of a step is looked at."""
-        self.steps.add(step)
-        self.flush()
-        self._step = step
-        if self._deferred is not None:
-            self._deferred.step = step
+    def begin(self, step: int) -> None:
+        """A step begins."""
+        self._begin(step)
+        self._calls.running = True
 
-    def pause(self) -> None:
-        """Another step may begin: the next output is looked at in Python."""
-        self._calls.running = False
+    def _begin(self, step: int | None) -> None:
+        """What is looked at from now on is of this step."""
+        self._end()
+        self._step = step
+        self._calls.step = -1 if step is None else step
+
+    def _end(self) -> None:
+        if self._calls.looked > self._noted:
+            self._noted = self._calls.looked
+            self.steps.add(self._step)
 
     def flush(self) -> None:
-        """A pass has ended: outputs of its modules may be written to from now on."""
+        """A pass has ended."""
         self._calls.running = False
+        self._end()
         if self._deferred is not None:
             with contain("numerics watch"):
-                self._deferred.flush()
+                self._deferred.end_pass()
 
     def drop(self) -> None:
         """Keep no outputs any more."""
@@ -289,6 +288,7 @@ class WatchLog:
         self.modules[module] = self.modules.get(module, 0) + 1
         self.elements += elements
         self.steps.add(step)
+        self._noted = self._calls.looked
         if looked is not None:
             looked.elements = elements
         return looked
@@ -300,6 +300,7 @@ class WatchLog:
 
     def read(self) -> bool:
         """Read what has been launched, which may wait for the device; whether some output had NaN or Inf."""
+        self._end()
         unread, self._unread = self._unread, []
         numbers = self._rows.read()
         for looked in unread:
@@ -315,7 +316,7 @@ class WatchLog:
         if self._deferred is not None:
             for module, calls, size in self._deferred.counted():
                 self.modules[module] = self.modules.get(module, 0) + calls
-                self.elements += calls * size
+                self.elements += size
             for note, found in self._deferred.read():
                 self._settle(note, found)
             self.read_rows.sort(key=attrgetter("call"))

@@ -259,6 +259,11 @@ class Observed:
 class InsideGroup(Observed):
     """Modules that are looked at in every step: see ``inside.attaching``; with them the functions that compute attention."""
 
+    def select(self, entries: Iterable[tuple[nn.Module, ModuleInfo, nn.Module]]) -> None:
+        """Take these modules."""
+        super().select(entries)
+        self._engine.inside.stability.kept.select(info.name for _, info, _, _ in self.selection)
+
     def attach(self) -> None:
         """Attach to all of the modules."""
         self.detach()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from inferspan.capture.modules.device_rows import raw_stream
 
-__all__ = ["counts_of_rows"]
+__all__ = ["counts_of_rows", "counts_of_stack"]
 
 
 class _Format(NamedTuple):
@@ -59,3 +59,10 @@ def counts_of_rows(rows: Tensor) -> Tensor:
     known = _FORMATS[rows.dtype]
     size = torch.bitwise_and(rows.resolve_neg().view(known.whole), known.magnitude)
     return (size.unsqueeze(1) >= _limits_of(rows.dtype, rows.device)).sum(2)
+
+
+def counts_of_stack(stack: Tensor) -> Tensor:
+    """The same of each tensor in ``[n, ...]``, which is contiguous and is written to."""
+    known = _FORMATS[stack.dtype]
+    size = stack.view(known.whole).bitwise_and_(known.magnitude)
+    return (size.view(len(stack), 1, -1) >= _limits_of(stack.dtype, stack.device)).sum(2)

@@ -1,4 +1,4 @@
-"""Counts of small outputs on a device, many at a time: outputs are kept until the pass ends, and four operations count those of one shape.
+"""Counts of small outputs on a device, many at a time: outputs are kept for some passes, and five operations count those of one shape.
 
 In: outputs, and the modules that returned them. Out: for each output its counts, read at the end of the request. Nothing waits for the
 device. Counting later is exact only if nothing writes to an output until then:
@@ -6,8 +6,8 @@ device. Counting later is exact only if nothing writes to an output until then:
 - The version of a kept tensor and its address must be the same when it is counted. If one differs, the call counts as left out, and outputs
   of this module are not kept any more.
 - A kernel may write without raising the version. So outputs of a module are kept only after ``PROOF`` of them have been compared, bit by
-  bit, at the end of the pass with copies taken at the call, in requests that have ended. Each request compares one more of them, and if
-  that one has changed, no kept output of this module counts.
+  bit, with copies taken at the call when all are counted, in requests that have ended. Each request compares one more of them, of
+  ``CHECKED`` modules in turn where C code keeps them, and if that one has changed, no kept output of this module counts.
 - Outputs without a version (those made in inference mode), those of an autograd graph, and those in a large memory are never kept, and
   none is once torch.compile was used: its CUDA graphs depend on which of their outputs are alive.
 """
@@ -15,7 +15,7 @@ device. Counting later is exact only if nothing writes to an output until then:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,8 +26,9 @@ from inferspan.capture.compile.transforms import is_capturing
 from inferspan.capture.modules.device_rows import DeviceRows, Place
 from inferspan.guard import contain
 
-from .bits import counts_of_rows
-from .kept import NOTE, Keeper, notes_of
+from .bits import counts_of_rows, counts_of_stack
+from .kept import Keeper, KeptModules, Limits, NoKeeper, Note, notes_of, number_of_notes
+from .staging import LARGEST_STAGED
 from .unseen import hidden
 
 __all__ = ["MOST_BYTES", "MOST_KEPT", "PROOF", "DeferredCounts", "Stability"]
@@ -40,6 +41,8 @@ LARGEST_KEPT = 256 << 10
 """Memory of one of them."""
 MOST_KEPT = 512
 """Outputs that are kept at a time."""
+CHECKED = 8
+"""Modules whose outputs are compared in a request, of those that C code keeps outputs of."""
 MOST_MODULES = 4_000
 CHANGED, ELSEWHERE, FAILED = "changed in place", "on another stream", "failed"
 _AT_ONCE = -1
@@ -55,9 +58,14 @@ written to the output, and nothing has replaced its values or freed its memory."
 
 
 class Stability:
-    """Which modules of one model leave their outputs as they are until a pass ends; requests on several threads may share it."""
+    """Which modules of one model leave their outputs as they are for some passes; requests on several threads may share it.
+
+    Attributes:
+        kept: the modules whose outputs C code may keep.
+    """
 
     def __init__(self) -> None:
+        self.kept = KeptModules()
         self._same: Counter[str] = Counter()
         self._changed: set[str] = set()
 
@@ -66,6 +74,11 @@ class Stability:
         if module in self._changed or (module not in self._same and len(self._same) >= MOST_MODULES):
             return _AT_ONCE
         return 1 if self.is_proven(module) else PROOF
+
+    @property
+    def changed(self) -> frozenset[str]:
+        """Modules of which an output has changed."""
+        return frozenset(self._changed)
 
     def is_proven(self, module: str) -> bool:
         """Whether enough of its outputs have stayed as they were, and none has changed."""
@@ -85,26 +98,28 @@ class DeferredCounts:
     Args:
         stability: of the modules of the model.
         left_out: counts the outputs that could not be counted, by reason.
-        keeper: keeps outputs in C once one of their module is kept here.
+        most_calls: that are looked at.
 
     Attributes:
-        step: in which outputs are kept now.
+        keeper: keeps outputs in C, of modules of which one has been kept here; ``None`` without the extension.
+        calls: the keeper, or what counts calls in its place.
     """
 
-    def __init__(self, stability: Stability, left_out: Counter[str], keeper: Keeper | None = None) -> None:
-        self.step: int | None = None
-        self._keeper = keeper
-        self._names: dict[int, str] = {}
-        """Modules by their numbers in the keeper."""
-        self._numbers: dict[str, int] = {}
-        self._elements: dict[int, int] = {}
-        self._place = (-1, 0)
-        """Device and stream of what the keeper has."""
-        self._noted: list[tuple[Place[int], int | None, bytes]] = []
-        self._lost_notes: list[tuple[int | None, bytes]] = []
+    def __init__(self, stability: Stability, left_out: Counter[str], most_calls: int = 1 << 18) -> None:
         self._stability = stability
         self._left_out = left_out
         self._allowed = not has_compiled()
+        self._names = stability.kept.names
+        limits = Limits(MOST_KEPT, MOST_BYTES, most_calls, LARGEST_STAGED, LARGEST_KEPT)
+        self.keeper = stability.kept.keeper(limits) if self._allowed else None
+        self.calls: Any = NoKeeper() if self.keeper is None else self.keeper
+        if self.keeper is not None:
+            for module in (*stability.changed, *stability.kept.in_turn(CHECKED)):
+                stability.kept.refuse(self.keeper, module)
+        self._noted: list[tuple[Place[int], bytes]] = []
+        self._lost_notes: list[bytes] = []
+        self._seen = (0, 0)
+        """Outputs that were kept at the end of the last pass, and their bytes."""
         self._checks: dict[str, int] = {}
         """By module: outputs still to be compared; 0 if its outputs are kept, -1 if they are not."""
         self._kept: dict[_Key, list[_Kept]] = {}
@@ -151,8 +166,7 @@ class DeferredCounts:
             return False
         self._bytes += memory
         self._number += 1
-        elsewhere = 0 if self._keeper is None else self._keeper.bytes
-        if self._bytes + elsewhere > MOST_BYTES or self._number > MOST_KEPT:
+        if self._bytes + self.calls.bytes > MOST_BYTES or self._number > MOST_KEPT:
             self._count_all()
             self._bytes, self._number = memory, 1
         found = self._kept.get(key)
@@ -162,23 +176,16 @@ class DeferredCounts:
             found.append(kept)
         return True
 
-    def allow(self, number: int, kept: tuple[str, Tensor], kind: int, index: int, stream: int) -> None:
-        """Keep others like an output that is kept in C from now on.
+    def allow(self, number: int, tensor: Tensor, stream: int) -> None:
+        """Keep outputs of a module in C from now on.
 
         Args:
-            number: of its module.
-            kept: the module, and the output.
-            kind: a number for its shape and dtype.
-            index: of its device, -1 for the memory of the host.
-            stream: the current one of this device.
+            number: of the module.
+            tensor: one of them, which is kept.
+            stream: the current one of its device.
         """
-        module, tensor = kept
-        if self._keeper is None or (self._names and self._place != (index, stream)):
-            return
-        elements = tensor.numel()
-        if self._keeper.allow(number, tensor, kind, elements, tensor.untyped_storage().nbytes(), stream):
-            self._place = index, stream
-            self._names[number], self._numbers[module], self._elements[number] = module, number, elements
+        if self.keeper is not None:
+            self.keeper.allow(number, tensor, stream)
 
     def _watch(self, key: _Key, kept: _Kept, memory: int, checks: int) -> None:
         """Compare an output at the end of the pass, no earlier, which is the last moment at which others are counted."""
@@ -189,10 +196,18 @@ class DeferredCounts:
         self._watched.setdefault(key, []).append((kept, tensor.clone()))
         self._checks[module] = checks - 1 or (0 if self._stability.is_proven(module) else _AT_ONCE)
 
+    def end_pass(self) -> None:
+        """A pass has ended: count what is kept if another one would fill the room."""
+        (number, size), self._seen = self._seen, (self._number + self.calls.count, self._bytes + self.calls.bytes)
+        full = 2 * self._seen[0] - number > MOST_KEPT or 2 * self._seen[1] - size > MOST_BYTES or 2 * self._watched_bytes > MOST_BYTES
+        if full or (self._allowed and has_compiled()):
+            self.flush()
+
     @hidden
     def flush(self) -> None:
-        """The pass has ended: count what is kept, compare what is to be compared, and keep neither; waits for nothing."""
-        if self._number or (self._keeper is not None and self._keeper.count):
+        """Count what is kept, compare what is to be compared, and keep neither; waits for nothing."""
+        self._seen = (0, 0)
+        if self._number or self.calls.count:
             self._count_all()
         if self._watched:
             watched, self._watched, self._watched_bytes = self._watched, {}, 0
@@ -200,12 +215,12 @@ class DeferredCounts:
                 self._compare(key, pairs)
         if self._allowed and has_compiled():
             self._allowed, self._checks = False, dict.fromkeys(self._checks, _AT_ONCE)
-            if self._keeper is not None:
-                self._keeper.refuse()
+            if self.keeper is not None:
+                self.keeper.refuse()
 
     def _count_all(self) -> None:
-        if self._keeper is not None and self._keeper.count:
-            self._count_kept(self._keeper)
+        if self.keeper is not None and self.keeper.count:
+            self._count_kept(self.keeper)
         groups, self._kept, self._number, self._bytes = self._kept, {}, 0, 0
         for key, kept in groups.items():
             if not _is_here(key):
@@ -230,24 +245,24 @@ class DeferredCounts:
     def _count_kept(self, keeper: Keeper) -> None:
         """The same of what is kept in C."""
         groups, changed = keeper.take()
-        here = _is_here((0, *self._place))
+        here = _is_here((0, keeper.device, keeper.stream))
         self._lose_noted(changed, CHANGED)
-        for _, tensors, notes in groups:
+        for tensors, notes in groups:
             place = None
             if here:
                 with contain("numerics watch"), torch.no_grad():
-                    place = self._counts.append(len(tensors), counts_of_rows(torch.stack(tensors).flatten(1)))
+                    place = self._counts.append(len(tensors), counts_of_stack(torch.stack(tensors)))
             if place is None:
                 self._lose_noted(notes, FAILED if here else ELSEWHERE)
             else:
-                self._noted.append((place, self.step, notes))
+                self._noted.append((place, notes))
 
     def _lose_noted(self, notes: bytes, reason: str) -> None:
         if notes:
-            self._left_out[reason] += len(notes) // NOTE.size
-            self._lost_notes.append((self.step, notes))
-        for _, _, number, _ in notes_of(notes):
-            self._change(self._names[number])
+            self._left_out[reason] += number_of_notes(notes)
+            self._lost_notes.append(notes)
+        for note in notes_of(notes):
+            self._change(self._names[note.module])
 
     def _lose(self, kept: list[_Kept], reason: str) -> None:
         """They cannot be counted any more, and no output of these modules is kept from now on."""
@@ -260,8 +275,8 @@ class DeferredCounts:
     def _change(self, module: str) -> None:
         self._checks[module] = _AT_ONCE
         self._stability.note(module, same=False)
-        if self._keeper is not None and module in self._numbers:
-            self._keeper.refuse(self._numbers[module])
+        if self.keeper is not None:
+            self._stability.kept.refuse(self.keeper, module)
 
     def _compare(self, key: _Key, pairs: list[tuple[_Kept, Tensor]]) -> None:
         """Launch the comparison of outputs of one shape with their copies."""
@@ -304,9 +319,9 @@ class DeferredCounts:
                     self._change(module)
         for note in lost:
             yield note, None
-        for step, notes in lost_notes:
+        for notes in lost_notes:
             for one in notes_of(notes):
-                yield self._note(step, one), None
+                yield self._note(one), None
         yield from self._read_noted(noted, rows, changed)
         for place, calls in counted:
             for (module, note), numbers in zip(calls, counts[place.group][place.order], strict=True):
@@ -318,41 +333,41 @@ class DeferredCounts:
                     yield note, (nan, nonfinite - nan, high - nonfinite)
 
     def _read_noted(
-        self, noted: Sequence[tuple[Place[int], int | None, bytes]], rows: Mapping[Any, Tensor], changed: set[str]
+        self, noted: Sequence[tuple[Place[int], bytes]], rows: Mapping[Any, Tensor], changed: set[str]
     ) -> Iterator[tuple[Any, tuple[int, int, int] | None]]:
         """Of what was kept in C, which is much, only calls that have something to show, or whose module has changed."""
-        showing: dict[Any, dict[int, list[int]]] = {}
-        for place, step, notes in noted:
+        showing: dict[Any, dict[int, set[int]]] = {}
+        for place, notes in noted:
             if place.group not in showing:
                 found = showing[place.group] = {}
                 for order, row in rows[place.group][:, :, 0].nonzero().tolist():
-                    found.setdefault(order, []).append(row)
-            some: Iterable[int] = showing[place.group].get(place.order, ())
-            if changed:
-                some = range(len(notes) // NOTE.size)
-            for row in some:
-                one = NOTE.unpack_from(notes, row * NOTE.size)
-                if self._names[one[2]] in changed:
+                    found.setdefault(order, set()).add(row)
+            some = showing[place.group].get(place.order, ())
+            if not changed and not some:
+                continue
+            for row, one in enumerate(notes_of(notes)):
+                if self._names[one.module] in changed:
                     self._left_out[CHANGED] += 1
-                    yield self._note(step, one), None
-                else:
+                    yield self._note(one), None
+                elif row in some:
                     high, nonfinite, nan = map(int, rows[place.group][place.order, row].tolist())
-                    yield self._note(step, one), (nan, nonfinite - nan, high - nonfinite)
+                    yield self._note(one), (nan, nonfinite - nan, high - nonfinite)
 
-    def _note(self, step: int | None, note: tuple[int, ...]) -> list[Any]:
+    def _note(self, note: Note) -> list[Any]:
         """A note of the keeper as the caller of ``keep`` makes one, with the number of the recorded call."""
-        call, moment, number, row = note
-        return [self._names[number], step, call, moment, self._elements[number], None, row]
+        step = None if note.step < 0 else note.step
+        return [self._names[note.module], step, note.call, note.time, note.elements, None, note.row]
 
     def counted(self) -> Iterator[tuple[str, int, int]]:
-        """Module, number of calls, and values of one, of what was kept in C since the last time."""
-        for number, calls, elements in () if self._keeper is None else self._keeper.counted():
+        """Module, number of calls, and values of all, of what was kept in C since the last time."""
+        for number, calls, elements in () if self.keeper is None else self.keeper.counted():
             yield self._names[number], calls, elements
 
     def drop(self) -> None:
         """Keep nothing any more, and count none of it."""
-        if self._keeper is not None:
-            self._keeper.drop()
+        if self.keeper is not None:
+            self.keeper.drop()
+            self._stability.kept.remember(self.keeper)
         self._kept, self._watched, self._number, self._bytes, self._watched_bytes = {}, {}, 0, 0, 0
 
 

@@ -1,44 +1,8 @@
-/* KeptOutputs: outputs of modules on a device that are kept until the pass ends, and counted together then; capture.values.kept uses it.
+/* KeptOutputs: outputs of modules on a device that are kept for a few passes, and counted together then; capture.values.kept uses it.
  *
- * Python looks at the first output of each module in a request, and allows others like it to be kept here: in a call that is one reading of
- * the clock and of the tensor, its version, and one entry in an array. */
-#include "recorder.h"
-
-enum { DEVICE_OF_HOST = 1 }; /* kDLCPU */
-
-/* What a module must return for its output to be kept. */
-typedef struct {
-    int64_t shape[SHORT_KEY], bytes, elements, calls;
-    int32_t dimensions, kind; /* the caller's number for this shape and type */
-    uint32_t type;
-    int allowed;
-} Expected;
-
-typedef struct {
-    PyObject *tensor;
-    void *address;
-    int64_t version, call, time;
-    int32_t module, row; /* number of the recorded call in its pass, or -1 */
-    int32_t kind;
-} Kept;
-
-/* What the caller keeps of a call: native sizes, see kept.NOTE. */
-typedef struct {
-    int64_t call, time;
-    int32_t module, row;
-} Note;
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *stream, *transforms, *functions; /* functions of torch: the stream of a device, and what changes tensors or calls now */
-    int64_t current_stream, bytes, most_bytes;
-    int32_t device_type, device;
-    char running; /* whether Python has seen the pass */
-    char records; /* whether a recorded call has no other statistics */
-    Py_ssize_t looked, most_looked, most, count, modules;
-    Kept *kept;
-    Expected *expected;
-} KeptOutputs;
+ * Python decides whose outputs can be kept. In a call that is one reading of the clock and of the tensor, its version, and one entry in an
+ * array. */
+#include "kept_outputs.h"
 
 static void
 drop_kept(Kept *kept, Py_ssize_t count)
@@ -62,14 +26,15 @@ kept_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
-/* (modules, most outputs, most bytes, most calls, stream, transforms, functions) */
+/* (modules, most outputs, most bytes, most calls, most elements and bytes of an output, stream, transforms, functions) */
 static PyObject *
 kept_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     Py_ssize_t modules, most, most_looked;
-    long long most_bytes;
+    long long most_bytes, most_elements, largest;
     PyObject *stream, *transforms, *functions;
-    if (!PyArg_ParseTuple(args, "nnLnOOO:KeptOutputs", &modules, &most, &most_bytes, &most_looked, &stream, &transforms, &functions))
+    if (!PyArg_ParseTuple(args, "nnLnLLOOO:KeptOutputs", &modules, &most, &most_bytes, &most_looked, &most_elements, &largest, &stream,
+                          &transforms, &functions))
         return NULL;
     if (modules < 0 || most < 0) {
         PyErr_SetString(PyExc_ValueError, "numbers must not be negative");
@@ -84,25 +49,17 @@ kept_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     made->most = most;
     made->most_bytes = most_bytes;
     made->most_looked = most_looked;
+    made->most_elements = most_elements;
+    made->largest = largest;
     made->modules = modules;
-    made->device = -1;
+    made->device = made->step = -1;
     if (!(made->expected = PyMem_Calloc((size_t)(modules ? modules : 1), sizeof(Expected)))) {
         Py_DECREF(made);
         return PyErr_NoMemory();
     }
+    for (Py_ssize_t module = 0; module < modules; module++)
+        memset(made->expected[module].forms, 0xFF, sizeof(made->expected[module].forms));
     return (PyObject *)made;
-}
-
-static uint32_t
-type_of(const DLTensor *view)
-{
-    return (uint32_t)view->dtype.code << 24 | (uint32_t)view->dtype.bits << 16 | view->dtype.lanes;
-}
-
-static void *
-address_of(const DLTensor *view)
-{
-    return (char *)view->data + view->byte_offset;
 }
 
 /* -1 without an exception where it has no version, as one that was made in inference mode. */
@@ -156,28 +113,14 @@ on_stream(const KeptOutputs *outputs)
     return !failed && stream == outputs->current_stream;
 }
 
-static int
-is_expected(const KeptOutputs *outputs, const Expected *expected, const DLTensor *view)
-{
-    if (view->device.type != outputs->device_type || (outputs->device >= 0 && view->device.index != outputs->device) ||
-        view->ndim != expected->dimensions || type_of(view) != expected->type)
-        return 0;
-    for (int32_t axis = 0; axis < view->ndim; axis++)
-        if (view->shape[axis] != expected->shape[axis])
-            return 0;
-    return 1;
-}
-
 int
 keep_output(PyObject *keeper, PyObject *output, int32_t module, int32_t row)
 {
     KeptOutputs *outputs = (KeptOutputs *)keeper;
     if (!keeper || !PyObject_TypeCheck(keeper, state.kept_type) || !outputs->running || module < 0 || module >= outputs->modules)
         return 0;
-    const Expected *expected = &outputs->expected[module];
-    PyObject *tensor = expected->allowed && state.view ? only_tensor(output) : NULL;
-    if (!tensor || (row >= 0 && !outputs->records) || outputs->count >= outputs->most || outputs->looked >= outputs->most_looked ||
-        outputs->bytes + expected->bytes > outputs->most_bytes)
+    PyObject *tensor = outputs->expected[module].allowed && state.view ? only_tensor(output) : NULL;
+    if (!tensor || (row >= 0 && !outputs->records) || outputs->count >= outputs->most || outputs->looked >= outputs->most_looked)
         return 0;
     if (!answers(outputs->transforms, Py_None) || !answers(outputs->functions, Py_False))
         return 0;
@@ -186,8 +129,11 @@ keep_output(PyObject *keeper, PyObject *output, int32_t module, int32_t row)
         PyErr_Clear();
         return 0;
     }
-    int64_t version = is_expected(outputs, expected, &view) ? version_of(tensor) : -1;
-    if (version < 0 || !on_stream(outputs))
+    if (view.device.type != outputs->device_type || (outputs->device >= 0 && view.device.index != outputs->device))
+        return 0;
+    int32_t kind = kind_of(outputs, module, tensor, &view);
+    int64_t version = kind >= 0 ? version_of(tensor) : -1;
+    if (version < 0 || !on_stream(outputs) || outputs->bytes + outputs->kinds[kind].bytes > outputs->most_bytes)
         return 0;
     PyObject *graph = PyObject_GetAttr(tensor, state.str_requires_grad);
     if (!graph)
@@ -197,25 +143,25 @@ keep_output(PyObject *keeper, PyObject *output, int32_t module, int32_t row)
         return 0;
     if (!outputs->kept && !(outputs->kept = PyMem_Malloc((size_t)outputs->most * sizeof(Kept))))
         return 0;
-    Kept kept = {owned(tensor), address_of(&view), version, outputs->looked++, now_ns(), module, row, expected->kind};
+    Kept kept = {owned(tensor), address_in(&view), version, outputs->looked++, now_ns(), module, row, kind, kind, outputs->step};
     outputs->kept[outputs->count++] = kept;
-    outputs->bytes += expected->bytes;
+    outputs->bytes += outputs->kinds[kind].bytes;
     outputs->expected[module].calls++;
+    outputs->expected[module].elements += outputs->kinds[kind].elements;
     return 1;
 }
 
-/* (module, tensor, kind, elements, bytes, stream): keep others like this one. Does nothing for tensors that cannot be read here, or that are
- * on another device or stream than those before. */
+/* (module, tensor, stream): keep outputs of this module that are like this one from now on; false if it cannot be read here, or lies on
+ * another device or stream than what is kept now. */
 static PyObject *
 kept_allow(PyObject *self, PyObject *args)
 {
     KeptOutputs *outputs = (KeptOutputs *)self;
     Py_ssize_t module;
     PyObject *tensor;
-    int kind;
-    long long elements, bytes, stream;
+    long long stream;
     DLTensor view;
-    if (!PyArg_ParseTuple(args, "nOiLLL:allow", &module, &tensor, &kind, &elements, &bytes, &stream))
+    if (!PyArg_ParseTuple(args, "nOL:allow", &module, &tensor, &stream))
         return NULL;
     if (module < 0 || module >= outputs->modules) {
         PyErr_SetString(PyExc_IndexError, "index out of range");
@@ -227,24 +173,42 @@ kept_allow(PyObject *self, PyObject *args)
         PyErr_Clear();
         return PyBool_FromLong(0);
     }
-    if (view.ndim > SHORT_KEY)
-        return PyBool_FromLong(0);
     /* Of the memory of the host there is one, whatever its index. */
     int32_t device = view.device.type != DEVICE_OF_HOST ? view.device.index : -1;
-    if (!outputs->device_type) {
+    if (!outputs->count) {
         outputs->device_type = view.device.type;
         outputs->device = device;
         outputs->current_stream = stream;
     }
-    if (outputs->device_type != view.device.type || outputs->device != device || outputs->current_stream != stream)
+    if (outputs->device_type != view.device.type || outputs->device != device || outputs->current_stream != stream ||
+        kind_of(outputs, (int32_t)module, tensor, &view) < 0)
         return PyBool_FromLong(0);
-    Expected expected = {.bytes = bytes, .elements = elements, .calls = outputs->expected[module].calls, .dimensions = view.ndim, .kind = kind,
-                         .type = type_of(&view), .allowed = 1};
-    if (expected.calls && outputs->expected[module].elements != elements)
-        return PyBool_FromLong(0); /* until its calls have been asked for */
-    memcpy(expected.shape, view.shape, (size_t)view.ndim * sizeof(int64_t));
-    outputs->expected[module] = expected;
+    outputs->expected[module].allowed = 1;
     return PyBool_FromLong(1);
+}
+
+/* Allow what another one allows, of the same modules. */
+static PyObject *
+kept_learn(PyObject *self, PyObject *given)
+{
+    KeptOutputs *outputs = (KeptOutputs *)self;
+    const KeptOutputs *other = (const KeptOutputs *)given;
+    if (!PyObject_TypeCheck(given, state.kept_type) || other->modules != outputs->modules || outputs->count) {
+        PyErr_SetString(PyExc_ValueError, "only one with nothing kept learns from one of the same modules");
+        return NULL;
+    }
+    memcpy(outputs->expected, other->expected, (size_t)outputs->modules * sizeof(Expected));
+    for (Py_ssize_t module = 0; module < outputs->modules; module++)
+        outputs->expected[module].calls = outputs->expected[module].elements = 0;
+    /* Kinds that nothing has any more would fill the table. */
+    outputs->known_kinds = other->known_kinds < MOST_KINDS ? other->known_kinds : 0;
+    memcpy(outputs->kinds, other->kinds, sizeof(outputs->kinds));
+    for (Py_ssize_t module = 0; !outputs->known_kinds && module < outputs->modules; module++)
+        memset(outputs->expected[module].forms, 0xFF, sizeof(outputs->expected[module].forms));
+    outputs->device_type = other->device_type;
+    outputs->device = other->device;
+    outputs->current_stream = other->current_stream;
+    return owned(Py_None);
 }
 
 /* Keep no more outputs of a module; of any module without one. */
@@ -268,25 +232,25 @@ is_unchanged(const Kept *kept)
     if (version_of(kept->tensor) != kept->version)
         return 0;
     if (state.view && state.view(kept->tensor, &view) == 0)
-        return address_of(&view) == kept->address;
+        return address_in(&view) == kept->address;
     PyErr_Clear();
     return 0;
 }
 
-/* (kind, tensors, notes) of the entries of a kind, whose tensors are taken out of them. */
+/* (tensors, notes) of the entries of a group, whose tensors are taken out of them. */
 static PyObject *
-group_of(Kept *kept, Py_ssize_t count, int32_t kind, int tensors_too)
+group_of(const KeptOutputs *outputs, Kept *kept, Py_ssize_t count, int32_t group, int tensors_too)
 {
     Py_ssize_t number = 0, place = 0;
     for (Py_ssize_t at = 0; at < count; at++)
-        number += kept[at].tensor && kept[at].kind == kind;
+        number += kept[at].tensor && kept[at].group == group;
     PyObject *tensors = PyList_New(tensors_too ? number : 0);
     PyObject *notes = PyBytes_FromStringAndSize(NULL, number * (Py_ssize_t)sizeof(Note));
-    PyObject *group = tensors && notes ? Py_BuildValue("iOO", (int)kind, tensors, notes) : NULL;
-    for (Py_ssize_t at = 0; group && at < count; at++) {
-        if (!kept[at].tensor || kept[at].kind != kind)
+    PyObject *both = tensors && notes ? PyTuple_Pack(2, tensors, notes) : NULL;
+    for (Py_ssize_t at = 0; both && at < count; at++) {
+        if (!kept[at].tensor || kept[at].group != group)
             continue;
-        Note note = {kept[at].call, kept[at].time, kept[at].module, kept[at].row};
+        Note note = {kept[at].call, kept[at].time, kept[at].module, kept[at].row, kept[at].step, (int32_t)outputs->kinds[kept[at].kind].elements};
         memcpy(PyBytes_AsString(notes) + place * (Py_ssize_t)sizeof(Note), &note, sizeof(Note));
         if (tensors_too)
             PyList_SetItem(tensors, place, kept[at].tensor); /* a list of this length: cannot fail */
@@ -297,14 +261,14 @@ group_of(Kept *kept, Py_ssize_t count, int32_t kind, int tensors_too)
     }
     Py_XDECREF(tensors);
     Py_XDECREF(notes);
-    return group;
+    return both;
 }
 
-/* What was kept, as (kind, tensors, notes) of each kind, and the notes of outputs that have changed since. */
+/* What was kept, as (tensors, notes) of each kind, and the notes of outputs that have changed since. */
 static PyObject *
 kept_take(PyObject *self, PyObject *unused)
 {
-    enum { IS_CHANGED = -1 };
+    enum { CHANGED = -1 };
     KeptOutputs *outputs = (KeptOutputs *)self;
     Kept *kept = outputs->kept;
     Py_ssize_t count = outputs->count;
@@ -313,25 +277,25 @@ kept_take(PyObject *self, PyObject *unused)
     outputs->bytes = 0;
     for (Py_ssize_t place = 0; place < count; place++)
         if (!is_unchanged(&kept[place]))
-            kept[place].kind = IS_CHANGED;
-    PyObject *groups = PyList_New(0), *changed = groups ? group_of(kept, count, IS_CHANGED, 0) : NULL, *both = NULL;
+            kept[place].group = CHANGED;
+    PyObject *groups = PyList_New(0), *changed = groups ? group_of(outputs, kept, count, CHANGED, 0) : NULL, *both = NULL;
     for (Py_ssize_t place = 0; changed && groups && place < count; place++) {
         if (!kept[place].tensor)
             continue;
-        PyObject *group = group_of(kept, count, kept[place].kind, 1);
+        PyObject *group = group_of(outputs, kept, count, kept[place].group, 1);
         if (!group || PyList_Append(groups, group) < 0)
             Py_CLEAR(groups);
         Py_XDECREF(group);
     }
     if (groups && changed)
-        both = PyTuple_Pack(2, groups, PyTuple_GetItem(changed, 2));
+        both = PyTuple_Pack(2, groups, PyTuple_GetItem(changed, 1));
     Py_XDECREF(groups);
     Py_XDECREF(changed);
     drop_kept(kept, count);
     return both;
 }
 
-/* (module, calls, elements of one) of the outputs that were kept since the last time. */
+/* (module, calls, elements of all) of the outputs that were kept since the last time. */
 static PyObject *
 kept_counted(PyObject *self, PyObject *unused)
 {
@@ -342,7 +306,7 @@ kept_counted(PyObject *self, PyObject *unused)
         if (!expected->calls)
             continue;
         PyObject *one = Py_BuildValue("nLL", place, (long long)expected->calls, (long long)expected->elements);
-        expected->calls = 0;
+        expected->calls = expected->elements = 0;
         if (!one || PyList_Append(found, one) < 0)
             Py_CLEAR(found);
         Py_XDECREF(one);
@@ -370,6 +334,10 @@ static PyMemberDef kept_members[] = {
     {"records", T_BOOL, offsetof(KeptOutputs, records), 0, NULL},
     {"looked", T_PYSSIZET, offsetof(KeptOutputs, looked), 0, NULL},
     {"count", T_PYSSIZET, offsetof(KeptOutputs, count), READONLY, NULL},
+    {"device", T_INT, offsetof(KeptOutputs, device), READONLY, NULL},
+    {"stream", T_LONGLONG, offsetof(KeptOutputs, current_stream), READONLY, NULL},
+    {"modules", T_PYSSIZET, offsetof(KeptOutputs, modules), READONLY, NULL},
+    {"step", T_INT, offsetof(KeptOutputs, step), 0, NULL},
     {"bytes", T_LONGLONG, offsetof(KeptOutputs, bytes), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
@@ -378,6 +346,7 @@ static PyMethodDef kept_methods[] = {
     {"allow", kept_allow, METH_VARARGS, NULL},
     {"counted", kept_counted, METH_NOARGS, NULL},
     {"drop", kept_drop, METH_NOARGS, NULL},
+    {"learn", kept_learn, METH_O, NULL},
     {"refuse", kept_refuse, METH_VARARGS, NULL},
     {"take", kept_take, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -8,7 +8,8 @@
  *     calls.c            Calls: the ended calls of one pass
  *     call_log.c         CallLog: the running and ended calls of one request
  *     call_figures.c     CallFigures: calls of many passes, added up by module
- *     kept_outputs.c     KeptOutputs: outputs that are counted when the pass ends
+ *     kept_outputs.c     KeptOutputs: outputs that are counted some passes later
+ *     kept_kinds.c       their shapes and types
  *     pass_template.c    PassTemplate: the spans of a pass as OTLP bytes
  *     shapes.c           describes inputs and outputs
  *     native_events.c    NativeEvents: records the events of one device by the driver's functions

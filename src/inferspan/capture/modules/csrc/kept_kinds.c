@@ -1,0 +1,65 @@
+/* The shapes and types of outputs that are kept: values of one kind are counted together. */
+#include "kept_outputs.h"
+
+static int
+is_of(const Kind *kind, const DLTensor *view)
+{
+    int same = view->ndim == kind->dimensions && type_of(view) == kind->type;
+    for (int32_t axis = 0; same && axis < view->ndim; axis++)
+        same = view->shape[axis] == kind->shape[axis];
+    return same;
+}
+
+/* Whether the memory of a tensor is small: it may be a part of a large one, which keeping it would keep. */
+static int
+is_small(const KeptOutputs *outputs, PyObject *tensor)
+{
+    PyObject *storage = PyObject_CallMethod(tensor, "untyped_storage", NULL);
+    PyObject *bytes = storage ? PyObject_CallMethod(storage, "nbytes", NULL) : NULL;
+    int64_t size = bytes ? PyLong_AsLongLong(bytes) : -1;
+    Py_XDECREF(storage);
+    Py_XDECREF(bytes);
+    PyErr_Clear();
+    return size > 0 && size <= outputs->largest;
+}
+
+/* The kind of a tensor whose memory is small and whose values can be counted; -1 if it is not such a one. */
+static int32_t
+new_kind(KeptOutputs *outputs, PyObject *tensor, const DLTensor *view)
+{
+    int floating = (view->dtype.code == FLOAT && view->dtype.bits >= 16) || view->dtype.code == BFLOAT;
+    if (!floating || view->dtype.lanes != 1 || view->ndim > SHORT_KEY || !is_small(outputs, tensor))
+        return -1;
+    int64_t elements = 1;
+    for (int32_t axis = 0; axis < view->ndim; axis++)
+        elements *= view->shape[axis];
+    if (elements < 1 || elements > outputs->most_elements)
+        return -1;
+    for (int32_t kind = 0; kind < outputs->known_kinds; kind++)
+        if (is_of(&outputs->kinds[kind], view))
+            return kind;
+    if (outputs->known_kinds == MOST_KINDS)
+        return -1;
+    Kind *made = &outputs->kinds[outputs->known_kinds];
+    made->bytes = elements * view->dtype.bits / 8;
+    made->elements = elements;
+    made->dimensions = view->ndim;
+    made->type = type_of(view);
+    memcpy(made->shape, view->shape, (size_t)view->ndim * sizeof(int64_t));
+    return outputs->known_kinds++;
+}
+
+int32_t
+kind_of(KeptOutputs *outputs, int32_t module, PyObject *tensor, const DLTensor *view)
+{
+    Expected *expected = &outputs->expected[module];
+    for (int form = 0; form < FORMS; form++)
+        if (expected->forms[form] >= 0 && is_of(&outputs->kinds[expected->forms[form]], view))
+            return expected->forms[form];
+    int32_t kind = new_kind(outputs, tensor, view);
+    if (kind >= 0) {
+        memmove(&expected->forms[1], &expected->forms[0], (FORMS - 1) * sizeof(int32_t));
+        expected->forms[0] = kind;
+    }
+    return kind;
+}

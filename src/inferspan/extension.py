@@ -22,12 +22,12 @@ _log = logging.getLogger("inferspan")
 _told: set[str] = set()
 """Lines that have been logged."""
 
-ABI = 10
+ABI = 11
 """Version of the interface between C and Python: incremented here and in ``csrc/module.c`` with every change of it."""
 NAME = "inferspan.capture.modules._recorder"
 CONTENTS = (
-    "Boundaries", "BoundaryEvents", "CallFigures", "CallLog", "ModuleCaller", "NativeEvents", "PassTemplate", "bind", "count_values",
-    "moments_of",
+    "Boundaries", "BoundaryEvents", "CallFigures", "CallLog", "KeptOutputs", "ModuleCaller", "NativeEvents", "PassTemplate", "bind",
+    "count_values", "moments_of",
 )  # fmt: skip
 """Names that an extension must have; that of an older working copy may lack some."""
 AGAIN = "install inferspan again"

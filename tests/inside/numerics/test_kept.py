@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from inferspan import semconv
+from inferspan import NonfiniteError, semconv
 from inferspan.capture.compile.state import SLOT
 from inferspan.capture.inside import hooks
 from inferspan.capture.inside.watch import WatchLog
@@ -88,6 +88,17 @@ class _Counted:
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
+
+
+def _always(module: Any) -> None:
+    forward = module.forward
+
+    def spoilt(hidden: Tensor) -> Tensor:
+        output: Tensor = forward(hidden).clone()
+        output[..., 0] = INF
+        return output
+
+    module.forward = spoilt
 
 
 def _proven(telemetry: Telemetry, model: nn.Module, **settings: Any) -> Any:
@@ -297,6 +308,101 @@ def test_other_outputs_go_the_long_way(telemetry: Telemetry) -> None:
     assert "parts.2" in {one.module for one in handle.numerics().problematic_modules}
 
 
+def test_images_in_another_order_are_counted(telemetry: Telemetry) -> None:
+    """Tensors whose channels lie last, mixed with plain ones of the shape."""
+    model = _Parts()
+    turns = itertools.count()
+    orders = (torch.channels_last, torch.contiguous_format)
+    for part in model.parts:
+        part.other = lambda made: made.view(1, 3, 2, 2).to(memory_format=orders[next(turns) % 7 % 2])
+    handle = _proven(telemetry, model)
+    model.parts[4].bad = dict.fromkeys(range(deferred.PROOF, deferred.PROOF + 20, 3), NAN)
+    model(torch.ones(3, 4), 20)
+    assert handle.numerics().not_looked_at == {}
+    assert [(one.module, one.calls) for one in handle.numerics().problematic_modules] == [("parts.4", 7)]
+    assert handle.numerics().nan_values == 14
+
+
+def test_raise_at_run_time(telemetry: Telemetry) -> None:
+    """Set after requests whose outputs were kept, it raises in the next one."""
+    model = _Parts()
+    handle = _proven(telemetry, model)
+    model(torch.ones(3, 4), 3)
+    handle.set(on_nonfinite="raise")
+    model.parts[2].bad = {deferred.PROOF + 3 + 1: INF}
+    with pytest.raises(NonfiniteError, match=r"parts\.2"):
+        model(torch.ones(3, 4), 3)
+    assert all(SLOT not in part.__dict__ for part in model.parts)
+
+
+def test_a_hook_in_the_middle_of_a_request_leaves_counts_where_they_belong(telemetry: Telemetry) -> None:
+    """A module that the program hooks while a request runs is looked at once a call, and its own span has the count."""
+    model, before = models.llama(), 0
+    handle = telemetry.instrument(model, numerics="all", modules="all", every_step=True)
+    with torch.no_grad():
+        model.generate(models.prompt(), do_sample=False, max_new_tokens=9, min_new_tokens=9)
+        calls, before = handle.numerics().calls, len(telemetry.modules())
+        module = model.get_submodule("model.layers.1.mlp.up_proj")
+        seen = itertools.count()
+
+        def spoil(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+            if next(seen) % 2:
+                output = output.clone()
+                output[..., 0] = INF
+            return output
+
+        def late(_: nn.Module, __: Any, output: Tensor) -> None:
+            if not module._forward_hooks and next(steps) == 3:
+                module.register_forward_hook(spoil)
+
+        steps = itertools.count()
+        head = model.lm_head.register_forward_hook(late)
+        model.generate(models.prompt(), do_sample=False, max_new_tokens=9, min_new_tokens=9)
+        head.remove()
+    assert handle.numerics().calls == 2 * calls
+    bad = [dict(span.attributes or {}) for span in telemetry.modules()[before:] if (span.attributes or {}).get(semconv.OUTPUT_STAT_INF_COUNT)]
+    assert [one[semconv.STEP_INDEX] for one in bad if one[semconv.MODULE_NAME] == "model.layers.1.mlp.up_proj"] == [5, 7]
+    telemetry.check()
+
+
+def test_counts_are_shown_in_all_passes_of_a_long_request(telemetry: Telemetry) -> None:
+    """Detail is handed over while it runs; each bad call has its count on its span, those of the newest pass too."""
+    model = models.llama()
+    handle = telemetry.instrument(model, numerics=["model.layers.*"], modules="all", every_step=True, max_spans_per_trace=10**6, span_hard_cap=10**6)
+    with torch.no_grad():
+        model.generate(models.prompt(), do_sample=False, max_new_tokens=9, min_new_tokens=9)
+        before = len(telemetry.modules())
+        _always(model.model.layers[1].mlp)
+        model.generate(models.prompt(), do_sample=False, max_new_tokens=200, min_new_tokens=200)
+    shown = [dict(span.attributes or {}) for span in telemetry.modules()[before:]]
+    of_it = [one for one in shown if one[semconv.MODULE_NAME] == "model.layers.1.mlp"]
+    assert len(of_it) == 200
+    assert all(one.get(semconv.OUTPUT_STAT_INF_COUNT) for one in of_it)
+    assert handle.numerics().first is not None
+    telemetry.check()
+
+
+def test_modules_of_another_engine_keep_their_names(telemetry: Telemetry) -> None:
+    """Where a model goes on with what another handle has found, numbers of modules are those of the new selection."""
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(models.llama(), peft.LoraConfig(target_modules=["q_proj"], r=2))
+    handle = telemetry.instrument(model, numerics="all")
+    with torch.no_grad():
+        for _ in range(3):
+            model.generate(input_ids=models.prompt(), do_sample=False, max_new_tokens=6, min_new_tokens=6)
+        merged = model.merge_and_unload()
+        calls = handle.numerics().calls
+        for _ in range(3):
+            merged.generate(models.prompt(), do_sample=False, max_new_tokens=6, min_new_tokens=6)
+        each = (handle.numerics().calls - calls) // 18
+        _always(merged.model.layers[1].mlp)
+        merged.generate(models.prompt(), do_sample=False, max_new_tokens=6, min_new_tokens=6)
+    first = handle.numerics().first
+    assert first is not None
+    assert first.module == "model.layers.1.mlp"
+    assert handle.numerics().calls == calls + 24 * each
+
+
 def test_modes_of_the_program_see_nothing(telemetry: Telemetry) -> None:
     """What a mode counts is what it counts without."""
 
@@ -332,7 +438,7 @@ def test_memory_is_bounded(telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch
 
 
 def _keeper(modules: int = 2, most: int = 4) -> Any:
-    return C.KeptOutputs(modules, most, 1 << 20, 100, 1 << 10, 1 << 12, lambda index: 0, lambda: None, lambda: False)
+    return C.KeptOutputs(modules, most, 1 << 20, 100, 1 << 10, 1 << 12, (lambda index: 0, lambda: False, lambda: None, lambda: False), False)
 
 
 def test_what_may_be_kept() -> None:
@@ -355,12 +461,14 @@ def test_what_may_be_kept() -> None:
     "call",
     [
         lambda: C.KeptOutputs(),
-        lambda: C.KeptOutputs(-1, 4, 1, 1, 1, 1, None, None, None),
+        lambda: C.KeptOutputs(-1, 4, 1, 1, 1, 1, (None,) * 4, False),
+        lambda: C.KeptOutputs(1, 4, 1, 1, 1, 1, (None,), False),
         lambda: _keeper().allow(2, torch.ones(1), 0),
         lambda: _keeper().learn(5),
         lambda: _keeper().allow(0),
         lambda: _keeper().refuse("a"),
-        lambda: C.CallLog().cut().mark("a", 0, 0),
+        lambda: C.CallLog().cut().mark("a", 0),
+        lambda: C.CallLog().cut().end_of(0),
     ],
 )
 def test_bad_values_in_c(call: Any) -> None:

@@ -273,6 +273,8 @@ class StepLog:
             with contain("profiler window"):
                 claim.end(now)
         profiled = claim is not None and claim.holds_events
+        if self.watch is not None:
+            self.watch.flush()
         if not self.open:
             self._start = max(self.last, self._phase_start)
         index, self.index, self.open = self.index, self.index + 1, False

@@ -23,6 +23,7 @@ from inferspan.capture.device.memory import device_of
 from inferspan.capture.modules.patterns import matches
 from inferspan.capture.modules.selection import select, walk
 from inferspan.capture.values.deferred import Stability
+from inferspan.capture.values.kept import KeptModules
 from inferspan.capture.values.unseen import hidden
 from inferspan.guard import contain
 from inferspan.records import ModuleBatch, ModuleInfo, RequestEnd
@@ -57,7 +58,7 @@ class Inside:
     def __init__(self, root: nn.Module, settings: Settings) -> None:
         self._root = weakref.ref(root)
         self.numerics, self.numerics_of_inputs, self.memory = Numerics(), Numerics(), Memory()
-        self.stability = Stability()
+        self.stability, self.kept = Stability(), KeptModules()
         self.passes, self.attention = PassWatch(settings), ModelAttention(settings)
         self.configure(settings)
         self.functions: list[ModuleFunction] = []
@@ -218,7 +219,7 @@ class InsideLog:
         self._call = call
         self._warns = on_nonfinite == "warn"
         self.waits = on_nonfinite == "raise"
-        self.watch = WatchLog(stability=inside.stability)
+        self.watch = WatchLog(stability=inside.stability, kept=inside.kept)
         self.watch_inputs, self._inputs = WatchLog(of_inputs=True), InputLog()
         self.steps: Any = getattr(call, "steps", None)
         self.positions = PositionLog(inside.positions)
@@ -235,7 +236,7 @@ class InsideLog:
                     self.steps.memory = self.memory
         if self.steps is not None and inside.watched != "none":
             self.steps.watch = self.watch
-        call.keeper = self.watch.keeper
+        call.keeper = None if self.waits else self.watch.keeper
         if self.watch.keeper is not None:
             self.watch.keeper.records = call.output_stats is None and self.memory is None and self.attention is None
         if inside.looks or (self.memory is not None and inside.reads_modules):
@@ -314,15 +315,19 @@ class InsideLog:
                 looked.row = -1
 
     def _mark(self, looked: Looked) -> bool:
-        call = self._call
-        for batch in reversed([*call.pending, *call.staged]):
-            if isinstance(batch, ModuleBatch) and batch.step == looked.step:
-                slot = MARKED + len(call.found_statistics)
-                # The last call of this number that had ended by then; its pass has not been handed over.
-                if hasattr(batch.calls, "mark") and batch.calls.mark(looked.row, looked.time, slot):
-                    call.found_statistics[slot] = looked.attributes()
-                    return True
-        return False
+        # Of the calls of this number that had ended by then, the latest. A pass whose step was not kept has none.
+        call, best, latest = self._call, None, -1
+        for batch in (*call.pending, *call.staged):
+            if isinstance(batch, ModuleBatch) and batch.step in (looked.step, None) and hasattr(batch.calls, "end_of"):
+                end = batch.calls.end_of(looked.row, looked.time)
+                if end > latest:
+                    best, latest = batch, end
+        if best is None:
+            return False
+        slot = MARKED + len(call.found_statistics)
+        best.calls.mark(looked.row, slot)  # type: ignore[attr-defined]
+        call.found_statistics[slot] = looked.attributes()
+        return True
 
     def abandon(self) -> None:
         """Ask the device nothing any more: only the thread of the request may."""

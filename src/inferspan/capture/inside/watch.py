@@ -23,7 +23,7 @@ from inferspan.capture.modules.shapes import all_tensors
 from inferspan.capture.values import host
 from inferspan.capture.values.counts import Counted, DeviceCounts
 from inferspan.capture.values.deferred import DeferredCounts, Stability
-from inferspan.capture.values.kept import NoKeeper
+from inferspan.capture.values.kept import KeptModules, NoKeeper
 from inferspan.capture.values.pieces import LARGEST
 from inferspan.capture.values.staging import LARGEST_STAGED
 from inferspan.guard import contain
@@ -140,10 +140,13 @@ class WatchLog:
     Args:
         of_inputs: whether their inputs were, in the order in which they began.
         stability: of the modules of the model; without it outputs on a device are counted at once, each by itself.
+        kept: the modules whose outputs C code may keep.
         reads_host: whether values in the memory of the host are counted there; if not, as those of a device.
     """
 
-    def __init__(self, *, of_inputs: bool = False, stability: Stability | None = None, reads_host: bool = True) -> None:
+    def __init__(
+        self, *, of_inputs: bool = False, stability: Stability | None = None, kept: KeptModules | None = None, reads_host: bool = True
+    ) -> None:
         self._of_inputs = of_inputs
         self._reads_host = reads_host
         self._rows = DeviceCounts()
@@ -155,7 +158,7 @@ class WatchLog:
         self._kinds: dict[Any, int] = {}
         self._several = torch.cuda.is_initialized() and torch.cuda.device_count() > 1  # type: ignore[no-untyped-call]
         self._placed: list[tuple[Any, Counted]] = []
-        self._deferred = None if stability is None else DeferredCounts(stability, self.left_out, CAPACITY)
+        self._deferred = None if stability is None else DeferredCounts(stability, self.left_out, kept, CAPACITY)
         self.keeper = None if self._deferred is None else self._deferred.keeper
         """Keeps outputs of modules that have observers in their slots; ``None`` without the extension."""
         self._calls: Any = NoKeeper() if self._deferred is None else self._deferred.calls

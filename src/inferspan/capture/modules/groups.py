@@ -212,6 +212,7 @@ class Observed:
             if id(module) in fused:
                 self.fused = True
             elif may_hook(module):
+                self._engine.hook_instead(module)
                 self._handles.append(module.register_forward_pre_hook(EnterHook(info, self._engine), with_kwargs=True))
                 self._handles.append(module.register_forward_hook(ExitHook(info, self._engine)))
             else:
@@ -262,7 +263,7 @@ class InsideGroup(Observed):
     def select(self, entries: Iterable[tuple[nn.Module, ModuleInfo, nn.Module]]) -> None:
         """Take these modules."""
         super().select(entries)
-        self._engine.inside.stability.kept.select(info.name for _, info, _, _ in self.selection)
+        self._engine.inside.kept.select(info.name for _, info, _, _ in self.selection)
 
     def attach(self) -> None:
         """Attach to all of the modules."""
@@ -270,6 +271,14 @@ class InsideGroup(Observed):
         observe = self._observe if compiling.watch(self._engine) and IN_C else None
         self._engine.inside.attention.patch()
         self.refused = attach(self.selection, self._engine, self._engine.fused_modules(), self._handles, observe)
+
+    def hook_instead(self, module: nn.Module) -> None:
+        """Look at outputs of a module by a hook from now on, if that is done from its slot: before hooks that come later."""
+        taken: Any = module.__dict__.get(SLOT)
+        if IN_C and type(taken) is ObservedCall and taken.attached and not taken.records and taken.engine is self._engine:
+            self._handles.append(module.register_forward_hook(taken.watch))
+            taken.attached = False
+            module.__dict__.pop(SLOT, None)
 
     def _observe(self, module: nn.Module, info: ModuleInfo, hook: WatchHook, number: int) -> bool:
         """Look at outputs of a module from its slot, which costs less than a hook; false if that is occupied, or the program has hooks."""

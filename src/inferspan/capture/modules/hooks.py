@@ -269,6 +269,10 @@ class ModuleObservers:
             if not self._closed:
                 self._of_inside.acquire(held)
 
+    def hook_instead(self, module: nn.Module) -> None:
+        """See ``InsideGroup.hook_instead``; the lock is held."""
+        self._of_inside.hook_instead(module)
+
     def release_inside(self, held: Held = None) -> None:
         """Detach it, if no other recorded call needs it."""
         with self._lock:

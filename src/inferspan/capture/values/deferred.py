@@ -58,14 +58,9 @@ written to the output, and nothing has replaced its values or freed its memory."
 
 
 class Stability:
-    """Which modules of one model leave their outputs as they are for some passes; requests on several threads may share it.
-
-    Attributes:
-        kept: the modules whose outputs C code may keep.
-    """
+    """Which modules of one model leave their outputs as they are for some passes; requests on several threads may share it."""
 
     def __init__(self) -> None:
-        self.kept = KeptModules()
         self._same: Counter[str] = Counter()
         self._changed: set[str] = set()
 
@@ -98,6 +93,7 @@ class DeferredCounts:
     Args:
         stability: of the modules of the model.
         left_out: counts the outputs that could not be counted, by reason.
+        modules: whose outputs C code may keep.
         most_calls: that are looked at.
 
     Attributes:
@@ -105,17 +101,21 @@ class DeferredCounts:
         calls: the keeper, or what counts calls in its place.
     """
 
-    def __init__(self, stability: Stability, left_out: Counter[str], most_calls: int = 1 << 18) -> None:
+    def __init__(
+        self, stability: Stability, left_out: Counter[str], modules: KeptModules | None = None, most_calls: int = 1 << 18
+    ) -> None:
         self._stability = stability
         self._left_out = left_out
         self._allowed = not has_compiled()
-        self._names = stability.kept.names
+        self._modules = KeptModules() if modules is None else modules
+        # As they are now: others may be selected while the request runs.
+        self._names, self._numbers = self._modules.names, self._modules.numbers
         limits = Limits(MOST_KEPT, MOST_BYTES, most_calls, LARGEST_STAGED, LARGEST_KEPT)
-        self.keeper = stability.kept.keeper(limits) if self._allowed else None
+        self.keeper = self._modules.keeper(limits) if self._allowed else None
         self.calls: Any = NoKeeper() if self.keeper is None else self.keeper
         if self.keeper is not None:
-            for module in (*stability.changed, *stability.kept.in_turn(CHECKED)):
-                stability.kept.refuse(self.keeper, module)
+            for module in (*stability.changed, *self._modules.in_turn(CHECKED)):
+                self._refuse(module)
         self._noted: list[tuple[Place[int], bytes]] = []
         self._lost_notes: list[bytes] = []
         self._seen = (0, 0)
@@ -275,8 +275,12 @@ class DeferredCounts:
     def _change(self, module: str) -> None:
         self._checks[module] = _AT_ONCE
         self._stability.note(module, same=False)
-        if self.keeper is not None:
-            self._stability.kept.refuse(self.keeper, module)
+        self._refuse(module)
+
+    def _refuse(self, module: str) -> None:
+        """Keep no more outputs of a module in C."""
+        if self.keeper is not None and (number := self._numbers.get(module)) is not None:
+            self.keeper.refuse(number)
 
     def _compare(self, key: _Key, pairs: list[tuple[_Kept, Tensor]]) -> None:
         """Launch the comparison of outputs of one shape with their copies."""
@@ -308,7 +312,7 @@ class DeferredCounts:
         noted, self._noted = self._noted, []
         lost_notes, self._lost_notes = self._lost_notes, []
         rows = self._counts.read()
-        counts = {place.group: rows[place.group].tolist() for place, _ in counted}
+        counts = {group: rows[group].tolist() for group in {place.group for place, _ in counted}}
         changed = set()
         for place, modules in compared:
             for module, (equal,) in zip(modules, same[place.group][place.order], strict=True):
@@ -367,7 +371,7 @@ class DeferredCounts:
         """Keep nothing any more, and count none of it."""
         if self.keeper is not None:
             self.keeper.drop()
-            self._stability.kept.remember(self.keeper)
+            self._modules.remember(self.keeper, self._names)
         self._kept, self._watched, self._number, self._bytes, self._watched_bytes = {}, {}, 0, 0, 0
 
 

@@ -20,7 +20,13 @@ Keeper = Any
 """``KeptOutputs`` of the C extension."""
 _NOTE = struct.Struct("=qqiiii")
 _extension: Any = load().module
-_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_TORCH: Any = (
+    getattr(torch._C, "_cuda_getCurrentRawStream", None),
+    getattr(torch._C, "_cuda_isCurrentStreamCapturing", None),
+    torch._C._functorch.peek_interpreter_stack,
+    torch._C._is_torch_function_mode_enabled,
+)
+"""Functions: the current stream of a device, whether a graph is captured, what transforms tensors, and whether a mode sees calls."""
 
 
 class Note(NamedTuple):
@@ -87,41 +93,35 @@ class KeptModules:
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
-        self._numbers: dict[str, int] = {}
+        self.numbers: dict[str, int] = {}
         self._last: Keeper | None = None
         self._turn = 0
 
     def select(self, names: Iterable[str]) -> None:
         """The modules are these from now on, in this order."""
         self.names = tuple(names)
-        self._numbers = {name: number for number, name in enumerate(self.names)}
+        self.numbers = {name: number for number, name in enumerate(self.names)}
         self._last = None
 
     def keeper(self, limits: Limits) -> Keeper | None:
         """What keeps outputs in a request, and knows what is kept of the last one; ``None`` without the extension."""
         if _extension is None or not self.names:
             return None
-        transforms, functions = torch._C._functorch.peek_interpreter_stack, torch._C._is_torch_function_mode_enabled
-        made = _extension.KeptOutputs(
-            len(self.names), limits.number, limits.bytes, limits.calls, limits.elements, limits.largest, _stream, transforms, functions
-        )
+        # Whether a graph is captured can be asked of the current device only; a device's default stream cannot capture.
+        several = torch.cuda.is_initialized() and torch.cuda.device_count() > 1  # type: ignore[no-untyped-call]
+        made = _extension.KeptOutputs(len(self.names), *limits, _TORCH, several)
         last = self._last
         if last is not None:
             made.learn(last)
         return made
 
-    def remember(self, keeper: Keeper) -> None:
-        """The next request goes on with what this one allows."""
-        self._last = keeper if len(self.names) == keeper.modules else None
+    def remember(self, keeper: Keeper, names: tuple[str, ...]) -> None:
+        """The next request goes on with what this one allows, if it is of the same modules."""
+        if names is self.names:
+            self._last = keeper
 
     def in_turn(self, number: int) -> list[str]:
         """As many modules, others each time, until all have had their turn."""
         names, first = self.names, self._turn
         self._turn = (first + number) % max(1, len(names))
         return [*names[first : first + number], *names[: max(0, first + number - len(names))]] if number < len(names) else [*names]
-
-    def refuse(self, keeper: Keeper, module: str) -> None:
-        """Keep no more outputs of a module."""
-        number = self._numbers.get(module)
-        if number is not None and len(self.names) == keeper.modules:
-            keeper.refuse(number)

@@ -101,28 +101,46 @@ calls_columns(PyObject *self, PyObject *unused)
     return named;
 }
 
-/* (number, moment, index): the call of this number that had ended at the moment has these statistics; whether there is one without any. */
+/* The row of a call without statistics; NULL if there is none. */
+static Row *
+row_of_number(Calls *calls, long number)
+{
+    for (Py_ssize_t place = 0; place < calls->count; place++)
+        if (calls->rows[place].number == number && calls->rows[place].statistics < 0)
+            return &calls->rows[place];
+    return NULL;
+}
+
+/* (number, moment): when the call of this number ended, if it has no statistics and that was no later; else -1. */
+static PyObject *
+calls_end_of(PyObject *self, PyObject *args)
+{
+    long number;
+    long long moment;
+    if (!PyArg_ParseTuple(args, "lL:end_of", &number, &moment))
+        return NULL;
+    const Row *row = row_of_number((Calls *)self, number);
+    return PyLong_FromLongLong(row && row->end <= moment ? row->end : -1);
+}
+
+/* (number, index): the call of this number has these statistics. */
 static PyObject *
 calls_mark(PyObject *self, PyObject *args)
 {
-    Calls *calls = (Calls *)self;
     long number;
-    long long moment, index;
-    if (!PyArg_ParseTuple(args, "lLL:mark", &number, &moment, &index))
+    long long index;
+    if (!PyArg_ParseTuple(args, "lL:mark", &number, &index))
         return NULL;
-    for (Py_ssize_t place = 0; place < calls->count; place++) {
-        Row *row = &calls->rows[place];
-        if (row->number == number && row->end <= moment && row->statistics < 0) {
-            row->statistics = index;
-            return PyBool_FromLong(1);
-        }
-    }
-    return PyBool_FromLong(0);
+    Row *row = row_of_number((Calls *)self, number);
+    if (row)
+        row->statistics = index;
+    return PyBool_FromLong(row != NULL);
 }
 
 static PyMethodDef calls_methods[] = {
     {"columns", calls_columns, METH_NOARGS, NULL},
     {"figures", new_figures, METH_VARARGS | METH_STATIC, NULL},
+    {"end_of", calls_end_of, METH_VARARGS, NULL},
     {"mark", calls_mark, METH_VARARGS, NULL},
     {"rows", calls_rows, METH_NOARGS, NULL},
     {"template", new_template, METH_VARARGS, NULL},

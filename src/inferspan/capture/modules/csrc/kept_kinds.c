@@ -14,8 +14,8 @@ is_of(const Kind *kind, const DLTensor *view)
 static int
 is_small(const KeptOutputs *outputs, PyObject *tensor)
 {
-    PyObject *storage = PyObject_CallMethod(tensor, "untyped_storage", NULL);
-    PyObject *bytes = storage ? PyObject_CallMethod(storage, "nbytes", NULL) : NULL;
+    PyObject *storage = PyObject_CallMethodObjArgs(tensor, state.str_storage, NULL);
+    PyObject *bytes = storage ? PyObject_CallMethodObjArgs(storage, state.str_nbytes, NULL) : NULL;
     int64_t size = bytes ? PyLong_AsLongLong(bytes) : -1;
     Py_XDECREF(storage);
     Py_XDECREF(bytes);
@@ -54,8 +54,12 @@ kind_of(KeptOutputs *outputs, int32_t module, PyObject *tensor, const DLTensor *
 {
     Expected *expected = &outputs->expected[module];
     for (int form = 0; form < FORMS; form++)
-        if (expected->forms[form] >= 0 && is_of(&outputs->kinds[expected->forms[form]], view))
-            return expected->forms[form];
+        if (expected->forms[form] >= 0 && is_of(&outputs->kinds[expected->forms[form]], view)) {
+            PyObject *part = PyObject_CallMethodObjArgs(tensor, state.str_is_view, NULL);
+            PyErr_Clear();
+            Py_XDECREF(part); /* True and False live on */
+            return part == Py_False || is_small(outputs, tensor) ? expected->forms[form] : -1;
+        }
     int32_t kind = new_kind(outputs, tensor, view);
     if (kind >= 0) {
         memmove(&expected->forms[1], &expected->forms[0], (FORMS - 1) * sizeof(int32_t));

@@ -20,21 +20,23 @@ kept_dealloc(PyObject *self)
     drop_kept(outputs->kept, outputs->count);
     PyMem_Free(outputs->expected);
     Py_XDECREF(outputs->stream);
+    Py_XDECREF(outputs->capturing);
     Py_XDECREF(outputs->transforms);
     Py_XDECREF(outputs->functions);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
 
-/* (modules, most outputs, most bytes, most calls, most elements and bytes of an output, stream, transforms, functions) */
+/* (modules, most outputs, most bytes, most calls, most elements and bytes of an output, functions of torch, whether there are several devices) */
 static PyObject *
 kept_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     Py_ssize_t modules, most, most_looked;
     long long most_bytes, most_elements, largest;
-    PyObject *stream, *transforms, *functions;
-    if (!PyArg_ParseTuple(args, "nnLnLLOOO:KeptOutputs", &modules, &most, &most_bytes, &most_looked, &most_elements, &largest, &stream,
-                          &transforms, &functions))
+    PyObject *stream, *capturing, *transforms, *functions;
+    int several;
+    if (!PyArg_ParseTuple(args, "nnLnLL(OOOO)p:KeptOutputs", &modules, &most, &most_bytes, &most_looked, &most_elements, &largest, &stream,
+                          &capturing, &transforms, &functions, &several))
         return NULL;
     if (modules < 0 || most < 0) {
         PyErr_SetString(PyExc_ValueError, "numbers must not be negative");
@@ -44,6 +46,8 @@ kept_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!made)
         return NULL;
     made->stream = owned(stream);
+    made->capturing = owned(capturing);
+    made->several = (char)several;
     made->transforms = owned(transforms);
     made->functions = owned(functions);
     made->most = most;
@@ -110,7 +114,10 @@ on_stream(const KeptOutputs *outputs)
     Py_XDECREF(index);
     Py_XDECREF(found);
     PyErr_Clear();
-    return !failed && stream == outputs->current_stream;
+    if (failed || stream != outputs->current_stream)
+        return 0;
+    /* A device's default stream cannot capture a graph, but the current stream may be one of another device. */
+    return (!stream && !outputs->several) || answers(outputs->capturing, Py_False);
 }
 
 int
@@ -119,14 +126,15 @@ keep_output(PyObject *keeper, PyObject *output, int32_t module, int32_t row)
     KeptOutputs *outputs = (KeptOutputs *)keeper;
     if (!keeper || !PyObject_TypeCheck(keeper, state.kept_type) || !outputs->running || module < 0 || module >= outputs->modules)
         return 0;
-    PyObject *tensor = outputs->expected[module].allowed && state.view ? only_tensor(output) : NULL;
+    PyObject *tensor = outputs->expected[module].allowed && state.always_view ? only_tensor(output) : NULL;
     if (!tensor || (row >= 0 && !outputs->records) || outputs->count >= outputs->most || outputs->looked >= outputs->most_looked)
         return 0;
     if (!answers(outputs->transforms, Py_None) || !answers(outputs->functions, Py_False))
         return 0;
     DLTensor view;
-    if (state.view(tensor, &view) < 0) {
+    if (state.always_view(tensor, &view) < 0) {
         PyErr_Clear();
+        outputs->expected[module].allowed = 0; /* torch takes a millisecond to refuse one */
         return 0;
     }
     if (view.device.type != outputs->device_type || (outputs->device >= 0 && view.device.index != outputs->device))
@@ -140,6 +148,9 @@ keep_output(PyObject *keeper, PyObject *output, int32_t module, int32_t row)
         PyErr_Clear();
     Py_XDECREF(graph);
     if (graph != Py_False)
+        return 0;
+    /* A collection of garbage may have run anything in between. */
+    if (!outputs->running || outputs->count >= outputs->most)
         return 0;
     if (!outputs->kept && !(outputs->kept = PyMem_Malloc((size_t)outputs->most * sizeof(Kept))))
         return 0;
@@ -167,9 +178,9 @@ kept_allow(PyObject *self, PyObject *args)
         PyErr_SetString(PyExc_IndexError, "index out of range");
         return NULL;
     }
-    if (Py_TYPE(tensor) != state.tensor || !state.view)
+    if (Py_TYPE(tensor) != state.tensor || !state.always_view)
         return PyBool_FromLong(0);
-    if (state.view(tensor, &view) < 0) {
+    if (state.always_view(tensor, &view) < 0) {
         PyErr_Clear();
         return PyBool_FromLong(0);
     }
@@ -231,7 +242,7 @@ is_unchanged(const Kept *kept)
     DLTensor view;
     if (version_of(kept->tensor) != kept->version)
         return 0;
-    if (state.view && state.view(kept->tensor, &view) == 0)
+    if (state.always_view && state.always_view(kept->tensor, &view) == 0)
         return address_in(&view) == kept->address;
     PyErr_Clear();
     return 0;

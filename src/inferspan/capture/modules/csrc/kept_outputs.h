@@ -37,12 +37,13 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *stream, *transforms, *functions; /* functions of torch: the stream of a device, and what changes tensors or calls now */
+    PyObject *stream, *capturing, *transforms, *functions; /* of torch, see kept.py */
     int64_t current_stream, bytes, most_bytes, most_elements, largest;
     int32_t device_type, device;
     int step;
     char running; /* whether Python has seen the pass */
     char records; /* whether a recorded call has no other statistics */
+    char several; /* devices */
     Py_ssize_t looked, most_looked, most, count, modules;
     Kept *kept;
     Expected *expected;

@@ -2,7 +2,7 @@
 #include "recorder.h"
 
 /* Incremented here and in extension.py with every change of the interface between C and Python. */
-#define ABI 10
+#define ABI 11
 
 State state;
 
@@ -13,6 +13,7 @@ find_view(PyObject *tensor_class)
     static const char *names[] = {"__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"};
     state.view = NULL;
     state.refusals = 0;
+    state.always_view = NULL;
     for (int place = 0; place < 2 && !state.view; place++) {
         PyObject *capsule = PyObject_GetAttrString(tensor_class, names[place]);
         if (!capsule) {
@@ -24,7 +25,7 @@ find_view(PyObject *tensor_class)
         if (PyCapsule_IsValid(capsule, "dlpack_exchange_api")) {
             const DLPackExchangeAPI *found = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
             if (found && found->header.version.major == 1)
-                state.view = found->tensor_from_object;
+                state.view = state.always_view = found->tensor_from_object;
         }
         Py_DECREF(capsule);
     }
@@ -96,10 +97,13 @@ PyInit__recorder(void)
         {&state.str_modules, "_modules"},
         {&state.str_other, "_OTHER"},
         {&state.str_record, "record"},
+        {&state.str_is_view, "_is_view"},
+        {&state.str_nbytes, "nbytes"},
         {&state.str_requires_grad, "requires_grad"},
         {&state.str_seconds, "seconds"},
         {&state.str_shape, "shape"},
         {&state.str_stage, "stage"},
+        {&state.str_storage, "untyped_storage"},
         {&state.str_version, "_version"},
         {&state.str_hook_tables[0], "_backward_hooks"},
         {&state.str_hook_tables[1], "_backward_pre_hooks"},

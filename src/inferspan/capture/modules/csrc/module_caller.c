@@ -126,7 +126,11 @@ watch_output(CallLog *log, ModuleCaller *caller, PyObject *args, PyObject *outpu
 {
     if (!caller->watch || caller->watch == Py_None)
         return 0;
-    if (keep_output(log->keeper, output, caller->number, row))
+    PyObject *keeper = log->keeper;
+    Py_XINCREF(keeper);
+    int kept = keep_output(keeper, output, caller->number, row);
+    Py_XDECREF(keeper);
+    if (kept)
         return 1;
     PyObject *watch = owned(caller->watch), *seen = PyObject_CallFunctionObjArgs(watch, caller->module, args, output, NULL);
     Py_DECREF(watch);
@@ -201,6 +205,16 @@ record_failure(CallLog *log, ModuleCaller *caller, uint64_t serial)
     PyErr_Restore(type, value, trace);
 }
 
+/* A call of a module of this log that is not recorded. */
+static PyObject *
+watched_call(ModuleCaller *caller, CallLog *log, PyObject *forward, PyObject *args, PyObject *kwargs)
+{
+    PyObject *output = PyObject_Call(forward, args, kwargs);
+    if (output && watch_output(log, caller, args, output, -1) < 0)
+        Py_CLEAR(output);
+    return output;
+}
+
 static PyObject *
 recorded_call(ModuleCaller *caller, CallLog *log, PyObject *forward, PyObject *args, PyObject *kwargs)
 {
@@ -215,7 +229,7 @@ recorded_call(ModuleCaller *caller, CallLog *log, PyObject *forward, PyObject *a
     int begun = inputs ? push_frame(log, caller->info, inputs, moment, caller->stage) : -1;
     Py_XDECREF(inputs);
     if (begun < 0)
-        return contained() < 0 ? NULL : PyObject_Call(forward, args, kwargs);
+        return contained() < 0 ? NULL : watched_call(caller, log, forward, args, kwargs);
     uint64_t serial = log->frames[log->open - 1].serial;
     int32_t number = log->frames[log->open - 1].number;
     if (log->clock && PyObject_TypeCheck(log->clock, state.boundaries_type))
@@ -234,16 +248,6 @@ recorded_call(ModuleCaller *caller, CallLog *log, PyObject *forward, PyObject *a
     else if (record_return(log, caller, serial, boundaries, output, moment, kept) < 0 && contained() < 0)
         Py_CLEAR(output);
     Py_XDECREF(boundaries);
-    return output;
-}
-
-/* A call of a module of this log that is not recorded. */
-static PyObject *
-watched_call(ModuleCaller *caller, CallLog *log, PyObject *forward, PyObject *args, PyObject *kwargs)
-{
-    PyObject *output = PyObject_Call(forward, args, kwargs);
-    if (output && watch_output(log, caller, args, output, -1) < 0)
-        Py_CLEAR(output);
     return output;
 }
 

@@ -95,12 +95,13 @@ typedef struct {
     /* Reads a tensor by DLPack. NULL if this torch has no such function, or after MOST_REFUSALS tensors that DLPack cannot express: torch
      * takes a millisecond to refuse one. */
     int (*view)(void *object, DLTensor *out);
+    int (*always_view)(void *object, DLTensor *out); /* the same, whatever was refused */
     int refusals;
 
     PyTypeObject *calls_type, *call_log_type, *native_events_type, *boundary_events_type, *boundaries_type, *caller_type, *figures_type, *kept_type, *template_type;
     PyObject *empty; /* () */
     PyObject *str_append, *str_call, *str_call_impl, *str_dtype, *str_forward, *str_instead, *str_modules, *str_native, *str_other, *str_record,
-        *str_requires_grad, *str_seconds, *str_shape, *str_stage, *str_version;
+        *str_is_view, *str_nbytes, *str_requires_grad, *str_seconds, *str_shape, *str_stage, *str_storage, *str_version;
     PyObject *str_hook_tables[HOOK_TABLES], *str_global_hook_tables[HOOK_TABLES];
 } State;
 

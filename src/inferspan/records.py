@@ -26,45 +26,14 @@ from .module_records import (
     PassFlow,
     PassRun,
     RowFigures,
-)
+)  # fmt: skip
 
 __all__ = [
-    "KIND_BATCH",
-    "AttributeValue",
-    "BatchFigures",
-    "Failure",
-    "FlowCall",
-    "FlowEdge",
-    "LoadEnd",
-    "LoadRecorder",
-    "LoadScope",
-    "Message",
-    "ModelInfo",
-    "ModuleBatch",
-    "ModuleCall",
-    "ModuleCalls",
-    "ModuleColumns",
-    "ModuleInfo",
-    "ModuleRow",
-    "ModuleStage",
-    "Moments",
-    "PassFacts",
-    "PassFlow",
-    "PassRun",
-    "Phase",
-    "PhaseKey",
-    "Profiled",
-    "Record",
-    "Recorder",
-    "RequestEnd",
-    "RequestScope",
-    "RequestStart",
-    "RowFigures",
-    "Sample",
-    "Sampler",
-    "Stage",
-    "Step",
-]
+    "KIND_BATCH", "AttributeValue", "BatchFigures", "Failure", "FlowCall", "FlowEdge", "LoadEnd", "LoadRecorder", "LoadScope", "Message",
+    "ModelInfo", "ModuleBatch", "ModuleCall", "ModuleCalls", "ModuleColumns", "ModuleInfo", "ModuleRow", "ModuleStage", "Moments",
+    "PassFacts", "PassFlow", "PassRun", "Phase", "PhaseKey", "Profiled", "Record", "Recorder", "RequestEnd", "RequestScope",
+    "RequestStart", "RowFigures", "Sample", "Sampler", "Stage", "Step",
+]  # fmt: skip
 
 AttributeValue = bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str]
 Attributes = Mapping[str, AttributeValue]

@@ -323,6 +323,22 @@ def test_images_in_another_order_are_counted(telemetry: Telemetry) -> None:
     assert handle.numerics().nan_values == 14
 
 
+@pytest.mark.parametrize("statistics", [False, True])
+def test_outputs_without_dimensions_are_counted(telemetry: Telemetry, statistics: bool) -> None:
+    """As a loss is: in requests whose outputs are counted at once, compared, and kept; those of other modules are counted beside them."""
+    model = _Parts()
+    model.parts[3].other = torch.sum
+    model.parts[5].bad = dict.fromkeys(range(0, 40, 2), NAN)
+    handle = telemetry.instrument(model, numerics=["parts.*"], modules="all" if statistics else "none", output_stats=statistics)
+    model.parts[3].bad = dict.fromkeys(range(0, 40, 2), INF)
+    for _ in range(4):
+        model(torch.ones(3, 4), 10)
+    assert handle.numerics().calls == 240
+    assert handle.numerics().elements == 200 * 12 + 40
+    assert {one.module: one.calls for one in handle.numerics().problematic_modules} == {"parts.3": 20, "parts.5": 20}
+    assert handle.numerics().inf_values == 20
+
+
 def test_raise_at_run_time(telemetry: Telemetry) -> None:
     """Set after requests whose outputs were kept, it raises in the next one."""
     model = _Parts()
@@ -338,7 +354,7 @@ def test_raise_at_run_time(telemetry: Telemetry) -> None:
 def test_a_hook_in_the_middle_of_a_request_leaves_counts_where_they_belong(telemetry: Telemetry) -> None:
     """A module that the program hooks while a request runs is looked at once a call, and its own span has the count."""
     model, before = models.llama(), 0
-    handle = telemetry.instrument(model, numerics="all", modules="all", every_step=True)
+    handle = telemetry.instrument(model, numerics="all", modules="all")
     with torch.no_grad():
         model.generate(models.prompt(), do_sample=False, max_new_tokens=9, min_new_tokens=9)
         calls, before = handle.numerics().calls, len(telemetry.modules())
@@ -346,7 +362,7 @@ def test_a_hook_in_the_middle_of_a_request_leaves_counts_where_they_belong(telem
         seen = itertools.count()
 
         def spoil(_: nn.Module, __: Any, output: Tensor) -> Tensor:
-            if next(seen) % 2:
+            if next(seen) % 2 == 0:
                 output = output.clone()
                 output[..., 0] = INF
             return output
@@ -361,7 +377,7 @@ def test_a_hook_in_the_middle_of_a_request_leaves_counts_where_they_belong(telem
         head.remove()
     assert handle.numerics().calls == 2 * calls
     bad = [dict(span.attributes or {}) for span in telemetry.modules()[before:] if (span.attributes or {}).get(semconv.OUTPUT_STAT_INF_COUNT)]
-    assert [one[semconv.STEP_INDEX] for one in bad if one[semconv.MODULE_NAME] == "model.layers.1.mlp.up_proj"] == [5, 7]
+    assert [one[semconv.STEP_INDEX] for one in bad if one[semconv.MODULE_NAME] == "model.layers.1.mlp.up_proj"] == [4, 8]
     telemetry.check()
 
 

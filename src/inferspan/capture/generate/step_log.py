@@ -267,9 +267,9 @@ class StepLog:
     def close(self, now: int, outputs: Described, failure: str | None) -> int | None:
         """End the open step, or one whose beginning was not seen; the positions of a row that it had, if known."""
         request, modules, claim, clock = self._request, self.modules, self._request.window_claim, self._request.clock
+        if clock is not None:
+            clock.end()
         if claim is not None:
-            if clock is not None:
-                clock.end()
             with contain("profiler window"):
                 claim.end(now)
         profiled = claim is not None and claim.holds_events

@@ -315,13 +315,13 @@ class InsideLog:
                 looked.row = -1
 
     def _mark(self, looked: Looked) -> bool:
-        # Of the calls of this number that had ended by then, the latest. A pass whose step was not kept has none.
+        # Of the calls of this module and number that had ended by then, the latest, if nobody has got its statistics.
         call, best, latest = self._call, None, -1
         for batch in (*call.pending, *call.staged):
-            if isinstance(batch, ModuleBatch) and batch.step in (looked.step, None) and hasattr(batch.calls, "end_of"):
-                end = batch.calls.end_of(looked.row, looked.time)
-                if end > latest:
-                    best, latest = batch, end
+            if isinstance(batch, ModuleBatch) and batch.statistics is call.found_statistics and hasattr(batch.calls, "end_of"):
+                found = batch.calls.end_of(looked.row, looked.time)
+                if found is not None and found[0] > latest and found[1].name == looked.module:
+                    best, latest = batch, found[0]
         if best is None:
             return False
         slot = MARKED + len(call.found_statistics)

@@ -276,9 +276,11 @@ class InsideGroup(Observed):
         """Look at outputs of a module by a hook from now on, if that is done from its slot: before hooks that come later."""
         taken: Any = module.__dict__.get(SLOT)
         if IN_C and type(taken) is ObservedCall and taken.attached and not taken.records and taken.engine is self._engine:
-            self._handles.append(module.register_forward_hook(taken.watch))
+            # In this order an interrupt, or a call on another thread, leaves no output that is counted twice.
+            watch, taken.watch = taken.watch, None
             taken.attached = False
             module.__dict__.pop(SLOT, None)
+            self._handles.append(module.register_forward_hook(watch))
 
     def _observe(self, module: nn.Module, info: ModuleInfo, hook: WatchHook, number: int) -> bool:
         """Look at outputs of a module from its slot, which costs less than a hook; false if that is occupied, or the program has hooks."""

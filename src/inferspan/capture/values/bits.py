@@ -65,4 +65,4 @@ def counts_of_stack(stack: Tensor) -> Tensor:
     """The same of each tensor in ``[n, ...]``, which is written to; ``torch.stack`` keeps the order in which tensors lie in memory."""
     known = _FORMATS[stack.dtype]
     size = stack.view(known.whole).bitwise_and_(known.magnitude)
-    return (size.flatten(1).unsqueeze(1) >= _limits_of(stack.dtype, stack.device)).sum(2)
+    return (size.reshape(len(stack), 1, -1) >= _limits_of(stack.dtype, stack.device)).sum(2)

@@ -26,7 +26,7 @@ from inferspan.capture.compile.transforms import is_capturing
 from inferspan.capture.modules.device_rows import DeviceRows, Place
 from inferspan.guard import contain
 
-from .bits import counts_of_rows, counts_of_stack
+from .bits import counts_of_stack
 from .kept import Keeper, KeptModules, Limits, NoKeeper, Note, notes_of, number_of_notes
 from .staging import LARGEST_STAGED
 from .unseen import hidden
@@ -204,11 +204,11 @@ class DeferredCounts:
             self.flush()
 
     @hidden
-    def flush(self) -> None:
-        """Count what is kept, compare what is to be compared, and keep neither; waits for nothing."""
+    def flush(self, *, may_wait: bool = False) -> None:
+        """Count what is kept, compare what is to be compared, and keep neither; may wait for a device whose current stream is another."""
         self._seen = (0, 0)
         if self._number or self.calls.count:
-            self._count_all()
+            self._count_all(may_wait=may_wait)
         if self._watched:
             watched, self._watched, self._watched_bytes = self._watched, {}, 0
             for key, pairs in watched.items():
@@ -218,12 +218,12 @@ class DeferredCounts:
             if self.keeper is not None:
                 self.keeper.refuse()
 
-    def _count_all(self) -> None:
+    def _count_all(self, *, may_wait: bool = False) -> None:
         if self.keeper is not None and self.keeper.count:
-            self._count_kept(self.keeper)
+            self._count_kept(self.keeper, may_wait=may_wait)
         groups, self._kept, self._number, self._bytes = self._kept, {}, 0, 0
         for key, kept in groups.items():
-            if not _is_here(key):
+            if not _is_here(key, may_wait=may_wait):
                 self._lose(kept, ELSEWHERE)
                 continue
             same: list[_Kept] = []
@@ -235,17 +235,17 @@ class DeferredCounts:
                 continue
             place = None
             with contain("numerics watch"), torch.no_grad():
-                found = counts_of_rows(torch.stack([one[2] for one in same]).flatten(1))
+                found = counts_of_stack(torch.stack([one[2] for one in same]))
                 place = self._counts.append(len(same), found)
             if place is None:
                 self._lose(same, FAILED)
             else:
                 self._counted.append((place, [(one[0], one[1]) for one in same]))
 
-    def _count_kept(self, keeper: Keeper) -> None:
+    def _count_kept(self, keeper: Keeper, *, may_wait: bool) -> None:
         """The same of what is kept in C."""
         groups, changed = keeper.take()
-        here = _is_here((0, keeper.device, keeper.stream))
+        here = _is_here((0, keeper.device, keeper.stream), may_wait=may_wait)
         self._lose_noted(changed, CHANGED)
         for tensors, notes in groups:
             place = None
@@ -294,7 +294,7 @@ class DeferredCounts:
             whole = _WHOLE[pairs[0][1].element_size()]
             with contain("numerics watch"), torch.no_grad():
                 now, then = torch.stack([one[2] for one, _ in same]), torch.stack([copy for _, copy in same])
-                equal = (now.view(whole) == then.view(whole)).flatten(1).all(1, keepdim=True)
+                equal = (now.view(whole) == then.view(whole)).reshape(len(same), -1).all(1, keepdim=True)
                 self._compared.append((self._same.append(len(same), equal), [one[0] for one, _ in same]))
 
     def read(self) -> Iterator[tuple[Any, tuple[int, int, int] | None]]:
@@ -304,7 +304,7 @@ class DeferredCounts:
             For each output that was kept its note, and its numbers of NaN, Inf, and finite values near the limit; ``None`` if it could not
             be counted.
         """
-        self.flush()
+        self.flush(may_wait=True)
         counted, self._counted = self._counted, []
         compared, self._compared = self._compared, []
         lost, self._lost = self._lost, []
@@ -381,7 +381,13 @@ def _is_unchanged(kept: _Kept) -> bool:
     return tensor._version == version and tensor.data_ptr() == address
 
 
-def _is_here(key: _Key) -> bool:
-    """Whether work that is launched now comes after what was on the stream of the call."""
+def _is_here(key: _Key, *, may_wait: bool = False) -> bool:
+    """Whether work that is launched now comes after what was on the stream of the call; that can be waited for."""
     _, index, stream = key
-    return index < 0 or (_raw_stream(index) == stream and not is_capturing())
+    if index < 0:
+        return True
+    if is_capturing():
+        return False
+    if _raw_stream(index) != stream and may_wait:
+        torch.cuda.synchronize(index)
+    return may_wait or bool(_raw_stream(index) == stream)

@@ -79,7 +79,7 @@ class StagedRows:
             torch.cuda.synchronize(key[2])
         if stage.buffer is not None:
             with torch.no_grad():
-                stage.place = self._rows.append(stage.used, self._reduce(stage.buffer[: stage.used].flatten(1)))
+                stage.place = self._rows.append(stage.used, self._reduce(stage.buffer[: stage.used].reshape(stage.used, -1)))
         stage.buffer, stage.rows = None, ()
 
     def read(self) -> Callable[[Staged], list[float]]:

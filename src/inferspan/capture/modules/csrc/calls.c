@@ -111,7 +111,7 @@ row_of_number(Calls *calls, long number)
     return NULL;
 }
 
-/* (number, moment): when the call of this number ended, if it has no statistics and that was no later; else -1. */
+/* (number, moment): when the call of this number ended, and its module, if it has no statistics and that was no later; else None. */
 static PyObject *
 calls_end_of(PyObject *self, PyObject *args)
 {
@@ -120,7 +120,7 @@ calls_end_of(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "lL:end_of", &number, &moment))
         return NULL;
     const Row *row = row_of_number((Calls *)self, number);
-    return PyLong_FromLongLong(row && row->end <= moment ? row->end : -1);
+    return row && row->end <= moment ? Py_BuildValue("LO", (long long)row->end, row->info) : owned(Py_None);
 }
 
 /* (number, index): the call of this number has these statistics. */

@@ -10,9 +10,9 @@ is_of(const Kind *kind, const DLTensor *view)
     return same;
 }
 
-/* Whether the memory of a tensor is small: it may be a part of a large one, which keeping it would keep. */
-static int
-is_small(const KeptOutputs *outputs, PyObject *tensor)
+/* Bytes of the memory of a tensor if that is small, else 0: it may be a part of a large one, which keeping it would keep. */
+static int64_t
+small_memory(const KeptOutputs *outputs, PyObject *tensor)
 {
     PyObject *storage = PyObject_CallMethodObjArgs(tensor, state.str_storage, NULL);
     PyObject *bytes = storage ? PyObject_CallMethodObjArgs(storage, state.str_nbytes, NULL) : NULL;
@@ -20,15 +20,15 @@ is_small(const KeptOutputs *outputs, PyObject *tensor)
     Py_XDECREF(storage);
     Py_XDECREF(bytes);
     PyErr_Clear();
-    return size > 0 && size <= outputs->largest;
+    return size > 0 && size <= outputs->largest ? size : 0;
 }
 
-/* The kind of a tensor whose memory is small and whose values can be counted; -1 if it is not such a one. */
+/* The kind of a tensor whose values can be counted; -1 if it is not such a one. */
 static int32_t
-new_kind(KeptOutputs *outputs, PyObject *tensor, const DLTensor *view)
+new_kind(KeptOutputs *outputs, const DLTensor *view)
 {
     int floating = (view->dtype.code == FLOAT && view->dtype.bits >= 16) || view->dtype.code == BFLOAT;
-    if (!floating || view->dtype.lanes != 1 || view->ndim > SHORT_KEY || !is_small(outputs, tensor))
+    if (!floating || view->dtype.lanes != 1 || view->ndim > SHORT_KEY)
         return -1;
     int64_t elements = 1;
     for (int32_t axis = 0; axis < view->ndim; axis++)
@@ -50,7 +50,7 @@ new_kind(KeptOutputs *outputs, PyObject *tensor, const DLTensor *view)
 }
 
 int32_t
-kind_of(KeptOutputs *outputs, int32_t module, PyObject *tensor, const DLTensor *view)
+kind_of(KeptOutputs *outputs, int32_t module, PyObject *tensor, const DLTensor *view, int64_t *memory)
 {
     Expected *expected = &outputs->expected[module];
     for (int form = 0; form < FORMS; form++)
@@ -58,9 +58,11 @@ kind_of(KeptOutputs *outputs, int32_t module, PyObject *tensor, const DLTensor *
             PyObject *part = PyObject_CallMethodObjArgs(tensor, state.str_is_view, NULL);
             PyErr_Clear();
             Py_XDECREF(part); /* True and False live on */
-            return part == Py_False || is_small(outputs, tensor) ? expected->forms[form] : -1;
+            *memory = part == Py_False ? outputs->kinds[expected->forms[form]].bytes : small_memory(outputs, tensor);
+            return *memory ? expected->forms[form] : -1;
         }
-    int32_t kind = new_kind(outputs, tensor, view);
+    *memory = small_memory(outputs, tensor);
+    int32_t kind = *memory ? new_kind(outputs, view) : -1;
     if (kind >= 0) {
         memmove(&expected->forms[1], &expected->forms[0], (FORMS - 1) * sizeof(int32_t));
         expected->forms[0] = kind;

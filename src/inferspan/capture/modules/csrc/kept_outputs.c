@@ -139,9 +139,10 @@ keep_output(PyObject *keeper, PyObject *output, int32_t module, int32_t row)
     }
     if (view.device.type != outputs->device_type || (outputs->device >= 0 && view.device.index != outputs->device))
         return 0;
-    int32_t kind = kind_of(outputs, module, tensor, &view);
+    int64_t memory;
+    int32_t kind = kind_of(outputs, module, tensor, &view, &memory);
     int64_t version = kind >= 0 ? version_of(tensor) : -1;
-    if (version < 0 || !on_stream(outputs) || outputs->bytes + outputs->kinds[kind].bytes > outputs->most_bytes)
+    if (version < 0 || !on_stream(outputs) || outputs->bytes + memory > outputs->most_bytes)
         return 0;
     PyObject *graph = PyObject_GetAttr(tensor, state.str_requires_grad);
     if (!graph)
@@ -156,7 +157,7 @@ keep_output(PyObject *keeper, PyObject *output, int32_t module, int32_t row)
         return 0;
     Kept kept = {owned(tensor), address_in(&view), version, outputs->looked++, now_ns(), module, row, kind, kind, outputs->step};
     outputs->kept[outputs->count++] = kept;
-    outputs->bytes += outputs->kinds[kind].bytes;
+    outputs->bytes += memory;
     outputs->expected[module].calls++;
     outputs->expected[module].elements += outputs->kinds[kind].elements;
     return 1;
@@ -171,6 +172,7 @@ kept_allow(PyObject *self, PyObject *args)
     Py_ssize_t module;
     PyObject *tensor;
     long long stream;
+    int64_t memory;
     DLTensor view;
     if (!PyArg_ParseTuple(args, "nOL:allow", &module, &tensor, &stream))
         return NULL;
@@ -192,7 +194,7 @@ kept_allow(PyObject *self, PyObject *args)
         outputs->current_stream = stream;
     }
     if (outputs->device_type != view.device.type || outputs->device != device || outputs->current_stream != stream ||
-        kind_of(outputs, (int32_t)module, tensor, &view) < 0)
+        kind_of(outputs, (int32_t)module, tensor, &view, &memory) < 0)
         return PyBool_FromLong(0);
     outputs->expected[module].allowed = 1;
     return PyBool_FromLong(1);

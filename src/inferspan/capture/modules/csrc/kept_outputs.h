@@ -63,7 +63,7 @@ address_in(const DLTensor *view)
     return (char *)view->data + view->byte_offset;
 }
 
-/* Index of the kind of an output of a module; -1 if it is none that can be kept. Raises nothing. */
-int32_t kind_of(KeptOutputs *outputs, int32_t module, PyObject *tensor, const DLTensor *view);
+/* Index of the kind of an output of a module, and the bytes that keeping it keeps; -1 if it cannot be kept. Raises nothing. */
+int32_t kind_of(KeptOutputs *outputs, int32_t module, PyObject *tensor, const DLTensor *view, int64_t *memory);
 
 #endif

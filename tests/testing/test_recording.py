@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import random
 import time
 from collections.abc import Callable
@@ -21,6 +22,20 @@ from inferspan.settings import SettingsError
 from inferspan.testing import CannotJudge, FakeGpu, Recording, assert_no_regression, fake_gpus, record
 from tests.diff.recordings import noise, write
 from tests.support.attached import attached
+
+instrumenting = importlib.import_module("inferspan.instrument")
+
+
+@pytest.fixture(autouse=True)
+def nothing_else_is_instrumented() -> None:
+    """A model that a test of another file has left instrumented would have its GPUs read here."""
+    gc.collect()
+    for left in [*instrumenting._instrumentations.values()]:
+        if left.target.model is not None:
+            inferspan.uninstrument(left.target.model)
+    with instrumenting._lock:
+        instrumenting._release_collected()
+
 
 pytest_plugins = ["inferspan.testing.plugin"]
 ROW = torch.ones(2, 4)

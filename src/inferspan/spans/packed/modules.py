@@ -21,7 +21,7 @@ from inferspan.records import Attributes, ModuleBatch, ModuleColumns, ModuleInfo
 from inferspan.spans import attributes
 from inferspan.spans.links import flow_links
 
-from .recorded import MIN_TEMPLATE_CALLS, SPANS_PER_TEMPLATE, TEMPLATE_CALLS, RecordedPasses
+from .recorded import MIN_TEMPLATE_CALLS, SPANS_PER_TEMPLATE, TEMPLATE_CALLS, RecordedPasses, places_of_parents
 from .template import DEVICE_TIME, PassHead, SpanTemplate
 
 __all__ = ["ModulePacker"]
@@ -113,7 +113,7 @@ class ModulePacker:
             yield b"".join(packed), len(packed)
 
     def _one_by_one(self, head: PassHead, batch: ModuleBatch, calls: ModuleColumns, ids: list[bytes]) -> Iterator[tuple[bytes, int]]:
-        above = _places(calls)
+        above = places_of_parents(calls)
         packed: list[bytes] = []
         piece = SPANS_PER_PIECE if batch.flow is None else SPANS_WITH_LINKS
         flow = None if batch.flow is None else _FlowLinks(head.trace_id, batch.flow, dict(zip(calls.numbers, ids, strict=False)), ids[-1])
@@ -159,7 +159,7 @@ class ModulePacker:
             self._kept_calls -= count
 
     def _build(self, calls: ModuleColumns, phase: str) -> list[SpanTemplate]:
-        above = _places(calls)
+        above = places_of_parents(calls)
         templates = []
         for first in range(0, len(above), SPANS_PER_TEMPLATE):
             some = calls.cut(first, first + SPANS_PER_TEMPLATE)
@@ -243,9 +243,3 @@ class _FlowLinks:
         ]
         left_out = self._left_out.get(number)
         return b"".join(packed) + (b"" if left_out is None else protobuf.attribute(semconv.FLOW_LEFT_OUT, left_out))
-
-
-def _places(calls: ModuleColumns) -> list[int]:
-    """For each call the place of its parent, or the number of calls where the span above them is the parent."""
-    place_of = {number: place for place, number in enumerate(calls.numbers)}
-    return [place_of.get(parent, len(place_of)) for parent in calls.parents]

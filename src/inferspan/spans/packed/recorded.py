@@ -11,11 +11,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from inferspan.records import ModuleBatch, ModuleRow
+from inferspan.records import ModuleBatch, ModuleColumns, ModuleRow
 
 from .template import DEVICE_TIME, PassHead
 
-__all__ = ["MIN_TEMPLATE_CALLS", "SPANS_PER_TEMPLATE", "TEMPLATE_CALLS", "RecordedPasses"]
+__all__ = ["MIN_TEMPLATE_CALLS", "SPANS_PER_TEMPLATE", "TEMPLATE_CALLS", "RecordedPasses", "places_of_parents"]
 
 TEMPLATE_CALLS = 16_384
 """Module calls for which templates are cached; each takes some 500 bytes."""
@@ -90,9 +90,7 @@ class RecordedPasses:
 
     def _build(self, calls: Any, phase: str) -> Any:
         columns = calls.columns()
-        place_of = {number: place for place, number in enumerate(columns.numbers)}
-        above = [place_of.get(parent, len(calls)) for parent in columns.parents]
-        return calls.template(above, [self._tail(columns.row(place), phase) for place in range(len(calls))])
+        return calls.template(places_of_parents(columns), [self._tail(columns.row(place), phase) for place in range(len(calls))])
 
     def _remember(self, key: tuple[str, int, int, int]) -> None:
         self._templates[key] = None
@@ -100,3 +98,9 @@ class RecordedPasses:
         while self._kept_calls > TEMPLATE_CALLS and len(self._templates) > 1:
             (_, count, *_), _ = self._templates.popitem(last=False)
             self._kept_calls -= count
+
+
+def places_of_parents(calls: ModuleColumns) -> list[int]:
+    """For each call the place of its parent, or the number of calls where the span above them is the parent."""
+    place_of = {number: place for place, number in enumerate(calls.numbers)}
+    return [place_of.get(parent, len(place_of)) for parent in calls.parents]

@@ -12,6 +12,18 @@ drop_kept(Kept *kept, Py_ssize_t count)
     PyMem_Free(kept);
 }
 
+/* The outputs that are kept, and their number: they are the caller's from now on. */
+static Kept *
+take_kept(KeptOutputs *outputs, Py_ssize_t *count)
+{
+    Kept *kept = outputs->kept;
+    *count = outputs->count;
+    outputs->kept = NULL;
+    outputs->count = 0;
+    outputs->bytes = 0;
+    return kept;
+}
+
 static void
 kept_dealloc(PyObject *self)
 {
@@ -283,11 +295,8 @@ kept_take(PyObject *self, PyObject *unused)
 {
     enum { CHANGED = -1 };
     KeptOutputs *outputs = (KeptOutputs *)self;
-    Kept *kept = outputs->kept;
-    Py_ssize_t count = outputs->count;
-    outputs->kept = NULL;
-    outputs->count = 0;
-    outputs->bytes = 0;
+    Py_ssize_t count;
+    Kept *kept = take_kept(outputs, &count);
     for (Py_ssize_t place = 0; place < count; place++)
         if (!is_unchanged(&kept[place]))
             kept[place].group = CHANGED;
@@ -332,11 +341,8 @@ static PyObject *
 kept_drop(PyObject *self, PyObject *unused)
 {
     KeptOutputs *outputs = (KeptOutputs *)self;
-    Kept *kept = outputs->kept;
-    Py_ssize_t count = outputs->count;
-    outputs->kept = NULL;
-    outputs->count = 0;
-    outputs->bytes = 0;
+    Py_ssize_t count;
+    Kept *kept = take_kept(outputs, &count);
     outputs->running = 0;
     drop_kept(kept, count);
     return owned(Py_None);

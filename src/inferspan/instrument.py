@@ -124,13 +124,14 @@ class _Instrumentation:
             automatic.returned(model, left=all_of_them)
 
 
-def _release_collected() -> None:
-    """Release the samplers of instrumentations whose model was collected; called with the lock held."""
-    while _collected_models:
-        instrumentation = _collected_models.popleft()
-        instrumentation.forget()
-        with contain("uninstrument"):
-            instrumentation._release()
+def release_collected() -> None:
+    """Release the samplers of instrumentations whose model was collected."""
+    with _lock:
+        while _collected_models:
+            instrumentation = _collected_models.popleft()
+            instrumentation.forget()
+            with contain("uninstrument"):
+                instrumentation._release()
 
 
 class Handle(InsideHandle, PausableHandle):
@@ -295,7 +296,7 @@ def instrument(
     if automatic is not None:
         automatic.taken(model)
     with _lock:
-        _release_collected()
+        release_collected()
         existing = _instrumentations.get(id(model))
         if existing is not None and existing.target.model is model and existing.target.is_open:
             _check_conflict(existing, resolved if explicit else None, providers)

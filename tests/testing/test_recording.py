@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import random
 import time
 from collections.abc import Callable
@@ -20,22 +19,9 @@ from inferspan.diff.compare import compare
 from inferspan.report.session import read_session
 from inferspan.settings import SettingsError
 from inferspan.testing import CannotJudge, FakeGpu, Recording, assert_no_regression, fake_gpus, record
+from tests.cases.telemetry import Telemetry
 from tests.diff.recordings import noise, write
 from tests.support.attached import attached
-
-instrumenting = importlib.import_module("inferspan.instrument")
-
-
-@pytest.fixture(autouse=True)
-def nothing_else_is_instrumented() -> None:
-    """A model that a test of another file has left instrumented would have its GPUs read here."""
-    gc.collect()
-    for left in [*instrumenting._instrumentations.values()]:
-        if left.target.model is not None:
-            inferspan.uninstrument(left.target.model)
-    with instrumenting._lock:
-        instrumenting._release_collected()
-
 
 pytest_plugins = ["inferspan.testing.plugin"]
 ROW = torch.ones(2, 4)
@@ -219,6 +205,38 @@ def test_fake_gpus_come_before_the_first_model() -> None:
     """Readings that run would not notice them."""
     with record(Small()), pytest.raises(RuntimeError, match="open fake_gpus"), fake_gpus():
         pass
+
+
+def test_fake_gpus_come_before_a_generation_that_runs() -> None:
+    """It has them read."""
+    with inferspan.generation("engine"), pytest.raises(RuntimeError, match="open fake_gpus"), fake_gpus():
+        pass
+
+
+def test_generations_that_have_ended_do_not_keep_fake_gpus_out() -> None:
+    """What they were recorded with would stay for the next one, and go on reading."""
+    with inferspan.generation("engine"):
+        pass
+    with fake_gpus(FakeGpu("GPU-a", power=310.0)), record(Small()) as recording:
+        wait(lambda: power(recording) == [310.0])
+
+
+def test_a_generation_is_recorded_after_fake_gpus(telemetry: Telemetry) -> None:
+    """What earlier ones of that name were recorded with has been released."""
+    for _ in range(2):
+        with fake_gpus(), inferspan.generation("engine", tracer_provider=telemetry.tracer_provider):
+            pass
+    assert len(telemetry.requests()) == 2
+
+
+def test_collected_models_do_not_keep_fake_gpus_out() -> None:
+    """Nobody has asked for the release of their readings."""
+    model = Small()
+    inferspan.instrument(model)
+    del model
+    gc.collect()
+    with fake_gpus() as (gpu,):
+        assert gpu.power == 300.0
 
 
 def test_the_binding_is_back_after_fake_gpus() -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from inferspan.capture.by_hand.generation import Generation
     from inferspan.capture.by_hand.target import LooseTarget
 
-__all__ = ["generation", "open_session"]
+__all__ = ["generation", "open_session", "release_idle"]
 
 MOST_NAMES = 64
 """Names of models whose recorders are kept."""
@@ -53,6 +53,11 @@ class _Loose:
         self.target: LooseTarget = make(model, settings, self.recorder, tokenizer)
         self.released = ExitStack()
         composition.start(settings, meters, self.released, self.target, self.recorder.metrics.summary)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no generation runs."""
+        return self.target.idle
 
     def close(self) -> None:
         """Nothing is recorded with it any more; generations that run go on."""
@@ -208,6 +213,13 @@ def _loose_of(model: Any, tokenizer: Any, settings: Settings | None, providers: 
         for name in named[: max(0, len(named) - MOST_NAMES)]:
             _loose.pop(name).close()
         return made
+
+
+def release_idle() -> None:
+    """Release what models have been recorded with of which no generation runs; their next one makes it again."""
+    with _lock:
+        for key in [key for key, known in _loose.items() if known.idle]:
+            _loose.pop(key).close()
 
 
 def open_session(name: str, tags: Mapping[str, str], tracer_provider: Any) -> Any:

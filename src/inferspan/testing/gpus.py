@@ -164,12 +164,19 @@ def fake_gpus(*gpus: FakeGpu, driver: str = "580.00") -> Iterator[tuple[FakeGpu,
         The GPUs, whose figures may be changed: the next reading has them.
 
     Raises:
-        RuntimeError: an instrumented model reads GPUs already.
+        RuntimeError: GPUs are read already, for an instrumented model or a generation that runs.
     """
+    from inferspan.instrument import release_collected
+    from inferspan.program.blocks import release_idle
     from inferspan.samplers.process import samplers
 
+    # What an earlier test has recorded and nobody records any more reads no GPUs for anybody.
+    release_collected()
+    release_idle()
     if samplers.running:
-        raise RuntimeError("a model is instrumented already, and its GPUs are read: open fake_gpus() before it, or use nvml=False there")
+        raise RuntimeError(
+            "GPUs are read already, for an instrumented model or an open generation(): open fake_gpus() before it, or use nvml=False there"
+        )
     chosen = gpus or (FakeGpu(),)
     before = sys.modules.get("pynvml")
     sys.modules["pynvml"] = _Nvml(chosen, driver)

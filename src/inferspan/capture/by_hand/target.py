@@ -50,16 +50,24 @@ class LooseTarget(Target):
         """False: a pass outside of a step is no request."""
         return False
 
+    @property
+    def idle(self) -> bool:
+        """Whether no generation runs."""
+        return self._blocks == 0
+
     def begin_block(self) -> None:
         """A generation begins: see the passes of the model."""
         with self._block_lock:
             self._blocks += 1
             model = self.model
             if self._blocks == 1 and model is not None:
-                self._seen = _OpenBlocks(self)
-                seen: Any = self._seen
-                self._root = RootHooks(seen)
-                self._root.attach(model)
+                self._see(model)
+
+    def _see(self, model: nn.Module) -> None:
+        self._seen = _OpenBlocks(self)
+        seen: Any = self._seen
+        self._root = RootHooks(seen)
+        self._root.attach(model)
 
     def end_block(self) -> None:
         """A generation has ended; after the last one nothing stays on the model."""
@@ -89,8 +97,5 @@ class NamedTarget(LooseTarget):
         """Its name, and no other facts."""
         return self._named
 
-    def begin_block(self) -> None:
+    def _see(self, model: nn.Module) -> None:
         """There is nothing to attach to."""
-
-    def end_block(self) -> None:
-        """There is nothing to take off."""

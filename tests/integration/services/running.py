@@ -48,6 +48,8 @@ __all__ = [
 EXAMPLES = Path(__file__).parents[3] / "examples" / "services"
 ROOT = EXAMPLES.parents[1]
 READY = 120.0
+_named: set[tuple[str, str]] = set()
+"""Services that have been started, by their stack."""
 
 
 def needs(*packages: str) -> None:
@@ -58,7 +60,9 @@ def needs(*packages: str) -> None:
 
 
 def environment(stack: Stack, service: str, **more: str) -> dict[str, str]:
-    """What a service is started with: the variables that the guide names, and short intervals."""
+    """What a service is started with: the variables that the guide names, and short intervals. A name is used once for each stack."""
+    assert (stack.http, service) not in _named, f"another test has sent to this stack as {service!r}: use another name"
+    _named.add((stack.http, service))
     path = os.pathsep.join([str(ROOT / "src"), *(place for place in sys.path if place.endswith(("site-packages", "pkgs", "ray")))])
     return {
         **plain_environment(),

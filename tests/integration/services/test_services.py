@@ -39,10 +39,16 @@ UVICORN_IN_GUNICORN = ("gunicorn", "--workers", "2", "-k", "uvicorn.workers.Uvic
 
 
 @pytest.fixture
-def service(stack: Stack, tmp_path: Path) -> Iterator[Service]:
+def name(request: pytest.FixtureRequest) -> str:
+    """Of the service: its own in each test, as all of them send to one collector."""
+    return str(request.node.name)
+
+
+@pytest.fixture
+def service(stack: Stack, name: str, tmp_path: Path) -> Iterator[Service]:
     """FastAPI with two workers of uvicorn."""
     needs("fastapi", "uvicorn")
-    with serving(UVICORN, EXAMPLES / "fastapi_uvicorn", environment(stack, "fastapi"), tmp_path / "log") as running:
+    with serving(UVICORN, EXAMPLES / "fastapi_uvicorn", environment(stack, name), tmp_path / "log") as running:
         yield running
 
 
@@ -56,7 +62,7 @@ def _workers(address: str, wanted: int, *, without: int = 0) -> tuple[set[int], 
     raise AssertionError(f"{found} answered")
 
 
-def test_fastapi(service: Service, stack: Stack) -> None:
+def test_fastapi(service: Service, stack: Stack, name: str) -> None:
     """Chat, stream and batch join the client's trace; both workers send metrics; SIGTERM loses nothing."""
     address = service.address
     chat, parent = trace_parent(0xC1)
@@ -67,16 +73,16 @@ def test_fastapi(service: Service, stack: Stack) -> None:
     batch, parent = trace_parent(0xC3)
     assert len(json.loads(get(f"{address}/batch", data=["one", "two", "three"], traceparent=parent)[0])) == 3
     workers, asked = _workers(address, 2)
-    eventually(lambda: _both(instances(stack, "fastapi", semconv.M_SERVER_DURATION)))
+    eventually(lambda: _both(instances(stack, name, semconv.M_SERVER_DURATION)))
     assert service.stop() in (0, -signal.SIGTERM)
 
     def arrived() -> None:
-        assert len(requests_of(spans_of(stack, "fastapi"))) == 3 + asked
+        assert len(requests_of(spans_of(stack, name))) == 3 + asked
 
     eventually(arrived)
-    assert {*processes(stack, "fastapi").values()} == workers
+    assert {*processes(stack, name).values()} == workers
     for trace, route, tokens in ((chat, "GET /chat", 8), (stream, "GET /stream", 12), (batch, "POST /batch", 24)):
-        spans = spans_of(stack, "fastapi", trace)
+        spans = spans_of(stack, name, trace)
         server = named(spans, route)
         (request,) = requests_of(spans)
         by_id = {span.id: span for span in spans}
@@ -86,9 +92,9 @@ def test_fastapi(service: Service, stack: Stack) -> None:
         assert above.id == server.id
         assert server.parent == "ab" * 8
         assert request.attributes[semconv.OUTPUT_TOKENS] == tokens
-    streamed = requests_of(spans_of(stack, "fastapi", stream))[0]
+    streamed = requests_of(spans_of(stack, name, stream))[0]
     assert streamed.attributes[semconv.REQUEST_STREAM] is True
-    assert streamed.end <= named(spans_of(stack, "fastapi", stream), "GET /stream").end + 10**9
+    assert streamed.end <= named(spans_of(stack, name, stream), "GET /stream").end + 10**9
 
 
 def _both(found: set[str]) -> None:
@@ -194,8 +200,9 @@ def test_thread_pool(stack: Stack, tmp_path: Path) -> None:
 
 
 def _run_ranks(stack: Stack, commands: list[list[str]], variables: list[dict[str, str]], service: str) -> None:
+    own = environment(stack, service)
     running = [
-        subprocess.Popen(command, cwd=EXAMPLES / "torchrun_slurm", env=environment(stack, service, **more), stderr=subprocess.PIPE)
+        subprocess.Popen(command, cwd=EXAMPLES / "torchrun_slurm", env={**own, **more}, stderr=subprocess.PIPE)
         for command, more in zip(commands, variables, strict=True)
     ]
     for process in running:

@@ -3,6 +3,7 @@
     python -m benchmarks.service                      the tiny model, 64 connections, 8 s each
     python -m benchmarks.service --smollm2 --burst    SmolLM2-135M, 16 tokens, one request from each connection
     ... --pairs 6                                     with and without at the same time, a core each (``services/pairs.py``)
+    ... --mixed 8                                     requests with and without in one service (``services/mixed.py``)
     python -m benchmarks.service --losses             what restarts and kills lose (``services/losses.py``)
     python -m benchmarks.service --soak 1000000       many steps in one process: what grows (``services/soak.py``)
 
@@ -22,22 +23,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
-__all__ = ["Load", "main", "ratios"]
+__all__ = ["Load", "collector", "free_port", "main", "ratios", "run", "running"]
 
 FOLDER = Path(__file__).parents[1] / "examples" / "services" / "fastapi_uvicorn"
 CASES = ("again", "fine", "slow", "dead", "production")
 MOST_REQUESTS = 200_000
 LONGEST = 600.0
 """Seconds that a client waits for an answer: 64 of them share two cores with SmolLM2."""
-BURST, BEFORE_BURST = 0.5, 4
-"""Seconds in which each connection of a burst begins a request, one if requests take longer; connections that send before, to warm up."""
+BURST, BEFORE_BURST = 0.5, 2
+"""Seconds in which each connection of a burst begins a request, one if requests take longer; tokens of the answers before, to warm up."""
 SLOW = 2.0
 """Seconds that the slow collector takes for an answer."""
 
@@ -50,12 +51,14 @@ class Load(NamedTuple):
         p99: seconds.
         growth: bytes of resident memory from the middle to the end, or over a burst.
         threads: of the server, at the end.
+        busy: seconds of CPU of the server, a request.
     """
 
     rate: float
     p99: float
     growth: int
     threads: int
+    busy: float
 
 
 def ratios(case: Load, before: Load, after: Load) -> tuple[float, float]:
@@ -93,11 +96,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def _running(*command: str, port: int, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: Sequence[str], port: int, variables: Mapping[str, str] | None = None, folder: Path = FOLDER) -> Iterator[subprocess.Popen[bytes]]:
     """A program, once it listens, until the block ends."""
     # Programs find torch and the rest where this one did.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **variables}
-    with subprocess.Popen([sys.executable, *command], cwd=FOLDER, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as one:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **(variables or {})}
+    with subprocess.Popen([sys.executable, *command], cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as one:
         try:
             end = time.monotonic() + 120
             while True:
@@ -136,8 +139,8 @@ def _send(port: int, connections: int, tokens: int, seconds: float) -> list[floa
 
 def run(case: str, options: argparse.Namespace, ready: Callable[[], object] = lambda: None) -> Load:
     """Serve and send, once; ``ready`` is called before what is measured."""
-    port, collector = free_port(), free_port()
-    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector}", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
+    port, receiver = free_port(), free_port()
+    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{receiver}", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
     if case in ("plain", "again"):
         variables["INFERSPAN_ENABLED"] = "false"
     if case == "production":
@@ -145,29 +148,33 @@ def run(case: str, options: argparse.Namespace, ready: Callable[[], object] = la
     command = ("-m", "uvicorn", "app:app", "--port", str(port), "--no-access-log")
     delay = SLOW if case == "slow" else 0.0
     if options.burst:
+        # As many connections as later, or what each thread of the server makes at its first request is measured: short answers do.
         warming, warm_up, measured = BEFORE_BURST, BURST, [BURST]
     else:
-        warming, warm_up, measured = options.connections, options.seconds / 4, [options.seconds / 2] * 2
-    with _collector(collector, delay, alive=case != "dead"), _running(*command, port=port, **variables) as server:
-        _send(port, warming, options.tokens, warm_up)
+        warming, warm_up, measured = options.tokens, options.seconds / 4, [options.seconds / 2] * 2
+    with collector(receiver, delay, alive=case != "dead"), running(command, port, variables) as server:
+        _send(port, options.connections, warming, warm_up)
         process = psutil.Process(server.pid)
         ready()
-        begin = time.perf_counter()
+        begin, before = time.perf_counter(), process.cpu_times()
         took: list[float] = []
         for seconds in measured:
             middle = process.memory_info().rss
             took += _send(port, options.connections, options.tokens, seconds)
         rate = len(took) / (time.perf_counter() - begin)
+        after = process.cpu_times()
+        busy = (after.user - before.user + after.system - before.system) / len(took)
         p99 = statistics.quantiles(took, n=100)[98]
-        return Load(rate, p99, process.memory_info().rss - middle, process.num_threads())
+        return Load(rate, p99, process.memory_info().rss - middle, process.num_threads(), busy)
 
 
 @contextmanager
-def _collector(port: int, delay: float, *, alive: bool) -> Iterator[None]:
+def collector(port: int, delay: float, *, alive: bool) -> Iterator[None]:
+    """What takes the telemetry, until the block ends; nothing if it is not ``alive``."""
     if not alive:
         yield
         return
-    with _running("-m", "benchmarks.service", "--receive", str(port), "--delay", str(delay), port=port):
+    with running(("-m", "benchmarks.service", "--receive", str(port), "--delay", str(delay)), port):
         yield
 
 
@@ -178,6 +185,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=8.0, help="of sending in each run")
     parser.add_argument("--burst", action="store_true", help="a request from each connection at once, in place of seconds: for models that take minutes")
     parser.add_argument("--pairs", type=int, metavar="N", help="N times each case and plain at the same time, each on a core of its own")
+    parser.add_argument("--mixed", type=int, metavar="N", help="N bursts of requests with and without in one service: CPU time of a request")
     parser.add_argument("--tokens", type=int, default=16, help="of each answer")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--smollm2", action="store_true", help="SmolLM2-135M instead of the tiny model")
@@ -194,6 +202,10 @@ def main(arguments: list[str] | None = None) -> int:
         return losses.main(options) if options.losses else soak.main(options.soak)
     if options.smollm2:
         os.environ["EXAMPLE_MODEL"] = "smollm2"
+    if options.mixed:
+        from benchmarks.services import mixed
+
+        return mixed.main(options)
     if options.pairs:
         from benchmarks.services import pairs
 

@@ -61,7 +61,11 @@ def main(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if len(cores) < 2:
         parser.error("--pairs needs two cores")
     found: dict[str, list[list[tuple[Load, Load]]]] = {case: [] for case in options.cases}
-    print(f"{'case':<12} {'req/s':>8} {'plain':>8} {'p99 ms':>10} {'plain':>10} {'growth MiB':>11} {'plain':>8} {'threads':>8} {'plain':>6}", flush=True)
+    print(
+        f"{'case':<12} {'req/s':>8} {'plain':>8} {'p99 ms':>10} {'plain':>10} {'growth MiB':>11} {'plain':>8} "
+        f"{'threads':>8} {'plain':>6} {'CPU ms':>8} {'plain':>8}",
+        flush=True,
+    )
     for _ in range(options.pairs):
         for case in options.cases:
             found[case].append([])
@@ -70,10 +74,13 @@ def main(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
                 found[case][-1].append((one, plain))
                 print(
                     f"{case:<12} {one.rate:8.3f} {plain.rate:8.3f} {one.p99 * 1000:10.1f} {plain.p99 * 1000:10.1f} "
-                    f"{one.growth / 2**20:11.1f} {plain.growth / 2**20:8.1f} {one.threads:8d} {plain.threads:6d}",
+                    f"{one.growth / 2**20:11.1f} {plain.growth / 2**20:8.1f} {one.threads:8d} {plain.threads:6d} "
+                    f"{one.busy * 1000:8.2f} {plain.busy * 1000:8.2f}",
                     flush=True,
                 )
     for case, pairs in found.items():
-        rate, p99 = (_ratio([[(getattr(one, name), getattr(plain, name)) for one, plain in pair] for pair in pairs]) for name in ("rate", "p99"))
-        print(f"{case}: throughput {_say(rate)}, p99 {_say(p99)}, {len(pairs)} pairs", flush=True)
+        rate, p99, busy = (
+            _ratio([[(getattr(one, name), getattr(plain, name)) for one, plain in pair] for pair in pairs]) for name in ("rate", "p99", "busy")
+        )
+        print(f"{case}: throughput {_say(rate)}, p99 {_say(p99)}, CPU a request {_say(busy)}, {len(pairs)} pairs", flush=True)
     return 0

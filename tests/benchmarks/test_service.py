@@ -12,7 +12,7 @@ from benchmarks.service import Load, main, ratios
 
 def test_ratios_are_to_the_plain_runs_on_both_sides() -> None:
     """A drift of the machine between them cancels."""
-    before, case, after = Load(100.0, 0.1, 0, 40), Load(99.0, 0.22, 0, 41), Load(120.0, 0.3, 0, 40)
+    before, case, after = Load(100.0, 0.1, 0, 40, 0.01), Load(99.0, 0.22, 0, 41, 0.01), Load(120.0, 0.3, 0, 40, 0.01)
     assert ratios(case, before, after) == pytest.approx((0.9, 1.1))
 
 
@@ -42,3 +42,19 @@ def test_pairs_run_on_each_core_in_turn(capsys: pytest.CaptureFixture[str]) -> N
     found = float(re.findall(r"throughput (\d+\.\d{3}) ", told)[0])
     assert found == pytest.approx((first[0] * second[0] / first[1] / second[1]) ** 0.5, rel=0.01)
     assert os.sched_getaffinity(0) == cores
+
+
+@pytest.mark.integration
+def test_requests_with_and_without_in_one_service(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each burst has its figures, and the ratio counts what threads of ours have spent."""
+    pytest.importorskip("fastapi")
+    pytest.importorskip("uvicorn")
+    assert main(["--connections", "4", "--tokens", "2", "--mixed", "2", "--cases", "dead"]) == 0
+    head, *rows, threads_by_name, found = capsys.readouterr().out.splitlines()
+    assert head.split()[0] == "case"
+    for row in rows:
+        ours, plain, threads, ratio = map(float, row.split()[1:])
+        assert ratio == pytest.approx((ours + threads) / plain, abs=2e-2 / plain)
+    assert len(rows) == 2
+    assert re.search(r"inferspan-samplers \d+\.\d\d", threads_by_name)
+    assert found.startswith("dead: CPU a request ")

@@ -17,6 +17,7 @@ import inferspan
 from inferspan.cli import main
 from inferspan.diff.compare import compare
 from inferspan.report.session import read_session
+from inferspan.samplers.process import samplers
 from inferspan.settings import SettingsError
 from inferspan.testing import CannotJudge, FakeGpu, Recording, assert_no_regression, fake_gpus, record
 from tests.cases.telemetry import Telemetry
@@ -221,12 +222,22 @@ def test_generations_that_have_ended_do_not_keep_fake_gpus_out() -> None:
         wait(lambda: power(recording) == [310.0])
 
 
-def test_a_generation_is_recorded_after_fake_gpus(telemetry: Telemetry) -> None:
-    """What earlier ones of that name were recorded with has been released."""
-    for _ in range(2):
-        with fake_gpus(), inferspan.generation("engine", tracer_provider=telemetry.tracer_provider):
-            pass
+def test_generations_have_the_readings_of_fake_gpus(telemetry: Telemetry) -> None:
+    """Also one that was made before them, and has not begun."""
+    providers = {"tracer_provider": telemetry.tracer_provider, "meter_provider": telemetry.meter_provider}
+    made = inferspan.generation("engine", **providers)
+    with fake_gpus(FakeGpu(power=310.0)), made:
+        wait(lambda: [value for _, value in telemetry.metrics().get("hw.power", [])] == [310.0])
+    with fake_gpus(FakeGpu(power=320.0)), inferspan.generation("engine", **providers):
+        wait(lambda: [value for _, value in telemetry.metrics().get("hw.power", [])] == [320.0])
     assert len(telemetry.requests()) == 2
+
+
+def test_fake_gpus_are_not_read_afterwards() -> None:
+    """By what a generation was recorded with, which another model would share."""
+    with fake_gpus(FakeGpu(power=310.0)), inferspan.generation("engine"):
+        pass
+    assert not samplers.running
 
 
 def test_collected_models_do_not_keep_fake_gpus_out() -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from inferspan.capture.by_hand.generation import Generation
     from inferspan.capture.by_hand.target import LooseTarget
 
-__all__ = ["generation", "open_session", "release_idle"]
+__all__ = ["generation", "open_session", "rest"]
 
 MOST_NAMES = 64
 """Names of models whose recorders are kept."""
@@ -47,31 +47,44 @@ class _Loose:
         from inferspan.capture.by_hand.target import LooseTarget, NamedTarget
 
         self.settings, self.providers = settings, providers
-        self.recorder, meters = composition.recorder_for(settings, providers)
+        self.recorder, self._meters = composition.recorder_for(settings, providers)
         self.stages = composition.stage_recorder(settings, providers)
         make: Any = NamedTarget if issubclass(type(model), str) else LooseTarget
         self.target: LooseTarget = make(model, settings, self.recorder, tokenizer)
-        self.released = ExitStack()
-        composition.start(settings, meters, self.released, self.target, self.recorder.metrics.summary)
+        self._released: ExitStack | None = None
+        """Undoes what requests need in this process; ``None`` while it rests."""
+        self._start()
 
-    @property
-    def idle(self) -> bool:
-        """Whether no generation runs."""
-        return self.target.idle
+    def _start(self) -> None:
+        released = ExitStack()
+        composition.start(self.settings, self._meters, released, self.target, self.recorder.metrics.summary)
+        self._released = released
+
+    def rest(self) -> None:
+        """Stop what requests need in this process until the next generation, if none runs; called with the lock held."""
+        if self.target.idle and self._released is not None:
+            released, self._released = self._released, None
+            with contain("end of a generation"):
+                released.close()
 
     def close(self) -> None:
         """Nothing is recorded with it any more; generations that run go on."""
         with contain("end of a generation"):
             self.target.close()
-        with contain("end of a generation"):
-            self.released.close()
+        if self._released is not None:
+            with contain("end of a generation"):
+                self._released.close()
 
     def hold(self) -> Callable[[], None]:
         """A generation begins; returns what is called when it has ended."""
         held = ExitStack()
         held.callback(recorders.add(self.stages))
         composition.follow_origins(held)
-        self.target.begin_block()
+        with _lock:
+            if self._released is None:
+                with contain("set-up of a generation"):
+                    self._start()
+            self.target.begin_block()
         held.callback(self.target.end_block)
         return held.close
 
@@ -215,11 +228,11 @@ def _loose_of(model: Any, tokenizer: Any, settings: Settings | None, providers: 
         return made
 
 
-def release_idle() -> None:
-    """Release what models have been recorded with of which no generation runs; their next one makes it again."""
+def rest() -> None:
+    """Stop the readings that are taken for generations, where none runs; the next one has them begin again."""
     with _lock:
-        for key in [key for key, known in _loose.items() if known.idle]:
-            _loose.pop(key).close()
+        for known in _loose.values():
+            known.rest()
 
 
 def open_session(name: str, tags: Mapping[str, str], tracer_provider: Any) -> Any:

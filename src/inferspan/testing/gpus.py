@@ -6,6 +6,7 @@ each lists this process as a user of it, so that inferspan takes it for one of i
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -166,13 +167,9 @@ def fake_gpus(*gpus: FakeGpu, driver: str = "580.00") -> Iterator[tuple[FakeGpu,
     Raises:
         RuntimeError: GPUs are read already, for an instrumented model or a generation that runs.
     """
-    from inferspan.instrument import release_collected
-    from inferspan.program.blocks import release_idle
     from inferspan.samplers.process import samplers
 
-    # What an earlier test has recorded and nobody records any more reads no GPUs for anybody.
-    release_collected()
-    release_idle()
+    _stop_unused()
     if samplers.running:
         raise RuntimeError(
             "GPUs are read already, for an instrumented model or an open generation(): open fake_gpus() before it, or use nvml=False there"
@@ -183,7 +180,21 @@ def fake_gpus(*gpus: FakeGpu, driver: str = "580.00") -> Iterator[tuple[FakeGpu,
     try:
         yield chosen
     finally:
+        # Readings that go on would be those of the fake GPUs.
+        _stop_unused()
         if before is None:
             sys.modules.pop("pynvml", None)
         else:
             sys.modules["pynvml"] = before
+
+
+def _stop_unused() -> None:
+    """Stop readings for models that are collected, and for generations that have ended."""
+    from inferspan.instrument import release_collected
+    from inferspan.program.blocks import rest
+    from inferspan.samplers.process import samplers
+
+    rest()
+    if samplers.running:
+        gc.collect()
+    release_collected()

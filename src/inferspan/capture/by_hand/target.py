@@ -58,10 +58,10 @@ class LooseTarget(Target):
     def begin_block(self) -> None:
         """A generation begins: see the passes of the model."""
         with self._block_lock:
-            self._blocks += 1
             model = self.model
-            if self._blocks == 1 and model is not None:
+            if self._blocks == 0 and model is not None:
                 self._see(model)
+            self._blocks += 1
 
     def _see(self, model: nn.Module) -> None:
         self._seen = _OpenBlocks(self)

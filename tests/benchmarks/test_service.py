@@ -56,5 +56,5 @@ def test_requests_with_and_without_in_one_service(capsys: pytest.CaptureFixture[
         ours, plain, threads, ratio = map(float, row.split()[1:])
         assert ratio == pytest.approx((ours + threads) / plain, abs=2e-2 / plain)
     assert len(rows) == 2
-    assert re.search(r"inferspan-samplers \d+\.\d\d", threads_by_name)
+    assert re.fullmatch(r"dead: ms a request by thread: \S+ \d+\.\d\d(, \S+ \d+\.\d\d)*", threads_by_name)
     assert found.startswith("dead: CPU a request ")

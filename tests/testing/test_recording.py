@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -224,7 +225,7 @@ def test_generations_that_have_ended_do_not_keep_fake_gpus_out() -> None:
 
 def test_generations_have_the_readings_of_fake_gpus(telemetry: Telemetry) -> None:
     """Also one that was made before them, and has not begun."""
-    providers = {"tracer_provider": telemetry.tracer_provider, "meter_provider": telemetry.meter_provider}
+    providers: dict[str, Any] = {"tracer_provider": telemetry.tracer_provider, "meter_provider": telemetry.meter_provider}
     made = inferspan.generation("engine", **providers)
     with fake_gpus(FakeGpu(power=310.0)), made:
         wait(lambda: [value for _, value in telemetry.metrics().get("hw.power", [])] == [310.0])

@@ -1,8 +1,9 @@
 """Measure whole requests with export, in parts of a few minutes; all parts go into one JSON file, of which one table is made.
 
 Spans and metrics go to a receiver of OTLP in a process of its own on the loopback. A block of requests runs under each setting, between two blocks
-without; A/A is a block without between two others. What a request takes more is stated as CPU time of the thread that runs the model, as CPU time of the
-process until everything has been sent, and on the wall clock, with the 95 % interval of the median.
+without; A/A is a block without between two others. With --turns a model that stays instrumented and a twin that never is run some 30 ms each in
+turns. What a request takes more is stated as CPU time of the thread that runs the model, as CPU time of the process until everything has been sent,
+and on the wall clock, with the 95 % interval of the median.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.arguments import leave_out_variables, positive
 from benchmarks.receiver import receiver
-from benchmarks.requests import blocks, costs, floors, loads
+from benchmarks.requests import blocks, costs, floors, loads, turns
 from benchmarks.rounds import note
 
 __all__ = ["main"]
@@ -38,7 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="add what was measured to this file; a part replaces its last run")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table of the file's parts")
     parser.add_argument("--seconds", type=float, default=300, help="for each part, without loading and compiling (default: %(default)s)")
-    parser.add_argument("--rounds", type=positive, default=40, help="most blocks of each setting (default: %(default)s)")
+    parser.add_argument("--rounds", type=positive, help="most blocks of each setting (default: 40), or pairs of turns (200)")
+    parser.add_argument("--turns", action="store_true", help="short turns of a model and a twin without, in place of blocks: resolves more")
     parser.add_argument("--tokens", default=",".join(map(str, loads.TOKENS)), help="new tokens of the requests (default: %(default)s)")
     parser.add_argument("--table", action="store_true", help="measure nothing, print the table of the file")
     return parser
@@ -60,17 +62,18 @@ def _keep(run: dict[str, Any], path: Path | None, runs: list[dict[str, Any]]) ->
     return runs
 
 
-def _measure(part: loads.Part, tokens: Sequence[int], seconds: float, rounds: int, flush: Callable[[], Any], providers: dict[str, Any]) -> Any:
+def _measure(part: loads.Part, tokens: Sequence[int], options: argparse.Namespace, flush: Callable[[], Any], providers: dict[str, Any]) -> Any:
     found: list[blocks.Measured] = []
+    measure, most = (turns.measure, turns.MOST_PAIRS) if options.turns else (blocks.measure, 40)
     expected = len(tokens) if part.loads is loads.PARTS["cpu-generate"].loads else 3
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + options.seconds
     for number, load in enumerate(loads.loads_of(part, tokens)):
         if not number:
             # Loading is not counted.
-            deadline = time.monotonic() + seconds
+            deadline = time.monotonic() + options.seconds
         load.work.providers.update(providers)
         share = max(0.0, deadline - time.monotonic()) / max(1, expected - number)
-        found += blocks.measure(load, flush, seconds=share, rounds=rounds, say=note)
+        found += measure(load, flush, seconds=share, rounds=options.rounds or most, say=note)
     return costs.lines_of(found)
 
 
@@ -108,7 +111,7 @@ def _run(part: loads.Part, options: argparse.Namespace) -> dict[str, Any]:
     if part.after_compilation:
         loads.compile_something()
     try:
-        run["lines"] = _measure(part, tokens, options.seconds, options.rounds, flush, providers)
+        run["lines"] = _measure(part, tokens, options, flush, providers)
     finally:
         for provider in providers.values():
             provider.shutdown()
@@ -132,7 +135,9 @@ def _chosen(options: argparse.Namespace, parser: argparse.ArgumentParser) -> lis
 
 def _each_in_a_process(parts: Sequence[loads.Part], options: argparse.Namespace) -> int:
     """Run parts one after the other, each in a process of its own; the number of those that failed."""
-    more = ["--seconds", str(options.seconds), "--rounds", str(options.rounds), "--tokens", options.tokens, "--json", str(options.json)]
+    more = ["--seconds", str(options.seconds), "--tokens", options.tokens, "--json", str(options.json)]
+    more += ["--rounds", str(options.rounds)] if options.rounds else []
+    more += ["--turns"] if options.turns else []
     failed = 0
     for part in parts:
         command = [sys.executable, "-m", "benchmarks.requests", "--part", part.name, *more]

@@ -11,12 +11,12 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.requests.loads import SETTINGS, Load
 from benchmarks.rounds import settle
 
-__all__ = ["CLOCKS", "Measured", "measure"]
+__all__ = ["CLOCKS", "Measured", "Times", "guarded", "measure"]
 
 CLOCKS = ("thread", "process", "wall")
 MINIMUM = 2
@@ -26,6 +26,7 @@ BLOCK = 0.4
 MOST, LEAST = 200, 2
 """Requests in a block."""
 
+T = TypeVar("T")
 Times = tuple[float, float, float]
 """Milliseconds a request on each clock."""
 
@@ -97,7 +98,7 @@ def measure(load: Load, flush: Callable[[], Any], *, seconds: float, rounds: int
     count = _requests_in_a_block(load)
     found = {name: Measured(load, name) for name in load.settings}
     for name in load.settings:
-        _guarded(found[name], lambda one: _block(load, one.setting, 1, flush))
+        guarded(found[name], lambda one: _block(load, one.setting, 1, flush))
     for turn in range(rounds):
         if turn >= MINIMUM and time.monotonic() > deadline:
             break
@@ -115,7 +116,7 @@ def _round(load: Load, found: dict[str, Measured], turn: int, count: int, flush:
     before = _block(load, None, count, flush)
     for name in [*names[turned:], *names[:turned]]:
         one = found[name]
-        times = _guarded(one, lambda one: _block(load, one.setting, count, flush))
+        times = guarded(one, lambda one: _block(load, one.setting, count, flush))
         after = _block(load, None, count, flush)
         if times is not None:
             one.with_it.append(times)
@@ -123,7 +124,7 @@ def _round(load: Load, found: dict[str, Measured], turn: int, count: int, flush:
         before = after
 
 
-def _guarded(one: Measured, block: Callable[[Measured], Times]) -> Times | None:
+def guarded(one: Measured, block: Callable[[Measured], T]) -> T | None:
     """Run a block; what it raises ends this setting, not the others."""
     try:
         return block(one)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from benchmarks import machine, models
@@ -76,6 +77,8 @@ class Load:
     work: Workload
     size: str
     settings: Sequence[str]
+    twin: Callable[[], Workload]
+    """Makes the same requests to a model of their own."""
 
     @property
     def steps(self) -> int:
@@ -103,8 +106,18 @@ class Part:
 
 def _generating(part: Part, tokens: Sequence[int]) -> Iterator[Load]:
     model, _ = models.load(part.model)
+    others: list[Any] = []
+
+    def prepare(count: int, model: Any) -> Workload:
+        return models.prepare(part.model, model, mode=part.mode, tokens=count)
+
+    def twin(count: int) -> Workload:
+        if not others:
+            others.append(models.load(part.model)[0])
+        return prepare(count, others[0])
+
     for count in tokens:
-        yield Load(models.prepare(part.model, model, mode=part.mode, tokens=count), f"{count} tokens", part.settings)
+        yield Load(prepare(count, model), f"{count} tokens", part.settings, partial(twin, count))
 
 
 def _chain(depth: int = 20, width: int = 64) -> Any:
@@ -139,8 +152,21 @@ def _passes(part: Part, tokens: Sequence[int]) -> Iterator[Load]:
                 break
             rows = int(rows * max(1.2, min(8.0, wanted / 1000 / sorted(took)[5])))
         yield Load(
-            Workload(name="20 linear layers", mode=part.mode, model=model, tokens=0, request=request), f"pass of {wanted} ms", part.settings
+            Workload(name="20 linear layers", mode=part.mode, model=model, tokens=0, request=request),
+            f"pass of {wanted} ms",
+            part.settings,
+            partial(_passes_of, part, rows, device),
         )
+
+
+def _passes_of(part: Part, rows: int, device: Any) -> Workload:
+    import torch
+
+    model = _chain().to(device)
+    if part.mode == "compiled":
+        model = torch.compile(model)
+    request = _a_pass(model, torch.randn(rows, 64, device=device))
+    return Workload(name="20 linear layers", mode=part.mode, model=model, tokens=0, request=request)
 
 
 def _a_pass(model: Any, rows: Any) -> Callable[[], Any]:
@@ -158,11 +184,15 @@ def _a_pass(model: Any, rows: Any) -> Callable[[], Any]:
 
 def _vocabularies(part: Part, tokens: Sequence[int]) -> Iterator[Load]:
     """One small layer and a large head: what a step costs beside that is the statistics of its logits."""
-    for size in VOCABULARIES:
+
+    def prepare(size: int) -> Workload:
         model = models.llama(
             hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, vocab_size=size
         )
-        yield Load(models.prepare(f"vocabulary {size}", model, tokens=64), "64 tokens", part.settings)
+        return models.prepare(f"vocabulary {size}", model, tokens=64)
+
+    for size in VOCABULARIES:
+        yield Load(prepare(size), "64 tokens", part.settings, partial(prepare, size))
 
 
 _WITH_MODULES = ("A/A", "default", "no logits", "no logits, no modules", "no logits, every module")

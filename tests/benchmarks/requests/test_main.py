@@ -47,6 +47,18 @@ def test_parts_add_to_one_file(tmp_path: Path) -> None:
     assert again.stdout.strip() == text.strip()
 
 
+def test_turns(tmp_path: Path) -> None:
+    """Each setting has its pairs, and recording every module takes more than nothing."""
+    kept = tmp_path / "found.json"
+    run = _run("--turns", "--part", "cpu-generate", "--seconds", "6", "--rounds", "12", "--tokens", "4", "--json", str(kept))
+    assert run.returncode == 0, run.stderr
+    (part,) = json.loads(kept.read_text())["parts"]
+    lines = {line["setting"]: line for line in part["lines"]}
+    assert [*lines] == [*loads.PARTS["cpu-generate"].settings]
+    assert all(2 <= line["blocks"] <= 12 for line in lines.values())
+    assert lines["no logits, every module"]["process"]["added"] > lines["A/A"]["process"]["added"]
+
+
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     """The help names every part."""
     with pytest.raises(SystemExit) as ended:

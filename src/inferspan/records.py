@@ -201,9 +201,13 @@ class BatchFigures(NamedTuple):
     blocks_limit: int | None
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: Python sets each of these forty fields by a function call then, three times in a short request.
+@dataclass(slots=True)
 class RequestEnd:
-    """How a request ended. Counts that are not known are ``None``, never 0; durations are seconds."""
+    """How a request ended. Counts that are not known are ``None``, never 0; durations are seconds.
+
+    Whoever knows more adds it, on the thread of the request; nothing changes once the end is handed over.
+    """
 
     end_ns: int
     failure: Failure | None

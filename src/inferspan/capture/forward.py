@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -38,7 +37,7 @@ from .owner import OpenPass, Owner
 from .passes.facts import embedding, logit_facts, look_at_input, nonfinite_of
 from .passes.given import Given, given_of, unobserved_of
 from .passes.later import runs_later
-from .passes.roofline import with_roofline
+from .passes.roofline import add_roofline
 from .recording import open_call
 from .running import invocations
 
@@ -174,8 +173,8 @@ class ForwardCall(Call):
                 end = self._describe_end(output, failure, now)
             if self.clock is not None:
                 with contain("device clock"):
-                    end = self._with_device_time(self.clock, end)
-            end = with_roofline(self, output, end)
+                    self._add_device_time(self.clock, end)
+            add_roofline(self, output, end)
             with contain("hand-over of a forward pass"):
                 self.settle_stages(self.given.tokens, {})
                 self.hand_over()
@@ -226,12 +225,11 @@ class ForwardCall(Call):
         """The call around this one ends, so an interrupt has passed through both."""
         self.finish(None, INTERRUPTED, now)
 
-    def _with_device_time(self, clock: CallClock, end: RequestEnd) -> RequestEnd:
+    def _add_device_time(self, clock: CallClock, end: RequestEnd) -> None:
         """Put the device's time on the request, if the device is done: nothing waits for it."""
         clock.read(leave=0)
-        if self.measured is None or self.measured.seconds is None:
-            return end
-        return replace(end, attributes={**end.attributes, semconv.DEVICE_TIME: self.measured.seconds})
+        if self.measured is not None and self.measured.seconds is not None:
+            end.attributes = {**end.attributes, semconv.DEVICE_TIME: self.measured.seconds}
 
     def _describe_end(self, output: Any, failure: Failure | None, now: int) -> RequestEnd:
         attributes: dict[str, AttributeValue] = {}

@@ -10,7 +10,8 @@ from inferspan.records import AttributeValue, Failure, Message, RowFigures
 __all__ = ["Outcome"]
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: Python sets each field by a function call then, and requests make two of them.
+@dataclass(slots=True)
 class Outcome:
     """The facts of a request that has ended, as its adapter knows them; unknown ones are ``None`` and left out of the telemetry.
 

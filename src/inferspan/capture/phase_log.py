@@ -6,7 +6,6 @@ In: beginnings and ends; one phase or stage runs at a time. Out: records, once t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from inferspan import semconv
@@ -156,7 +155,7 @@ class PhaseLog:
         """A phase or stage lasts as long as the module calls directly under it."""
         self._loose[key] = max(now, self._loose.get(key, 0))
 
-    def add_records(self, end: RequestEnd | None) -> RequestEnd | None:
+    def add_records(self, end: RequestEnd | None) -> None:
         """Add the records of phases and stages, and the device's time on them and on the request as far as it is known.
 
         The loop has waited for most of it; nothing here does.
@@ -170,12 +169,11 @@ class PhaseLog:
                 seconds = [clock.between(phase.begins, phase.ends) for phase in phases]
                 whole = clock.between(0, clock.anchors - 1)
                 if whole is not None and end is not None:
-                    end = replace(end, attributes={**end.attributes, semconv.DEVICE_TIME: whole})
+                    end.attributes = {**end.attributes, semconv.DEVICE_TIME: whole}
         figures = self._rooflines(seconds)
         if end is not None and figures and request.roofline is not None:
             took = (end.end_ns - request.epoch(request.start)) / 1e9
-            whole_request = RequestRoofline(request.roofline.costs, [*figures.values()], took, request.moving_ns / 1e9)
-            end = replace(end, roofline=whole_request)
+            end.roofline = RequestRoofline(request.roofline.costs, [*figures.values()], took, request.moving_ns / 1e9)
         for phase, device in zip(phases, seconds, strict=True):
             attributes = {**(phase.attributes or {}), **({} if device is None else {semconv.DEVICE_TIME: device})}
             (name, number), start, failure = phase.key, phase.start, phase.failure
@@ -185,7 +183,8 @@ class PhaseLog:
             elif request.recording:
                 record = Phase(phase.key, request.epoch(start), request.epoch(ended), failure, attributes, figures.get(phase.key))
                 request.pending.append(record)
-        return end if end is None or not request.stage_seconds else replace(end, stages=tuple(request.stage_seconds))
+        if end is not None and request.stage_seconds:
+            end.stages = tuple(request.stage_seconds)
 
     def _rooflines(self, seconds: Sequence[float | None]) -> dict[PhaseKey, PhaseRoofline]:
         """What gives the figures of each phase that has passes; ``seconds`` are those of the phases on the device."""

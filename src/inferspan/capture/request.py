@@ -7,7 +7,6 @@ On the model's path a step costs a few clock readings and appends; only the end 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -280,14 +279,15 @@ class Request(Call):
             if first:
                 self.close(outcome.failure)
                 with contain(self._ending):
-                    outcome = self._with_figures(outcome)
+                    self._add_figures(outcome)
                 if self.outer is not None:
                     self.outer.note_inside(outcome)
                 with contain(self._ending):
                     end = describe_end(outcome, self._measure(outcome))
                 self.settle_stages(outcome.input_split, outcome.cached_split)
                 with contain(self._ending):
-                    end = self._compilations.settle(self.phases.add_records(end), self.offset)
+                    self.phases.add_records(end)
+                    end = self._compilations.settle(end, self.offset)
                 with contain("hand-over of detail"):
                     self.hand_over()
         finally:
@@ -317,14 +317,14 @@ class Request(Call):
         """End the request with an exception that passes through, of which nothing else is known."""
         self.finish(Outcome(failure=self.failure_of(error)))
 
-    def _with_figures(self, outcome: Outcome) -> Outcome:
-        """The outcome with the figures of the logits that were seen in the steps, if there are any."""
+    def _add_figures(self, outcome: Outcome) -> None:
+        """Add to the outcome the figures of the logits that were seen in the steps, if there are any."""
         statistics = self.steps.statistics
-        if statistics is None:
-            return outcome
-        figures = statistics.figures.read(outcome.output_tokens if outcome.tokens_of_first_row else None)
-        nonfinite = sum(statistics.nonfinite.values())
-        return replace(outcome, figures=figures, nonfinite_logits=nonfinite) if figures or nonfinite else outcome
+        if statistics is not None:
+            figures = statistics.figures.read(outcome.output_tokens if outcome.tokens_of_first_row else None)
+            nonfinite = sum(statistics.nonfinite.values())
+            if figures or nonfinite:
+                outcome.figures, outcome.nonfinite_logits = figures, nonfinite
 
     def _readings(self) -> dict[str, AttributeValue]:
         attributes: dict[str, AttributeValue] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Protocol
 
 from inferspan import semconv
@@ -12,7 +11,7 @@ from inferspan.guard import contain
 from inferspan.records import ModuleBatch, Record, RequestEnd
 from inferspan.roofline.request import ForwardRoofline, RequestRoofline
 
-__all__ = ["with_roofline"]
+__all__ = ["add_roofline"]
 
 
 class _Forward(Protocol):
@@ -27,8 +26,8 @@ class _Forward(Protocol):
     def epoch(self, now: int) -> int: ...
 
 
-def with_roofline(call: _Forward, output: Any, end: RequestEnd) -> RequestEnd:
-    """The end of a pass with what gives its figures, if they are wanted and it has returned. Contains errors of its own.
+def add_roofline(call: _Forward, output: Any, end: RequestEnd) -> None:
+    """Add to the end of a pass what gives its figures, if they are wanted and it has returned. Contains errors of its own.
 
     Args:
         call: the pass; its batch of module calls has not been handed over.
@@ -36,7 +35,7 @@ def with_roofline(call: _Forward, output: Any, end: RequestEnd) -> RequestEnd:
         end: how it ended.
     """
     if call.roofline is None or end.failure is not None or not end.timed:
-        return end
+        return
     with contain("roofline"):
         costs, facts = call.roofline.costs, call.roofline.facts
         note_output(facts, output)
@@ -47,5 +46,4 @@ def with_roofline(call: _Forward, output: Any, end: RequestEnd) -> RequestEnd:
             costs=costs, facts=facts, inputs=call.inputs, outputs=describe(output), calls=calls, seconds=seconds,
             device=device if isinstance(device, float) else None,
         )  # fmt: skip
-        return replace(end, roofline=RequestRoofline(costs, [figures], seconds, call.moving_ns / 1e9))
-    return end
+        end.roofline = RequestRoofline(costs, [figures], seconds, call.moving_ns / 1e9)

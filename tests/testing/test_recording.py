@@ -241,6 +241,19 @@ def test_fake_gpus_are_not_read_afterwards() -> None:
     assert not samplers.running
 
 
+def test_a_generation_of_earlier_settings_leaves_nothing_that_reads() -> None:
+    """It was made before others closed what it is recorded with, at rest then, and begins afterwards."""
+    made = inferspan.generation("engine", nvml=True)
+    with fake_gpus():
+        pass
+    with inferspan.generation("engine", host=False):
+        pass
+    with made:
+        pass
+    with fake_gpus():
+        assert not samplers.running
+
+
 def test_collected_models_do_not_keep_fake_gpus_out() -> None:
     """Nobody has asked for the release of their readings."""
     model = Small()

@@ -51,29 +51,29 @@ class _Loose:
         self.stages = composition.stage_recorder(settings, providers)
         make: Any = NamedTarget if issubclass(type(model), str) else LooseTarget
         self.target: LooseTarget = make(model, settings, self.recorder, tokenizer)
-        self._released: ExitStack | None = None
-        """Undoes what requests need in this process; ``None`` while it rests."""
+        self._released = ExitStack()
+        self._rests = False
         self._start()
 
     def _start(self) -> None:
-        released = ExitStack()
-        composition.start(self.settings, self._meters, released, self.target, self.recorder.metrics.summary)
-        self._released = released
+        self._rests = False
+        composition.start(self.settings, self._meters, self._released, self.target, self.recorder.metrics.summary)
 
     def rest(self) -> None:
         """Stop what requests need in this process until the next generation, if none runs; called with the lock held."""
-        if self.target.idle and self._released is not None:
-            released, self._released = self._released, None
+        if self.target.idle:
+            self._rests = True
             with contain("end of a generation"):
-                released.close()
+                self._released.close()
 
     def close(self) -> None:
         """Nothing is recorded with it any more; generations that run go on."""
+        # One that was made before and begins later starts nothing, which nobody would stop.
+        self._rests = False
         with contain("end of a generation"):
             self.target.close()
-        if self._released is not None:
-            with contain("end of a generation"):
-                self._released.close()
+        with contain("end of a generation"):
+            self._released.close()
 
     def hold(self) -> Callable[[], None]:
         """A generation begins; returns what is called when it has ended."""
@@ -81,7 +81,7 @@ class _Loose:
         held.callback(recorders.add(self.stages))
         composition.follow_origins(held)
         with _lock:
-            if self._released is None:
+            if self._rests:
                 with contain("set-up of a generation"):
                     self._start()
             self.target.begin_block()

@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 import psutil
 
-__all__ = ["Load", "collector", "free_port", "main", "ratios", "run", "running"]
+__all__ = ["LONGEST", "Load", "main", "ratios", "run", "serving"]
 
 FOLDER = Path(__file__).parents[1] / "examples" / "services" / "fastapi_uvicorn"
 CASES = ("again", "fine", "slow", "dead", "production")
@@ -96,7 +96,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(command: Sequence[str], port: int, variables: Mapping[str, str] | None = None, folder: Path = FOLDER) -> Iterator[subprocess.Popen[bytes]]:
+def _running(command: Sequence[str], port: int, variables: Mapping[str, str] | None = None, folder: Path = FOLDER) -> Iterator[subprocess.Popen[bytes]]:
     """A program, once it listens, until the block ends."""
     # Programs find torch and the rest where this one did.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **(variables or {})}
@@ -139,20 +139,17 @@ def _send(port: int, connections: int, tokens: int, seconds: float) -> list[floa
 
 def run(case: str, options: argparse.Namespace, ready: Callable[[], object] = lambda: None) -> Load:
     """Serve and send, once; ``ready`` is called before what is measured."""
-    port, receiver = free_port(), free_port()
-    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{receiver}", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
+    variables = {}
     if case in ("plain", "again"):
         variables["INFERSPAN_ENABLED"] = "false"
     if case == "production":
         variables["INFERSPAN_PRESET"] = "production"
-    command = ("-m", "uvicorn", "app:app", "--port", str(port), "--no-access-log")
-    delay = SLOW if case == "slow" else 0.0
     if options.burst:
         # As many connections as later, or what each thread of the server makes at its first request is measured: short answers do.
         warming, warm_up, measured = BEFORE_BURST, BURST, [BURST]
     else:
         warming, warm_up, measured = options.tokens, options.seconds / 4, [options.seconds / 2] * 2
-    with collector(receiver, delay, alive=case != "dead"), running(command, port, variables) as server:
+    with serving(case, variables=variables) as (port, server):
         _send(port, options.connections, warming, warm_up)
         process = psutil.Process(server.pid)
         ready()
@@ -169,12 +166,26 @@ def run(case: str, options: argparse.Namespace, ready: Callable[[], object] = la
 
 
 @contextmanager
-def collector(port: int, delay: float, *, alive: bool) -> Iterator[None]:
-    """What takes the telemetry, until the block ends; nothing if it is not ``alive``."""
+def serving(
+    case: str, app: str = "app:app", folder: Path = FOLDER, variables: Mapping[str, str] | None = None
+) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """A service and the collector of a case, until the block ends; gives the service's port and process."""
+    port, receiver = free_port(), free_port()
+    destination = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{receiver}", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
+    command = ("-m", "uvicorn", app, "--port", str(port), "--no-access-log")
+    with (
+        _collector(receiver, SLOW if case == "slow" else 0.0, alive=case != "dead"),
+        _running(command, port, {**destination, **(variables or {})}, folder) as server,
+    ):
+        yield port, server
+
+
+@contextmanager
+def _collector(port: int, delay: float, *, alive: bool) -> Iterator[None]:
     if not alive:
         yield
         return
-    with running(("-m", "benchmarks.service", "--receive", str(port), "--delay", str(delay)), port):
+    with _running(("-m", "benchmarks.service", "--receive", str(port), "--delay", str(delay)), port):
         yield
 
 

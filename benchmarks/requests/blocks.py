@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from benchmarks.requests.loads import SETTINGS, Load
 from benchmarks.rounds import settle
 
-__all__ = ["CLOCKS", "Measured", "Times", "guarded", "measure"]
+__all__ = ["CLOCKS", "Measured", "guarded", "measure", "requests_in", "timed"]
 
 CLOCKS = ("thread", "process", "wall")
 MINIMUM = 2
@@ -60,26 +60,31 @@ def _block(load: Load, setting: str | None, count: int, flush: Callable[[], Any]
             settle(load.work)
         request()
         flush()
-        used = time.process_time()
-        wall, thread = time.perf_counter(), time.thread_time()
-        for _ in range(count):
-            request()
-        thread, wall = time.thread_time() - thread, time.perf_counter() - wall
-        flush()
-        used = time.process_time() - used
+        return timed(request, count, flush)
     finally:
         if undo is not None:
             undo()
+
+
+def timed(request: Callable[[], Any], count: int, flush: Callable[[], Any]) -> Times:
+    """What a request takes if some run one after the other and all of it is sent then."""
+    used, wall, thread = time.process_time(), time.perf_counter(), time.thread_time()
+    for _ in range(count):
+        request()
+    thread, wall = time.thread_time() - thread, time.perf_counter() - wall
+    flush()
+    used = time.process_time() - used
     return 1000 * thread / count, 1000 * used / count, 1000 * wall / count
 
 
-def _requests_in_a_block(load: Load) -> int:
+def requests_in(seconds: float, request: Callable[[], Any], least: int, most: int) -> int:
+    """How many requests take so long, by the median of three."""
     took = []
     for _ in range(3):
         begun = time.perf_counter()
-        load.work.request()
+        request()
         took.append(time.perf_counter() - begun)
-    return max(LEAST, min(MOST, round(BLOCK / statistics.median(took))))
+    return max(least, min(most, round(seconds / statistics.median(took))))
 
 
 def measure(load: Load, flush: Callable[[], Any], *, seconds: float, rounds: int, say: Callable[[str], None]) -> list[Measured]:
@@ -95,7 +100,7 @@ def measure(load: Load, flush: Callable[[], Any], *, seconds: float, rounds: int
     deadline = time.monotonic() + seconds
     for _ in range(3 if load.work.compiled else 1):
         load.work.request()
-    count = _requests_in_a_block(load)
+    count = requests_in(BLOCK, load.work.request, LEAST, MOST)
     found = {name: Measured(load, name) for name in load.settings}
     for name in load.settings:
         guarded(found[name], lambda one: _block(load, one.setting, 1, flush))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from benchmarks import machine, models
@@ -106,18 +106,14 @@ class Part:
 
 def _generating(part: Part, tokens: Sequence[int]) -> Iterator[Load]:
     model, _ = models.load(part.model)
-    others: list[Any] = []
+    # One for all sizes, and only where twins are asked for.
+    another = cache(lambda: models.load(part.model)[0])
 
-    def prepare(count: int, model: Any) -> Workload:
-        return models.prepare(part.model, model, mode=part.mode, tokens=count)
-
-    def twin(count: int) -> Workload:
-        if not others:
-            others.append(models.load(part.model)[0])
-        return prepare(count, others[0])
+    def prepare(count: int, load: Callable[[], Any]) -> Workload:
+        return models.prepare(part.model, load(), mode=part.mode, tokens=count)
 
     for count in tokens:
-        yield Load(prepare(count, model), f"{count} tokens", part.settings, partial(twin, count))
+        yield Load(prepare(count, lambda: model), f"{count} tokens", part.settings, partial(prepare, count, another))
 
 
 def _chain(depth: int = 20, width: int = 64) -> Any:
@@ -134,13 +130,24 @@ def _passes(part: Part, tokens: Sequence[int]) -> Iterator[Load]:
     import torch
 
     device = torch.device("cuda" if part.gpu else "cpu")
-    for wanted in PASSES_MS:
+
+    def prepare_model() -> Any:
         model = _chain().to(device)
-        if part.mode == "compiled":
-            model = torch.compile(model)
+        return torch.compile(model) if part.mode == "compiled" else model
+
+    def prepare(rows: int, model: Any) -> Workload:
+        request = _a_pass(model, torch.randn(rows, 64, device=device))
+        return Workload(name="20 linear layers", mode=part.mode, model=model, tokens=0, request=request)
+
+    def twin(rows: int) -> Workload:
+        return prepare(rows, prepare_model())
+
+    for wanted in PASSES_MS:
+        model = prepare_model()
         rows = 8
         while True:
-            request = _a_pass(model, torch.randn(rows, 64, device=device))
+            work = prepare(rows, model)
+            request = work.request
             with suppress(StopIteration):
                 request()
             took = []
@@ -151,22 +158,7 @@ def _passes(part: Part, tokens: Sequence[int]) -> Iterator[Load]:
             if sorted(took)[5] * 1000 >= wanted or rows > 10_000_000:
                 break
             rows = int(rows * max(1.2, min(8.0, wanted / 1000 / sorted(took)[5])))
-        yield Load(
-            Workload(name="20 linear layers", mode=part.mode, model=model, tokens=0, request=request),
-            f"pass of {wanted} ms",
-            part.settings,
-            partial(_passes_of, part, rows, device),
-        )
-
-
-def _passes_of(part: Part, rows: int, device: Any) -> Workload:
-    import torch
-
-    model = _chain().to(device)
-    if part.mode == "compiled":
-        model = torch.compile(model)
-    request = _a_pass(model, torch.randn(rows, 64, device=device))
-    return Workload(name="20 linear layers", mode=part.mode, model=model, tokens=0, request=request)
+        yield Load(work, f"pass of {wanted} ms", part.settings, partial(twin, rows))
 
 
 def _a_pass(model: Any, rows: Any) -> Callable[[], Any]:

@@ -1,8 +1,8 @@
 """Measures loads in turns of a few requests: some on an instrumented model, some on a twin of it, and again.
 
-In: a load, which can make its twin, and settings. Out: as ``blocks``, a turn in place of a block. What disturbs the machine for longer than a turn disturbs both of a
-pair, so that a twentieth of a millisecond can be told; and nothing is attached between two turns. The twin
-is of the same class, whose ``generate()`` has our wrapper: a few microseconds that are not seen.
+In: a load, which can make its twin, and settings. Out: as ``blocks``, a turn in place of a block. What disturbs the machine for longer than a
+turn disturbs both of a pair, so that a twentieth of a millisecond can be told; and nothing is attached between two turns. The twin is of the
+same class, whose ``generate()`` has our wrapper: a few microseconds that are not seen.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.models import Workload
-from benchmarks.requests.blocks import Measured, Times, guarded
+from benchmarks.requests.blocks import Measured, guarded, requests_in, timed
 from benchmarks.requests.loads import SETTINGS, Load
 from benchmarks.rounds import settle
 
@@ -26,17 +26,6 @@ TURN, MOST_REQUESTS = 0.03, 20
 WARMING = 20
 
 
-def _turn(work: Workload, count: int, flush: Callable[[], Any]) -> Times:
-    used, wall, thread = time.process_time(), time.perf_counter(), time.thread_time()
-    for _ in range(count):
-        work.request()
-    thread, wall = time.thread_time() - thread, time.perf_counter() - wall
-    # Metrics are collected and sent after a turn of the twin as well, so that the difference is what the other one has made.
-    flush()
-    used = time.process_time() - used
-    return 1000 * thread / count, 1000 * used / count, 1000 * wall / count
-
-
 def _pairs(one: Measured, twin: Workload, flush: Callable[[], Any], seconds: float, most: int, order: random.Random) -> None:
     undo = SETTINGS[one.setting].attach(one.load.work)
     try:
@@ -47,12 +36,11 @@ def _pairs(one: Measured, twin: Workload, flush: Callable[[], Any], seconds: flo
             one.load.work.request()
             if time.perf_counter() - begun > 2 and one.load.steps > 1:
                 break
-        begun = time.perf_counter()
-        twin.request()
-        count = max(1, min(MOST_REQUESTS, round(TURN / (time.perf_counter() - begun))))
+        count = requests_in(TURN, twin.request, 1, MOST_REQUESTS)
         deadline = time.monotonic() + seconds
         while len(one.plain) < most and (len(one.plain) < 2 or time.monotonic() < deadline):
-            found = {work is twin: _turn(work, count, flush) for work in order.sample((one.load.work, twin), 2)}
+            # Metrics are collected and sent after a turn of the twin as well, so that the difference is what the other one has made.
+            found = {work is twin: timed(work.request, count, flush) for work in order.sample((one.load.work, twin), 2)}
             one.with_it.append(found[False])
             one.plain.append(found[True])
     finally:

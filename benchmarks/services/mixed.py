@@ -13,17 +13,17 @@ the event loop is in neither.
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import statistics
 import threading
 import time
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.ratios import ratio_of
-from benchmarks.service import LONGEST, SLOW, collector, free_port, running
+from benchmarks.service import LONGEST, serving
 
 __all__ = ["burst", "main"]
 
@@ -34,11 +34,8 @@ WARMING = 2
 
 
 def _get(port: int, path: str) -> Any:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONGEST)
-    connection.request("GET", path)
-    found = json.loads(connection.getresponse().read())
-    connection.close()
-    return found
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=LONGEST) as answer:
+        return json.load(answer)
 
 
 def burst(port: int, connections: int, tokens: int, first: int) -> tuple[list[float], list[float]]:
@@ -64,41 +61,35 @@ def burst(port: int, connections: int, tokens: int, first: int) -> tuple[list[fl
     return with_us, without
 
 
-def _since(now: Mapping[str, float], before: Mapping[str, float]) -> float:
-    return sum(seconds - before.get(name, 0.0) for name, seconds in now.items())
-
-
-def _by_name(now: Mapping[str, float], before: Mapping[str, float], requests: int) -> list[tuple[str, float]]:
-    """Seconds of the threads of each name, a request, most first."""
+def _since(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by the name of the threads."""
     found: dict[str, float] = {}
     for thread, seconds in now.items():
         name = thread.rpartition(" ")[0]
         found[name] = found.get(name, 0.0) + seconds - before.get(thread, 0.0)
-    return sorted(((name, seconds / requests) for name, seconds in found.items() if seconds), key=lambda one: -one[1])
+    return found
 
 
 def _measure(case: str, options: argparse.Namespace) -> None:
-    port, receiver = free_port(), free_port()
-    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{receiver}", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
-    command = ("-m", "uvicorn", "mixed_app:app", "--port", str(port), "--no-access-log")
     ours: list[float] = []
     plain: list[float] = []
-    with collector(receiver, SLOW if case == "slow" else 0.0, alive=case != "dead"), running(command, port, variables, FOLDER):
+    with serving(case, "mixed_app:app", FOLDER) as (port, _):
         burst(port, options.connections, WARMING, 0)
-        begun = _get(port, "/spent")
+        begun = spent = _get(port, "/spent")
         for number in range(options.mixed):
-            before = _get(port, "/spent")
             with_us, without = burst(port, options.connections, options.tokens, number % 2)
             time.sleep(1.0)  # their spans are made by then; what is sent later counts in the next burst
-            threads = _since(_get(port, "/spent"), before) / len(with_us)
+            before, spent = spent, _get(port, "/spent")
+            threads = sum(_since(spent, before).values()) / len(with_us)
             ours.append(statistics.mean(with_us) + threads)
             plain.append(statistics.mean(without))
             print(
                 f"{case:<6} {statistics.mean(with_us) * 1000:17.2f} {plain[-1] * 1000:9.2f} {threads * 1000:16.2f} {ours[-1] / plain[-1]:7.4f}",
                 flush=True,
             )
-        shares = _by_name(_get(port, "/spent"), begun, options.mixed * len(with_us))
-    print(f"{case}: ms a request by thread: " + ", ".join(f"{name} {1000 * seconds:.2f}" for name, seconds in shares))
+    shares = sorted(_since(spent, begun).items(), key=lambda one: -one[1])
+    requests = options.mixed * len(with_us)
+    print(f"{case}: ms a request by thread: " + ", ".join(f"{name} {1000 * seconds / requests:.2f}" for name, seconds in shares if seconds))
     found = ratio_of(ours, plain)
     print(
         f"{case}: CPU a request {found.median:.4f} ({found.sure_low:.4f} to {found.sure_high:.4f}) of plain, an estimated throughput of "

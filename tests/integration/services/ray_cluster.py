@@ -131,7 +131,10 @@ def cluster(variables: dict[str, str], log: Path) -> Iterator[Cluster]:
         command = [
             sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats", "--include-dashboard=false",
             "--node-ip-address=127.0.0.1", f"--port={port}", f"--ray-client-server-port={client}",
-            f"--dashboard-agent-listen-port={agent}", "--num-cpus=2", "--num-gpus=0", f"--object-store-memory={OBJECT_STORE}",
+            f"--dashboard-agent-listen-port={agent}",
+            # Else workers take all from 10002 to 19999, and Ray refuses a port of its own among them.
+            "--min-worker-port=0", "--max-worker-port=0",
+            "--num-cpus=2", "--num-gpus=0", f"--object-store-memory={OBJECT_STORE}",
             f"--temp-dir={folder}",
         ]  # fmt: skip
         with log.open("ab") as output:

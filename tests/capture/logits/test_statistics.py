@@ -11,7 +11,7 @@ import torch
 
 from inferspan import semconv
 from inferspan.capture.logits import reductions as logit_reductions
-from inferspan.capture.logits.reductions import ENDED, compute
+from inferspan.capture.logits.reductions import ENDED, compute, finish, finish_few
 from inferspan.capture.logits.ring import LogitRing
 from inferspan.capture.logits.statistics import attributes
 from tests.capture.logits.references import (
@@ -39,6 +39,25 @@ def test_statistics_equal_the_float64_reference(dtype: torch.dtype, shape: tuple
     assert (step.batch, step.rows_kept, len(step.rows)) == (shape[0], shape[0], shape[0])
     for row in range(shape[0]):
         agree(step.rows[row], reference(logits[row], int(chosen[row])))
+
+
+@pytest.mark.parametrize("top_k", [0, 3])
+@pytest.mark.parametrize("shape", [(1, 300), (32, 40)], ids=str)
+def test_a_few_rows_are_finished_one_by_one(shape: tuple[int, int], top_k: int) -> None:
+    """They give what operations of torch give, also for ids that are no tokens."""
+    generator = torch.Generator().manual_seed(shape[1])
+    chosen = torch.randint(-2, shape[1] + 2, shape[:1], generator=generator)
+    rows = compute(torch.randn(shape, generator=generator) * 4, chosen, top_k=top_k).double()
+    found = finish_few(rows.flatten().tolist(), vocabulary=shape[1], top_k=top_k)
+    assert found == pytest.approx(finish(rows, vocabulary=shape[1], top_k=top_k).flatten().tolist(), rel=1e-15, nan_ok=True)
+
+
+@pytest.mark.parametrize(("value", "chosen"), [(-INF, 1), (NAN, 1), (INF, 1), (0.5, ENDED + 1)])
+def test_rows_that_are_not_finished_one_by_one(value: float, chosen: int) -> None:
+    """A mask, a value that is not finite and a row that had ended are left to torch."""
+    logits = torch.tensor([[0.1, 0.2, 0.3], [0.4, value, 0.6]])
+    rows = compute(logits, torch.tensor([0, chosen]), top_k=0).double()
+    assert finish_few(rows.flatten().tolist(), vocabulary=3, top_k=0) is None
 
 
 @pytest.mark.parametrize("batch", [17, 40])

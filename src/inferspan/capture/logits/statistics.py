@@ -18,7 +18,7 @@ from inferspan import semconv
 from inferspan.capture.compile.state import loaded
 from inferspan.records import AttributeValue
 
-from .reductions import finish
+from .reductions import finish, finish_few
 
 __all__ = ["Kind", "LogitStatistics", "StepLogits", "attributes", "pack", "to_steps", "whole_logits"]
 
@@ -45,6 +45,8 @@ class LogitStatistics(NamedTuple):
 
 
 WIDTH = len(LogitStatistics._fields)
+FEW = 32
+"""Rows that take less time one by one than by operations of torch."""
 COUNTS = slice(LogitStatistics._fields.index("nan_count"), LogitStatistics._fields.index("inf_count") + 1)
 
 
@@ -185,6 +187,9 @@ def pack(kind: Kind, top_k: int, stacked: Tensor) -> Tensor:
 
 def to_steps(kind: Kind, top_k: int, rows: Tensor) -> list[StepLogits]:
     """The steps whose ``rows`` are on the host: ``[n, B, 13 + 2 * top_k]``, or what ``pack`` made of compact ones."""
+    if kind.batch == 1 and len(rows) <= FEW and (few := finish_few(rows.flatten().tolist(), vocabulary=kind.vocabulary, top_k=top_k)):
+        size = WIDTH + 2 * top_k
+        return [StepLogits(1, top_k, few, start, start + size) for start in range(0, len(few), size)]
     if not kind.compact:
         rows = finish(rows, vocabulary=kind.vocabulary, top_k=top_k)
         if kind.batch > 1:

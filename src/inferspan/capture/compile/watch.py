@@ -67,11 +67,12 @@ class Compiling:
 
     def watch(self, watcher: _Watcher) -> bool:
         """Notify ``watcher`` of compilations; returns whether there was none so far."""
-        with self._lock:
-            self._watchers[id(watcher)] = watcher
-            # An interpreter that exits has no importers any more.
-            if sys.meta_path is not None and self._handler() is None and self._imports not in sys.meta_path:
-                sys.meta_path.insert(0, self._imports)
+        if self._watchers.get(id(watcher)) is not watcher or self._handler() is None:
+            with self._lock:
+                self._watchers[id(watcher)] = watcher
+                # An interpreter that exits has no importers any more.
+                if sys.meta_path is not None and self._handler() is None and self._imports not in sys.meta_path:
+                    sys.meta_path.insert(0, self._imports)
         self._scripting.wrap()
         self.listen()
         if "torch._dynamo.callback" not in sys.modules:

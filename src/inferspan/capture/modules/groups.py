@@ -20,7 +20,7 @@ from inferspan.records import ModuleInfo
 
 from .hook_pair import CopiedAway, EnterHook, ExitHook
 from .observer import ObservedCall, can_observe
-from .recorder import IN_C, current
+from .recorder import IN_C, attach_callers, current, detach_callers
 from .stages import device_of, with_device
 
 __all__ = ["FlowGroup", "Held", "InsideGroup", "Observed", "in_hooks_of_a_failure", "iterates_hooks"]
@@ -83,7 +83,8 @@ class Observed:
         """By the identity of an observer, the one that was in the slot before it, and only looks at outputs."""
         self._spare: dict[int, ObservedCall] = {}
         """Observers that are off their modules, by the identity of their facts: they know inputs and outputs of the last calls."""
-        self._by_parent: list[tuple[weakref.ref[nn.Module], list[str], list[weakref.ref[nn.Module]]]] = []
+        self.by_parent: list[tuple[weakref.ref[nn.Module], list[str], list[weakref.ref[nn.Module]]]] = []
+        """The selection by parent: the names of its children, and these."""
 
     def select(self, entries: Iterable[tuple[nn.Module, ModuleInfo, nn.Module]]) -> None:
         """Take these modules; they are held weakly, because the selection must not keep a detached child alive."""
@@ -97,11 +98,11 @@ class Observed:
             _, names, references = children.setdefault(id(parent()), (parent, [], []))
             names.append(info.name.rpartition(".")[2])
             references.append(reference)
-        self._by_parent = list(children.values())
+        self.by_parent = list(children.values())
 
     def is_current(self) -> bool:
         """Whether each of them is where it was."""
-        for parent, names, references in self._by_parent:
+        for parent, names, references in self.by_parent:
             above = parent()
             if above is None:
                 return False
@@ -179,7 +180,8 @@ class Observed:
         self.refused = self.fused = False
         observe = compiling.watch(self._engine)
         fused = set() if observe else self._engine.fused_modules()
-        for reference, info, _, observable in self.selection:
+        left = attach_callers(self.selection, self._spare, self._observed) if observe else self.selection
+        for reference, info, _, observable in left:
             module = reference()
             if module is None:
                 continue
@@ -187,7 +189,6 @@ class Observed:
                 info = self._where_it_is(info, device_of(module))
             # If the user has hooks, ours must see the input and output that those return, and their failures.
             if observe and observable and not module._forward_pre_hooks and self._only_watched(module._forward_hooks):
-                # Without further calls: this is done for each module in each recorded pass.
                 observed = self._spare.pop(id(info), None)
                 if observed is None:
                     observed = ObservedCall(module, info, self._engine)
@@ -233,6 +234,8 @@ class Observed:
     def detach(self) -> None:
         """Detach whatever is attached."""
         # Each is forgotten once it is detached: after an interrupt in between the next call detaches the others.
+        if not self._below:
+            detach_callers(self._observed, self._spare)
         while self._observed:
             observed = self._observed[-1]
             # What the program has put into the slot meanwhile stays there.

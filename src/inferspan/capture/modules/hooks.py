@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from inferspan.capture.compile.state import holds_compiled, is_compiled, is_optimized
+from inferspan.capture.compile.state import SlotObserver, holds_compiled, is_compiled, is_optimized
 from inferspan.capture.compile.watch import compiling
 from inferspan.capture.data_flow.hooks import Flows
 from inferspan.capture.inside.functions import ModuleFunction
@@ -26,6 +26,7 @@ from inferspan.settings import Settings
 
 from .groups import FlowGroup, Held, InsideGroup, Observed, in_hooks_of_a_failure, iterates_hooks
 from .patterns import matches
+from .recorder import same_structure
 from .routers import UNREADABLE, Router, Routing, find_router, has_experts
 from .selection import select, select_stages, walk
 from .stages import Wanted
@@ -33,6 +34,11 @@ from .stages import Wanted
 __all__ = ["STAGES_COMPILED", "ModuleObservers", "Observed", "in_hooks_of_a_failure", "iterates_hooks"]
 
 STAGES_COMPILED = "stages: compiled"
+
+
+def _forward_of(module: nn.Module) -> Any:
+    """``forward`` of a module's class, ``None`` if it is asked for another one."""
+    return None if "forward" in module.__dict__ else getattr(type(module), "forward", None)
 
 
 class _Wanted(NamedTuple):
@@ -66,7 +72,9 @@ class ModuleObservers:
         self._of_modules, self._of_stages, self._of_inside, self._of_flow = self.groups
         self.flows = Flows(root, settings.data_flow)
         self.inside = Inside(root, settings)
-        self._above: list[tuple[weakref.ref[nn.Module], bool, list[int]]] = []
+        self._above: list[tuple[weakref.ref[nn.Module], bool, list[int], int]] = []
+        """Of modules with children: whether it was compiled, and the identities of its children and of its class's ``forward``."""
+        self._parents: list[Any] = []
         self.compiled_inside = False
         """Whether something was compiled while a request of this model ran: it may have run modules without observers."""
         self._unobserved: str | None = None
@@ -175,10 +183,11 @@ class ModuleObservers:
         self._of_flow.select([*entries, *stages] if self.flows.active else [])
         self.routing = self._routing_of(root, entries) if routers else None
         self._above = [
-            (weakref.ref(module), is_compiled(module), [*map(id, module._modules.values())])
+            (weakref.ref(module), is_compiled(module), [*map(id, module._modules.values())], id(_forward_of(module)))
             for module in root.modules()
             if module._modules or module is root or not type(module).__module__.startswith("torch.")
         ]
+        self._parents = [entry for group in self.groups for entry in group.by_parent]
         self._unobserved = self._what_is_compiled(root)
         above = is_compiled(root) or (not is_optimized(root) and holds_compiled(root))
         self._stages_compiled = hidden or (bool(stages) and above)
@@ -217,7 +226,9 @@ class ModuleObservers:
     def _is_current(self) -> bool:
         if self._changed:
             return False
-        for reference, compiled, children in self._above:
+        if same_structure(self._above, self._parents, SlotObserver):
+            return True
+        for reference, compiled, children, _ in self._above:
             module = reference()
             if module is None or is_compiled(module) is not compiled or [*map(id, module._modules.values())] != children:
                 return False

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,10 @@ from . import call_log
 from .call_log import current
 from .shapes import MAX_ENTRIES, describe
 
-__all__ = ["FRAMES", "IN_C", "CallLog", "ModuleCaller", "bind", "current"]
+__all__ = ["FRAMES", "IN_C", "CallLog", "ModuleCaller", "attach_callers", "bind", "current", "detach_callers", "same_structure"]
+
+
+_T = TypeVar("_T")
 
 
 def _failed(error: Exception) -> None:
@@ -70,3 +74,30 @@ if TYPE_CHECKING or not IN_C:
     CallLog = call_log.CallLog
 else:
     CallLog, ModuleCaller = _extension.CallLog, _extension.ModuleCaller
+
+
+def _attach_none(selection: list[_T], _spare: dict[int, Any], _attached: list[Any]) -> list[_T]:
+    return selection
+
+
+def _detach_none(_attached: list[Any], _spare: dict[int, Any]) -> None:
+    pass
+
+
+def _same_nothing(_above: list[Any], _parents: list[Any], _observers: type) -> bool:
+    return False
+
+
+attach_callers: Callable[[list[Any], dict[int, Any], list[Any]], list[Any]] = _extension.attach_callers if IN_C else _attach_none
+"""Put callers of ``spare`` into free slots of modules without hooks, and on the list of those that are attached.
+
+The rest of the selection is returned, for which Python does it; all of it where there is no extension.
+"""
+detach_callers: Callable[[list[Any], dict[int, Any]], None] = _extension.detach_callers if IN_C else _detach_none
+"""Take callers off, the last one first; those that nobody else has become spare ones. What is left on the list is Python's to take off."""
+same_structure: Callable[[list[Any], list[Any], type], bool] = _extension.same_structure if IN_C else _same_nothing
+"""Whether the structure of a model surely is that of before; where it is false, Python looks.
+
+The first list has (weak reference, whether it was compiled, identities of its children, identity of its class's ``forward``) of modules,
+the second (weak reference, names, weak references to the children of these names).
+"""

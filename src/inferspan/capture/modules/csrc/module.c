@@ -2,7 +2,7 @@
 #include "recorder.h"
 
 /* Incremented here and in extension.py with every change of the interface between C and Python. */
-#define ABI 11
+#define ABI 12
 
 State state;
 
@@ -60,6 +60,9 @@ bind(PyObject *module, PyObject *args, PyObject *kwargs)
 
 static PyMethodDef module_methods[] = {
     {"bind", (PyCFunction)(void (*)(void))bind, METH_VARARGS | METH_KEYWORDS, "Pass the Python objects that recording needs; to be called before the first ModuleCaller is created."},
+    {"attach_callers", attach_callers, METH_VARARGS, "(selection, spare, attached) -> entries of the selection that get no spare ModuleCaller here."},
+    {"detach_callers", detach_callers, METH_VARARGS, "(attached, spare): take ModuleCallers off, the last one first, up to one that is none."},
+    {"same_structure", same_structure, METH_VARARGS, "(above, parents, class of our observers) -> whether no module was added, taken out, replaced or compiled, as far as can be told here."},
     {"count_values", count_values, METH_VARARGS, "(address, count, kind) -> (nan, inf, near the limit) of floating point values in memory."},
     {"moments_of", moments_of, METH_VARARGS, "(address, count, kind) -> (max, min, mean, square, nonfinite, nan, zeros), over the finite values."},
     {"reduce_logits", reduce_logits, METH_VARARGS, "(address, rows, vocabulary, stride, ids or 0, their stride, target) -> whether all rows were finite and are reduced."},
@@ -90,6 +93,7 @@ PyInit__recorder(void)
         {&state.str_append, "append"},
         {&state.str_call, "call"},
         {&state.str_call_impl, "_call_impl"},
+        {&state.str_dict, "__dict__"},
         {&state.str_dtype, "dtype"},
         {&state.str_native, "native"},
         {&state.str_forward, "forward"},
@@ -102,6 +106,7 @@ PyInit__recorder(void)
         {&state.str_requires_grad, "requires_grad"},
         {&state.str_seconds, "seconds"},
         {&state.str_shape, "shape"},
+        {&state.str_slot, "_compiled_call_impl"},
         {&state.str_stage, "stage"},
         {&state.str_storage, "untyped_storage"},
         {&state.str_version, "_version"},

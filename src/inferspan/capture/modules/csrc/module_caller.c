@@ -1,16 +1,18 @@
 /* ModuleCaller: calls a module as torch would, and records the call. call_log.ModuleCaller is its counterpart in Python. */
 #include "recorder.h"
 
-typedef struct {
-    PyObject_HEAD
-    PyObject *module, *info, *engine;
-    PyObject *watch;   /* called with module, arguments and output where the output is looked at; NULL is None */
-    int32_t number;    /* of the module among those whose outputs are kept, or -1 */
-    char inner, attached, stage;
-    char records;      /* whether calls are recorded, and not only looked at */
-    Py_ssize_t running; /* running calls; each holds a reference from the frame that called it */
-    Description inputs, outputs;
-} ModuleCaller;
+int
+take_module(ModuleCaller *caller, PyObject *module)
+{
+    PyObject *inner = PyObject_GetAttr(module, state.str_modules);
+    int truth = inner ? PyObject_IsTrue(inner) : -1;
+    Py_XDECREF(inner);
+    if (truth < 0)
+        return -1;
+    caller->inner = (char)truth;
+    caller->module = owned(module);
+    return 0;
+}
 
 static int
 caller_init(PyObject *self, PyObject *args, PyObject *kwargs)
@@ -24,20 +26,15 @@ caller_init(PyObject *self, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_RuntimeError, "bind() comes first");
         return -1;
     }
-    PyObject *inner = PyObject_GetAttr(module, state.str_modules);
-    int truth = inner ? PyObject_IsTrue(inner) : -1;
-    Py_XDECREF(inner);
-    if (truth >= 0 && caller->module) {
+    if (caller->module) {
         PyErr_SetString(PyExc_TypeError, "ModuleCaller() is made once");
         return -1;
     }
-    if (truth < 0)
+    if (take_module(caller, module) < 0)
         return -1;
-    caller->inner = (char)truth;
     caller->records = 1;
     caller->number = -1;
     caller->stage = (char)is_stage(info);
-    caller->module = owned(module);
     caller->info = owned(info);
     caller->engine = owned(engine);
     caller->inputs.known = owned(state.empty);
@@ -331,14 +328,7 @@ caller_take_module(PyObject *self, PyObject *module)
         PyErr_SetString(PyExc_TypeError, "only a caller that has released its module takes one");
         return NULL;
     }
-    PyObject *inner = PyObject_GetAttr(module, state.str_modules);
-    int truth = inner ? PyObject_IsTrue(inner) : -1;
-    Py_XDECREF(inner);
-    if (truth < 0)
-        return NULL;
-    caller->inner = (char)truth;
-    caller->module = owned(module);
-    Py_RETURN_NONE;
+    return take_module(caller, module) < 0 ? NULL : owned(Py_None);
 }
 
 static PyMethodDef caller_methods[] = {

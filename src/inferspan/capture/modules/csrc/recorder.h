@@ -16,6 +16,7 @@
  *     boundary_events.c  BoundaryEvents: the boundaries of one pass, and the times between them
  *     boundaries.c       Boundaries: which entries and exits of the running pass get an event
  *     module_caller.c    ModuleCaller: calls a module and records the call
+ *     attaching.c        puts callers into the slots of modules, takes them out, and sees whether the structure has changed
  *     plain_call.c       whether torch would only call a module's forward
  *     reductions.c       counts and moments of values in the memory of the host
  *     module.c           bind() and the module itself
@@ -75,7 +76,8 @@ typedef struct {
     void *current_work_stream;
 } DLPackExchangeAPI;
 
-enum { HOOK_TABLES = 4 };
+/* Of a module, in the order of their names; from FORWARD_HOOKS on those of its forward. */
+enum { FORWARD_HOOKS = 2, HOOK_TABLES = 4 };
 
 /* One for the process: a second load of the extension gets the types that are in use. */
 typedef struct {
@@ -100,8 +102,8 @@ typedef struct {
 
     PyTypeObject *calls_type, *call_log_type, *native_events_type, *boundary_events_type, *boundaries_type, *caller_type, *figures_type, *kept_type, *template_type;
     PyObject *empty; /* () */
-    PyObject *str_append, *str_call, *str_call_impl, *str_dtype, *str_forward, *str_instead, *str_modules, *str_native, *str_other, *str_record,
-        *str_is_view, *str_nbytes, *str_requires_grad, *str_seconds, *str_shape, *str_stage, *str_storage, *str_version;
+    PyObject *str_append, *str_call, *str_call_impl, *str_dict, *str_dtype, *str_forward, *str_instead, *str_modules, *str_native, *str_other, *str_record,
+        *str_is_view, *str_nbytes, *str_requires_grad, *str_seconds, *str_shape, *str_slot, *str_stage, *str_storage, *str_version;
     PyObject *str_hook_tables[HOOK_TABLES], *str_global_hook_tables[HOOK_TABLES];
 } State;
 
@@ -282,6 +284,28 @@ typedef struct {
 /* As Boundaries.enter and .leave in Python; `moment` 0 is now. */
 int enter_boundary(Boundaries *boundaries, int64_t number, PyObject *input, int64_t moment, int inner);
 int leave_boundary(Boundaries *boundaries, int64_t number, PyObject *output, int64_t moment, int inner);
+
+/* -------------------------------------------------------------------------------------------------------- module_caller.c */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *module, *info, *engine;
+    PyObject *watch;   /* called with module, arguments and output where the output is looked at; NULL is None */
+    int32_t number;    /* of the module among those whose outputs are kept, or -1 */
+    char inner, attached, stage;
+    char records;      /* whether calls are recorded, and not only looked at */
+    Py_ssize_t running; /* running calls; each holds a reference from the frame that called it */
+    Description inputs, outputs;
+} ModuleCaller;
+
+/* Observe the module; the caller has none. */
+int take_module(ModuleCaller *caller, PyObject *module);
+
+/* ------------------------------------------------------------------------------------------------------------ attaching.c */
+
+PyObject *attach_callers(PyObject *module, PyObject *args);
+PyObject *detach_callers(PyObject *module, PyObject *args);
+PyObject *same_structure(PyObject *module, PyObject *args);
 
 /* ----------------------------------------------------------------------------------------------------------- plain_call.c */
 

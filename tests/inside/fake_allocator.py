@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from inferspan.capture import target
-from inferspan.capture.device import memory
+from inferspan.capture.device import clock, memory
 from inferspan.capture.inside import hooks
 from inferspan.capture.inside import memory as readings
+from inferspan.capture.target import Target
 
 __all__ = ["FakeAllocator", "Holds", "allocator_of"]
 
@@ -80,5 +80,6 @@ def allocator_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAllocator]:
     monkeypatch.setattr(torch.cuda, "memory_summary", lambda device, abbreviated: f"summary of {device}" + "." * 10_000)
     for module in (memory, hooks, readings):
         monkeypatch.setattr(module, "device_of", lambda module: DEVICE)
-    monkeypatch.setattr(target, "model_device", lambda model: DEVICE)
+    monkeypatch.setattr(Target, "device", DEVICE)
+    monkeypatch.setattr(clock, "torch_cuda", lambda: None)  # it has no events
     yield fake

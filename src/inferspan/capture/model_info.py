@@ -7,7 +7,6 @@ never reported whole: it may hold a user's name. Unknown facts are left out.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 import sys
@@ -17,16 +16,17 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from inferspan import semconv
 from inferspan.capture.compile.state import is_compiled, is_optimized
-from inferspan.guard import ask, contain, has_attribute, read_attribute
+from inferspan.guard import ask, contain, has_attribute, read_attribute, read_attributes
 from inferspan.records import AttributeValue, ModelInfo
 from inferspan.settings import Settings
 
 from .adapters import ActiveAdapters
 from .device.costs import costs_of
+from .device.place import Place, PlaceOfModel
 from .generate.modalities import takes_modalities
 from .ranks.group import RankGroup, group_of, has_process_group
 
@@ -35,7 +35,6 @@ __all__ = [
     "has_plain_generate",
     "is_text_only",
     "is_training",
-    "model_device",
     "model_info",
     "name_of",
     "sharded_vocabulary",
@@ -44,8 +43,7 @@ __all__ = [
 
 DEEPEST = 8
 """Wrappers around wrappers."""
-MOST_WITHOUT_DTYPE = 64
-"""Parameters that are looked at in search of one of floating point."""
+_PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 _PACKED_BUFFERS = frozenset({"qweight", "W_q", "weight_packed"})
 """Buffers in which GPTQ, AWQ, HQQ and compressed-tensors keep packed weights."""
 
@@ -114,7 +112,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     peft = getattr(sys.modules.get("peft"), "PeftModel", ())
     for _ in range(DEEPEST):
         # Not isinstance: a class may say that it is another one.
-        if issubclass(type(model), nn.DataParallel | nn.parallel.DistributedDataParallel):
+        if issubclass(type(model), _PARALLEL):
             model = model.module  # type: ignore[assignment]
         elif peft and issubclass(type(model), peft):
             inner = ask(model, "get_base_model")
@@ -151,92 +149,6 @@ def _compilation(model: nn.Module) -> dict[str, AttributeValue]:
     return {semconv.MODEL_COMPILE_MODE: "default" if is_compiled(model) or is_optimized(model) else "none"}
 
 
-class _Place(NamedTuple):
-    """The first parameter or buffer of a model, which stands for the others."""
-
-    device: torch.device | None
-    dtype: str | None
-    shape: Any
-
-
-def _execution_device(module: nn.Module) -> torch.device | None:
-    """Device to which accelerate's hook moves the weights of a module when it runs; ``None`` without a hook."""
-    hook = module.__dict__.get("_hf_hook")
-    if hook is None:
-        return None
-    for one in read_attribute(hook, "hooks") or (hook,):
-        device = read_attribute(one, "execution_device")
-        if isinstance(device, torch.device):
-            return device
-        if isinstance(device, int) and not isinstance(device, bool):
-            return torch.device("cuda", device)
-        if isinstance(device, str):
-            return torch.device(device)
-    return None
-
-
-class _Spot(NamedTuple):
-    """Where the first parameter of a model is, if that is one of floating point."""
-
-    module: weakref.ref[nn.Module]
-    name: str
-    structure: tuple[int, int]
-
-
-def _spot(model: nn.Module, structure: tuple[int, int]) -> _Spot | None:
-    for module in model.modules():
-        for name, tensor in module._parameters.items() if isinstance(module._parameters, dict) else ():
-            if tensor is not None:
-                return _Spot(weakref.ref(module), name, structure) if tensor.is_floating_point() else None
-    return None
-
-
-def _place_at(spot: _Spot, model: nn.Module) -> _Place | None:
-    """As ``_place``, without the walk; ``None`` if there is no such parameter any more."""
-    module = spot.module()
-    tensor = None if module is None else module._parameters.get(spot.name)
-    if module is None or tensor is None or not tensor.is_floating_point():
-        return None
-    return _Place(_execution_device(module) or _execution_device(model) or tensor.device, _name(tensor.dtype), _shape(tensor))
-
-
-@functools.cache
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _place(model: nn.Module) -> _Place:
-    """Device, dtype and shape of the first weights; the walk ends at the first parameter of floating point."""
-    device = dtype = shape = None
-    seen = 0
-    for module in model.modules():
-        for tensor in module._parameters.values():
-            if tensor is None:
-                continue
-            if device is None:
-                # Weights that are offloaded are elsewhere until they are needed.
-                device, shape = _execution_device(module) or _execution_device(model) or tensor.device, _shape(tensor)
-            if tensor.is_floating_point():
-                return _Place(device, _name(tensor.dtype), shape)
-            seen += 1
-        if seen > MOST_WITHOUT_DTYPE:
-            break
-    if device is None:
-        device = next((buffer.device for buffer in model.buffers()), None)
-    return _Place(device, dtype, shape)
-
-
-def _shape(tensor: Tensor) -> Any:
-    return None if isinstance(tensor, nn.UninitializedParameter) else tensor.shape
-
-
-def model_device(model: nn.Module) -> torch.device | None:
-    """Device that the model runs on: that of its first parameter or buffer, or where accelerate moves it; ``None`` if it has neither."""
-    with contain("model device"):
-        return _place(model).device
-    return None
-
-
 def is_text_only(model: nn.Module) -> bool:
     """Whether the configuration names neither a vision nor an audio part."""
     config = read_attribute(model, "config")
@@ -263,10 +175,18 @@ def sharded_vocabulary(model: nn.Module) -> int:
     return size if type(size) is int else 0
 
 
+def _config_of(model: nn.Module) -> Any:
+    """The configuration of a model, ``None`` without one, which is found without an exception in ``nn.Module.__getattr__``."""
+    kind = type(model)
+    if "config" not in model.__dict__ and not hasattr(kind, "config") and kind.__getattr__ is nn.Module.__getattr__:
+        return model._modules.get("config") if isinstance(model._modules, dict) else None
+    return read_attribute(model, "config")
+
+
 class _State(NamedTuple):
     """Facts that may change between two calls, cheap to read."""
 
-    place: _Place
+    place: Place
     attention: Any
     config: int
     path: Any
@@ -288,7 +208,9 @@ class ModelFacts:
         self._known: tuple[_State | None, ModelInfo] | None = None
         self._structure = 0
         self._ranks: RankGroup | None = None
-        self._spot: _Spot | None = None
+        self._place = PlaceOfModel()
+        self._plain: weakref.ref[type] | None = None
+        """The class of the model, if it is no wrapper's."""
 
     def forget(self) -> None:
         """Read everything again at the next call: the structure of the model has changed."""
@@ -307,18 +229,12 @@ class ModelFacts:
             # A look that fails takes ten times as long on a module as in its dictionary. A scripted one has another kind of it.
             parts: Any = model.__dict__.get("_modules")
             inner = (parts.get("_orig_mod") or model) if isinstance(parts, dict) else read_attribute(model, "_orig_mod", model)
-            config = read_attribute(unwrapped(inner), "config")
+            config = _config_of(self._unwrapped(inner))
             if adapters is None:
                 adapters = self._adapters.read(inner)
-            state = _State(
-                self._place(model, (self._structure, structure)),
-                read_attribute(config, "_attn_implementation"),
-                id(config),
-                read_attribute(config, "_name_or_path"),
-                adapters,
-                (self._structure, structure),
-                has_process_group(),
-            )
+            attention, path = (None, None) if config is None else read_attributes(config, "_attn_implementation", "_name_or_path")
+            versions = (self._structure, structure)
+            state = _State(self._place.read(model, versions), attention, id(config), path, adapters, versions, has_process_group())
         known = self._known
         if known is not None and state is not None and known[0] == state:
             return known[1]
@@ -329,15 +245,20 @@ class ModelFacts:
         self._known = state, info
         return info
 
+    def device(self, model: nn.Module, structure: int = 0) -> torch.device | None:
+        """Device that the model runs on: that of its first parameter or buffer, or where accelerate moves it; ``None`` without one."""
+        with contain("model device"):
+            return self._place.read(model, (self._structure, structure)).device
+        return None
 
-    def _place(self, model: nn.Module, structure: tuple[int, int]) -> _Place:
-        spot = self._spot
-        if spot is not None and spot.structure == structure:
-            place = _place_at(spot, model)
-            if place is not None:
-                return place
-        self._spot = _spot(model, structure)
-        return _place(model)
+    def _unwrapped(self, model: nn.Module) -> nn.Module:
+        """As ``unwrapped``, which looks at a class once."""
+        kind = type(model)
+        if self._plain is not None and self._plain() is kind:
+            return model
+        inner = unwrapped(model)
+        self._plain = weakref.ref(kind) if inner is model else None
+        return inner
 
 
 def model_info(model: nn.Module, settings: Settings) -> ModelInfo:

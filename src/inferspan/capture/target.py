@@ -41,7 +41,7 @@ from .chat import watch_templates
 from .device import energy
 from .forward import close_stale
 from .methods import attach_methods, chosen_methods
-from .model_info import ModelFacts, has_plain_generate, is_text_only, model_device, sharded_vocabulary
+from .model_info import ModelFacts, has_plain_generate, is_text_only, sharded_vocabulary
 from .owner import OpenPass
 from .passes.encoders import watch_encoders
 from .passes.watch import LibraryWatch
@@ -164,7 +164,8 @@ class Target:
     @property
     def device(self) -> torch.device | None:
         """Device that the model runs on now, ``None`` for a model without parameters."""
-        return None if (model := self._model()) is None else model_device(model)
+        model = self._model()
+        return None if model is None else self._facts.device(model, self.engine.structure)
 
     def batch_rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
         """Rows that a forward pass with these arguments has, where that is known."""

@@ -61,8 +61,9 @@ def _store() -> Any:
 
 def has_process_group() -> bool:
     """Whether the program has joined a process group."""
-    distributed: Any = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+    # A torch without the package has no such function.
+    joined = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)
+    return joined is not None and bool(joined())
 
 
 def group_of(model: nn.Module, setting: str, known: RankGroup | None) -> RankGroup | None:

@@ -80,8 +80,8 @@ class ForwardCall(Call):
         self.input_tokens: int | None = None
         self.rows: int | None = None
         self.given = Given()
-        self.masks: Masks = (None, None)
-        """Inputs that determine the positions of the logits, until the request ends."""
+        self.masks: Callable[[], Masks] | None = None
+        """Finds the inputs that determine the positions of the logits, until the request ends."""
         if self.recording:
             try:
                 self._open(owner)
@@ -184,7 +184,7 @@ class ForwardCall(Call):
 
     def release(self) -> None:
         """Take the modules' observers off as well, and drop what the statistics depend on."""
-        self.masks = (None, None)
+        self.masks = None
         with contain("end of a forward pass"):
             self._detach()
         super().release()

@@ -84,6 +84,8 @@ def resolve(current: Context, streamer: Any) -> tuple[Context, Sequence[trace.Li
     """
     if trace.get_current_span(current).get_span_context().is_valid:
         return current, ()
+    if streamer is None and _here.job is None and not _of_threads:
+        return current, ()
     handed_over, made = _handed_over(), _made_with(streamer)
     if streamer is not None and made is None and handed_over is not None and not handed_over.direct:
         # It may come from anybody: it was made by a constructor that is not seen, or where nothing was current.

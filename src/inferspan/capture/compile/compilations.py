@@ -193,7 +193,7 @@ class Compilations:
         """
         log, (count, recompiles, breaks, seconds) = self._log, self._before
         if log.count == count:
-            return {semconv.WARMUP: True} if first or (not follower.follows and compiled_graphs() > self._graphs) else {}
+            return {semconv.WARMUP: True} if first or (compiled_graphs() > self._graphs and not follower.follows) else {}
         found: dict[str, AttributeValue] = {semconv.WARMUP: True, semconv.COMPILE_TIME: log.seconds - seconds}
         rows = ((semconv.COMPILE_RECOMPILES, log.recompiles - recompiles), (semconv.COMPILE_GRAPH_BREAKS, log.breaks - breaks))
         return found | {key: number for key, number in rows if number}

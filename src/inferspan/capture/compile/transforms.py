@@ -27,37 +27,30 @@ _keys: Any = torch._C._TorchDispatchModeKey
 _FAKE, _PROXY, _FUNCTIONAL = _keys.FAKE, _keys.PROXY, _keys.FUNCTIONAL
 
 
-def _is_fx_tracing() -> bool:
-    fx = sys.modules.get("torch.fx._symbolic_trace")
-    # The function of this name logs a warning at its first call, so its flag is read instead.
-    return bool(getattr(fx, "_is_fx_tracing_flag", False))
-
-
 def _has_tracing_mode() -> bool:
     """Whether a dispatch mode that traces graphs or fakes tensors is active; a counting mode of the user is not one."""
-    if not torch._C._len_torch_dispatch_stack():
-        return False
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
     modes = tuple(mode for module, name in _TRACING_MODES if (mode := loaded(module, name)) is not None)
     return any(isinstance(mode, modes) for mode in _get_current_dispatch_mode_stack())
 
 
-def _is_dispatching_fake_keys() -> bool:
-    """FakeTensorMode and ProxyTorchDispatchMode live in slots of their own, outside of the user mode stack."""
-    return _mode_of(_FAKE) is not None or _mode_of(_PROXY) is not None or _mode_of(_FUNCTIONAL) is not None
-
-
 def is_transforming() -> bool:
     """Whether the running forward pass is a trace, a transform or a simulation of the model, or computes again what a checkpoint needs."""
-    return (
-        is_compiling()
-        or torch._C._current_graph_task_id() >= 0
-        or torch._C._get_tracing_state() is not None
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or _is_fx_tracing()
-        or _has_tracing_mode()
-        or _is_dispatching_fake_keys()
+    # In one function: each request comes here, and what each further one costs is that nothing of it is in the caches.
+    inner: Any = torch._C
+    return bool(
+        (torch.compiler.is_compiling() and is_compiling())
+        or inner._current_graph_task_id() >= 0
+        or inner._get_tracing_state() is not None
+        or inner._functorch.peek_interpreter_stack() is not None
+        # torch's function of this name logs a warning at its first call.
+        or getattr(sys.modules.get("torch.fx._symbolic_trace"), "_is_fx_tracing_flag", False)
+        or (inner._len_torch_dispatch_stack() and _has_tracing_mode())
+        # These live in places of their own, outside of the program's stack of modes.
+        or _mode_of(_FAKE) is not None
+        or _mode_of(_PROXY) is not None
+        or _mode_of(_FUNCTIONAL) is not None
     )
 
 

@@ -44,10 +44,12 @@ def _listed(value: object) -> tuple[str, ...]:
     return tuple(value) if isinstance(value, list | tuple) and all(isinstance(word, str) for word in value) else ()
 
 
-def _taken(model: Any) -> set[str]:
-    """Modalities other than text that a model takes."""
-    config = read_attribute(model, "config")
+def _taken(model: Any, *, text_only: bool = False) -> set[str]:
+    """Modalities other than text that a model takes; ``text_only``: whether its configuration is known to name none."""
     told = set(_listed(read_attribute(model, "input_modalities"))) - {"text"}
+    if text_only:
+        return told
+    config = read_attribute(model, "config")
     return told | {kind for kind, part in _PARTS.items() if read_attribute(config, part) is not None}
 
 
@@ -143,9 +145,10 @@ def modalities(
         reused: positions of a row that were in the cache already.
     """
     generated = _generated(model, text_only=text_only)
-    taken = _taken(model)
-    encoder = bool(read_attribute(read_attribute(model, "config"), "is_encoder_decoder", False))
-    reused = 0 if reused is None or encoder else reused  # such a cache holds the decoder's tokens, which are no prompt
+    taken = _taken(model, text_only=text_only) if rows else set()
+    if reused and read_attribute(read_attribute(model, "config"), "is_encoder_decoder", False):
+        reused = 0  # such a cache holds the decoder's tokens, which are no prompt
+    reused = reused or 0
     if not rows or not (taken or reused):
         return Modalities({}, {}, generated)
     tokens = _tokens(model) if taken else {}

@@ -33,6 +33,7 @@ __all__ = [
 DEEPEST = 6
 """Objects and lists inside each other, from a cache to its tensors."""
 _COUNTERS = (torch.int64, torch.int32, torch.bool)
+_PLAIN = frozenset({bool, int, float, str})
 
 
 @dataclass
@@ -90,29 +91,28 @@ def _layers(cache: Any) -> Sequence[Any]:
 def kv_cache_bytes(cache: Any) -> int | None:
     """Bytes that a cache takes: keys and values, and the states of convolutions and recurrences; ``None`` if they cannot be seen."""
     tensors: dict[int, Tensor] = {}
-    _collect(cache, tensors)
+    _collect((cache,), tensors)
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors.values()]
     return sum(sizes) if sizes else None
 
 
-def _collect(value: Any, found: dict[int, Tensor], depth: int = 0) -> None:
+def _collect(values: Iterable[Any], found: dict[int, Tensor], depth: int = 0) -> None:
     """The tensors of a cache of transformers, each once, by identity; positions and counters are none of its content."""
-    if isinstance(value, Tensor):
-        if value.dtype not in _COUNTERS:
-            found[id(value)] = value
-        return
-    if depth > DEEPEST:
-        return
-    parts: Iterable[Any] = ()
-    if isinstance(value, dict):
-        parts = value.values()
-    elif isinstance(value, list | tuple):
-        parts = value
-    elif type(value).__module__.startswith("transformers.") and not isinstance(value, torch.nn.Module):
-        # Layers of a cache may be of the model's own file.
-        parts = getattr(value, "__dict__", {}).values()
-    for part in parts:
-        _collect(part, found, depth + 1)
+    for value in values:
+        if value is None or type(value) in _PLAIN:
+            continue
+        if isinstance(value, Tensor):
+            if value.dtype not in _COUNTERS:
+                found[id(value)] = value
+        elif depth > DEEPEST:
+            continue
+        elif isinstance(value, dict):
+            _collect(value.values(), found, depth + 1)
+        elif isinstance(value, list | tuple):
+            _collect(value, found, depth + 1)
+        elif type(value).__module__.startswith("transformers.") and not isinstance(value, torch.nn.Module):
+            # Layers of a cache may be of the model's own file.
+            _collect(getattr(value, "__dict__", {}).values(), found, depth + 1)
 
 
 def reused_tokens(caches: Iterable[Any]) -> int | None:
@@ -211,10 +211,10 @@ def _delegates(model: Any) -> bool:
     return base is not None and base is not model and not has_plain_generate(base)
 
 
-def _generated(run: Run, result: Any, *, has_plain_generate: bool, delegates: bool) -> Generated | None:
+def _generated(run: Run, result: Any, *, has_plain_generate: bool, model: Any) -> Generated | None:
     sequences = sequences_of(result)
     prompt = _prompt(run.arguments, "input_ids")
-    inner = [] if delegates else run.inner_results
+    inner = [] if not run.inner_results or _delegates(model) else run.inner_results
     if len(inner) == 1 and len(run.loops) == 1 and (sequences is None or inner[0].shape[0] == sequences.shape[0]):
         return count_output(inner[0], run.loops, exact=True, prompt=None)
     if sequences is None:
@@ -351,7 +351,7 @@ def describe_outcome(
         inputs = input_tokens(run, owner.model)
     if failure is None:
         with contain("counting output tokens"):
-            generated = _generated(run, result, has_plain_generate=owner.has_plain_generate, delegates=_delegates(owner.model))
+            generated = _generated(run, result, has_plain_generate=owner.has_plain_generate, model=owner.model)
     split = Modalities({}, {}, "text" if owner.text_only else "unknown")
     with contain("counting tokens by modality"):
         split = input_modalities(run, owner.model, inputs, text_only=owner.text_only)

@@ -95,9 +95,14 @@ def note_cache(facts: PassFacts, cache: Any) -> None:
     if layers is None:
         facts.hidden = cache is not None and not isinstance(cache, tuple)
         return
-    lengths = [length for layer in layers if (length := _positions(layer)) is not None and not getattr(layer, "is_sliding", False)]
-    fixed = any(type(layer).__name__.startswith("Static") for layer in layers)
-    room = [length for layer in layers if (length := _positions(layer)) is not None]
+    lengths, room, fixed = [], [], False
+    for layer in layers:
+        length = _positions(layer)
+        if length is not None:
+            room.append(length)
+            if not getattr(layer, "is_sliding", False):
+                lengths.append(length)
+        fixed = fixed or type(layer).__name__.startswith("Static")
     # Where all layers have a window the room is the window.
     facts.static = max(lengths or room) if fixed and room else None
     facts.length = max(lengths, default=None)

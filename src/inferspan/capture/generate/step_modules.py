@@ -78,7 +78,8 @@ class StepModules:
         wanted = owner.engine.expected > 0 and (self.every_step or profiled or index == self.next_sampled)
         if index == self.next_sampled:
             self.next_sampled = max(1, index * 2)
-            if self._memory is not None:
+            # Before the first step it has just been read.
+            if self._memory is not None and index:
                 self._memory.look()
         if (self.compiled and index > 0) or not owner.is_open:
             wanted = self._stages_due = False

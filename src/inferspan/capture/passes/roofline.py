@@ -38,6 +38,8 @@ def add_roofline(call: _Forward, output: Any, end: RequestEnd) -> None:
         return
     with contain("roofline"):
         costs, facts = call.roofline.costs, call.roofline.facts
+        if not (costs.kind or call.pending):
+            return  # of a model of no known structure: its work follows from the calls of its modules
         note_output(facts, output)
         batch = next((record for record in call.pending if isinstance(record, ModuleBatch)), None)
         calls = None if batch is None or costs.kind else batch.calls

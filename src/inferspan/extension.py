@@ -26,8 +26,8 @@ ABI = 12
 """Version of the interface between C and Python: incremented here and in ``csrc/module.c`` with every change of it."""
 NAME = "inferspan.capture.modules._recorder"
 CONTENTS = (
-    "Boundaries", "BoundaryEvents", "CallFigures", "CallLog", "KeptOutputs", "ModuleCaller", "NativeEvents", "PassTemplate", "bind",
-    "count_values", "moments_of",
+    "Boundaries", "BoundaryEvents", "CallFigures", "CallLog", "KeptOutputs", "ModuleCaller", "NativeEvents", "PassTemplate",
+    "attach_callers", "bind", "count_values", "detach_callers", "moments_of", "reduce_logits", "same_structure",
 )  # fmt: skip
 """Names that an extension must have; that of an older working copy may lack some."""
 AGAIN = "install inferspan again"

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import inferspan
 from inferspan import semconv
 from tests.capture.test_target import Recorder, _target
+from tests.cases.telemetry import Telemetry
 
 
 class Giving(nn.Module):
@@ -48,3 +54,32 @@ def test_logits_of_the_last_position() -> None:
 def test_what_is_no_logits(logits: Any) -> None:
     """Anything else is left alone."""
     assert not [key for key in _attributes({"logits": logits}) if key.startswith("inferspan.logits")]
+
+
+class Leaving(nn.Module):
+    """Calls ``_call_impl`` itself, so that hooks see its passes, and leaves them by what no hook sees."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Past the slot."""
+        return self._call_impl(*args, **kwargs)
+
+    def forward(self, hidden: Any, held: Any) -> Any:
+        raise SystemExit
+
+
+def _leave(model: Any, held: Any) -> None:
+    with suppress(SystemExit):
+        model(torch.ones(1), held=held)
+
+
+def test_a_pass_that_is_left_keeps_nothing(telemetry: Telemetry) -> None:
+    """Neither the model nor what it was called with, when the thread of the pass is gone."""
+    model, held = Leaving(), torch.zeros(1000)
+    inferspan.instrument(model, tracer_provider=telemetry.tracer_provider, nvml=False, host=False, allocator=False)
+    known = weakref.ref(model), weakref.ref(held)
+    thread = threading.Thread(target=_leave, args=(model, {"key": held}))
+    thread.start()
+    thread.join()
+    del model, held, thread
+    gc.collect()
+    assert [reference() for reference in known] == [None, None]

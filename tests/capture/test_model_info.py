@@ -11,7 +11,8 @@ import torch.distributed.fsdp
 from torch import nn
 
 from inferspan import semconv
-from inferspan.capture.model_info import ModelFacts, model_info
+from inferspan.capture.device.place import model_device
+from inferspan.capture.model_info import model_info
 from inferspan.settings import Settings
 from tests.cases import models
 from tests.matrix.wrappers import distributed, sharded
@@ -86,7 +87,7 @@ def test_plain_module() -> None:
     assert (info.name, info.provider) == ("Linear", "pytorch")
     renamed = _info(nn.Linear(2, 2), model_name="mine", provider_name="me")
     assert (renamed.name, renamed.provider) == ("mine", "me")
-    assert ModelFacts(Settings()).device(nn.ReLU()) is None
+    assert model_device(nn.ReLU()) is None
 
 
 @pytest.mark.parametrize(

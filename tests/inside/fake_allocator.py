@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from inferspan.capture.device import clock, memory
+from inferspan.capture.device import memory
 from inferspan.capture.inside import hooks
 from inferspan.capture.inside import memory as readings
 from inferspan.capture.target import Target
@@ -81,5 +81,4 @@ def allocator_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAllocator]:
     for module in (memory, hooks, readings):
         monkeypatch.setattr(module, "device_of", lambda module: DEVICE)
     monkeypatch.setattr(Target, "device", DEVICE)
-    monkeypatch.setattr(clock, "torch_cuda", lambda: None)  # it has no events
     yield fake

@@ -40,7 +40,7 @@ def _names(value: Any) -> tuple[str, ...]:
 
 def _configured(model: nn.Module) -> bool:
     """Whether a model has, or has had, adapters."""
-    return "peft_config" in model.__dict__ or hasattr(type(model), "peft_config")
+    return "peft_config" in model.__dict__ or any("peft_config" in kind.__dict__ for kind in type(model).__mro__)
 
 
 def _configurations(model: nn.Module) -> tuple[str, ...]:

@@ -80,8 +80,8 @@ class ForwardCall(Call):
         self.input_tokens: int | None = None
         self.rows: int | None = None
         self.given = Given()
-        self.masks: Callable[[], Masks] | None = None
-        """Finds the inputs that determine the positions of the logits, until the request ends."""
+        self.masks: Masks = (None, None)
+        """Inputs that determine the positions of the logits, until the request ends."""
         if self.recording:
             try:
                 self._open(owner)
@@ -152,7 +152,7 @@ class ForwardCall(Call):
 
     @hidden
     def _end(self, output: Any, failure: Failure | None, now: int) -> None:
-        end = RequestEnd(self.epoch(now), failure, {})
+        end: RequestEnd | None = None
         # An interrupt that arrives in here must not leave the span open or hooks attached.
         try:
             if threading.get_ident() != self.thread:
@@ -171,20 +171,23 @@ class ForwardCall(Call):
                 self.read_output_stats()
             with contain("end of a forward pass"):
                 end = self._describe_end(output, failure, now)
+            if end is None:
+                end = RequestEnd(self.epoch(now), failure, {})
             if self.clock is not None:
                 with contain("device clock"):
                     self._add_device_time(self.clock, end)
             add_roofline(self, output, end)
             with contain("hand-over of a forward pass"):
-                self.settle_stages(self.given.tokens, {})
+                if self.staged:
+                    self.settle_stages(self.given.tokens, {})
                 self.hand_over()
         finally:
             self.finished = True
-            self.end_span(end)
+            self.end_span(RequestEnd(self.epoch(now), failure, {}) if end is None else end)
 
     def release(self) -> None:
         """Take the modules' observers off as well, and drop what the statistics depend on."""
-        self.masks = None
+        self.masks = (None, None)
         with contain("end of a forward pass"):
             self._detach()
         super().release()

@@ -178,7 +178,8 @@ def sharded_vocabulary(model: nn.Module) -> int:
 def _config_of(model: nn.Module) -> Any:
     """The configuration of a model, ``None`` without one, which is found without an exception in ``nn.Module.__getattr__``."""
     kind = type(model)
-    if "config" not in model.__dict__ and not hasattr(kind, "config") and kind.__getattr__ is nn.Module.__getattr__:
+    usual = kind.__getattr__ is nn.Module.__getattr__ and kind.__getattribute__ is object.__getattribute__
+    if usual and "config" not in model.__dict__ and not any("config" in one.__dict__ for one in kind.__mro__):
         return model._modules.get("config") if isinstance(model._modules, dict) else None
     return read_attribute(model, "config")
 
@@ -245,16 +246,10 @@ class ModelFacts:
         self._known = state, info
         return info
 
-    def device(self, model: nn.Module, structure: int = 0) -> torch.device | None:
-        """Device that the model runs on: that of its first parameter or buffer, or where accelerate moves it; ``None`` without one."""
-        with contain("model device"):
-            return self._place.read(model, (self._structure, structure)).device
-        return None
-
     def _unwrapped(self, model: nn.Module) -> nn.Module:
         """As ``unwrapped``, which looks at a class once."""
-        kind = type(model)
-        if self._plain is not None and self._plain() is kind:
+        kind, plain = type(model), self._plain
+        if plain is not None and plain() is kind:
             return model
         inner = unwrapped(model)
         self._plain = weakref.ref(kind) if inner is model else None

@@ -39,6 +39,7 @@ from .batching import wrappers as batching
 from .call import Call, abandon_clocks, current
 from .chat import watch_templates
 from .device import energy
+from .device.place import model_device
 from .forward import close_stale
 from .methods import attach_methods, chosen_methods
 from .model_info import ModelFacts, has_plain_generate, is_text_only, sharded_vocabulary
@@ -164,8 +165,7 @@ class Target:
     @property
     def device(self) -> torch.device | None:
         """Device that the model runs on now, ``None`` for a model without parameters."""
-        model = self._model()
-        return None if model is None else self._facts.device(model, self.engine.structure)
+        return None if (model := self._model()) is None else model_device(model)
 
     def batch_rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
         """Rows that a forward pass with these arguments has, where that is known."""

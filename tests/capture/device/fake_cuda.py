@@ -83,6 +83,7 @@ class FakeCuda:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Take the place of CUDA: every model is on all devices of this."""
+        monkeypatch.setattr(clock, "uses_cuda", lambda: True)
         monkeypatch.setattr(clock, "torch_cuda", self.torch_cuda)
         monkeypatch.setattr(clock, "load_driver", lambda devices: self)
         monkeypatch.setattr(clock, "cuda_devices", lambda model: tuple(range(len(self.work))))

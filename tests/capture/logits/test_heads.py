@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.utils import ModelOutput
 
 from inferspan import semconv
 from tests.cases import models
@@ -71,6 +73,31 @@ def test_a_decoder_that_is_padded_on_the_right(telemetry: Telemetry) -> None:
     options = {"attention_mask": RIGHT, "decoder_input_ids": IDS, "decoder_attention_mask": RIGHT.flip(0)}
     logits, attributes = _run(telemetry, models.t5(), input_ids=IDS * RIGHT, **options)
     rows = torch.stack([logits[row, length - 1] for row, length in enumerate(reversed(LENGTHS))])
+    assert attributes[semconv.LOGITS_ENTROPY] == pytest.approx(_entropy(rows), rel=1e-4)
+
+
+class Overwriting(nn.Module):
+    """An encoder-decoder that puts another id in place of the labels that do not count."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(is_encoder_decoder=True)
+        self.logits = logits
+
+    def can_generate(self) -> bool:
+        """As transformers' models say it."""
+        return True
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
+        labels[labels == -100] = 0
+        return ModelOutput(logits=self.logits)
+
+
+def test_labels_that_the_model_overwrites(telemetry: Telemetry) -> None:
+    """The positions that count are those of the labels as they were given."""
+    labels = torch.where(RIGHT.bool(), IDS, -100)
+    logits, attributes = _run(telemetry, Overwriting(torch.randn(3, 8, 60)), input_ids=IDS, labels=labels)
+    rows = torch.stack([logits[row, length - 1] for row, length in enumerate(LENGTHS)])
     assert attributes[semconv.LOGITS_ENTROPY] == pytest.approx(_entropy(rows), rel=1e-4)
 
 

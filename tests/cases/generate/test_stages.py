@@ -385,6 +385,7 @@ def test_a_stage_with_hooks_of_the_program_after_a_compilation(telemetry: Teleme
 def test_stages_have_the_time_of_the_device(telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured by events as steps are, also of an encoder that runs before the first pass."""
     cuda = FakeCuda(pointers=True)
+    monkeypatch.setattr(device_clock, "uses_cuda", lambda: True)
     monkeypatch.setattr(device_clock, "torch_cuda", cuda.torch_cuda)
     monkeypatch.setattr(device_clock, "load_driver", lambda devices: cuda)
     monkeypatch.setattr(device_clock, "cuda_devices", lambda model: (0,))

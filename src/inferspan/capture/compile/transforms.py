@@ -44,7 +44,7 @@ def is_transforming() -> bool:
         or inner._current_graph_task_id() >= 0
         or inner._get_tracing_state() is not None
         or inner._functorch.peek_interpreter_stack() is not None
-        # torch's function of this name logs a warning at its first call.
+        # torch's is_fx_tracing() logs a warning at its first call.
         or getattr(sys.modules.get("torch.fx._symbolic_trace"), "_is_fx_tracing_flag", False)
         or (inner._len_torch_dispatch_stack() and _has_tracing_mode())
         # These live in places of their own, outside of the program's stack of modes.

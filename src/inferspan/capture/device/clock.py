@@ -24,7 +24,7 @@ from inferspan.guard import contain, read_attribute, report
 from . import boundaries
 from .boundaries import PASS, BoundaryEvents
 from .driver import DriverEvents, load_driver
-from .events import EventPool, TorchCuda, TorchEvents, torch_cuda
+from .events import EventPool, TorchCuda, TorchEvents, torch_cuda, uses_cuda
 from .place import first_parameter
 
 __all__ = ["SHARE_DATA_NS", "SHARE_NS", "CallClock", "DeviceClock", "Measured", "cuda_devices"]
@@ -240,33 +240,26 @@ class DeviceClock:
 
     def start(self, model: nn.Module) -> CallClock | None:
         """A clock for a request that begins on this thread; ``None`` if only the host's can be used. Never initialises CUDA."""
-        if self._useless or self._closed:
+        if self._useless or self._closed or not uses_cuda():
+            return None
+        devices = cuda_devices(model)
+        if not 0 < len(devices) <= MOST_DEVICES:
             return None
         try:
             cuda = torch_cuda()
-        except Exception as error:
-            self._give_up(error)
-            return None
-        devices = () if cuda is None else cuda_devices(model)
-        if cuda is None or not 0 < len(devices) <= MOST_DEVICES:
-            return None
-        try:
             # A device that nothing has run on yet would be initialised by us.
-            if not all(map(cuda.has_context, devices)):
+            if cuda is None or not all(map(cuda.has_context, devices)):
                 return None
             with self._lock:
                 pools = [self._pools.get(index) or self._open(index, cuda) for index in devices]
                 for pool in pools:
                     pool.reserve()
         except Exception as error:
-            self._give_up(error)
+            self._useless = True
+            _log.warning("device times cannot be measured (%s); times are the host's", type(error).__name__)
+            _log.debug("device times cannot be measured", exc_info=True)
             return None
         return CallClock(pools)
-
-    def _give_up(self, error: Exception) -> None:
-        self._useless = True
-        _log.warning("device times cannot be measured (%s); times are the host's", type(error).__name__)
-        _log.debug("device times cannot be measured", exc_info=True)
 
     def _open(self, index: int, cuda: TorchCuda) -> EventPool:
         library = load_driver(cuda.devices)

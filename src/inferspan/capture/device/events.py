@@ -17,7 +17,7 @@ import torch
 
 from inferspan.guard import report
 
-__all__ = ["MOST_EVENTS", "NOTHING", "UNKNOWN", "EventPool", "TorchCuda", "TorchEvents", "torch_cuda"]
+__all__ = ["MOST_EVENTS", "NOTHING", "UNKNOWN", "EventPool", "TorchCuda", "TorchEvents", "torch_cuda", "uses_cuda"]
 
 NOTHING = -1
 """Slot of a boundary that could not be recorded."""
@@ -40,13 +40,18 @@ class TorchCuda(NamedTuple):
     guard: Callable[[int], Any]
 
 
+def uses_cuda() -> bool:
+    """Whether the program has initialised CUDA."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
 def torch_cuda() -> TorchCuda | None:
     """The functions of the running torch; ``None`` until the program initialises CUDA, which is never done here.
 
     Raises:
         AttributeError: this torch was built without CUDA, or has other names for them.
     """
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not uses_cuda():
         return None
     inner: Any = torch._C
     return TorchCuda(

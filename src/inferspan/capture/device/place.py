@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from inferspan.guard import read_attribute
+from inferspan.guard import contain, read_attribute
 
-__all__ = ["Place", "PlaceOfModel", "first_parameter"]
+__all__ = ["Place", "PlaceOfModel", "first_parameter", "model_device"]
 
+_NAMED = frozenset({"parameters", "named_parameters", "_named_members"})
+"""Methods that say what parameters a module has."""
 MOST_WITHOUT_DTYPE = 64
 """Parameters that are looked at in search of one of floating point."""
-DEEPEST = 100
-"""Modules that contain each other would be walked without end."""
 
 
 class Place(NamedTuple):
@@ -77,16 +77,31 @@ class PlaceOfModel:
                     device = _execution_device(module) or _execution_device(model)
                 return Place(device or tensor.device, _NAMES[dtype], _shape(tensor))
         found = _first(model)
-        self._known = None if found is None else (structure, *found)
+        usual = found is not None and isinstance(found.module._parameters, dict) and found.tensor.is_floating_point()
+        self._known = (structure, weakref.ref(found.module), found.name) if found is not None and usual else None
         return _place(model)
 
 
-def _first(model: nn.Module) -> tuple[weakref.ref[nn.Module], str] | None:
-    """Where the first parameter is, if that is one of floating point."""
-    for module in model.modules():
-        for name, tensor in module._parameters.items() if isinstance(module._parameters, dict) else ():
+class _Found(NamedTuple):
+    """A parameter, and where it is."""
+
+    module: nn.Module
+    name: str
+    tensor: Any
+
+
+def _first(model: nn.Module) -> _Found | None:
+    """The first parameter, in the order of ``model.modules()``, whose generators and names take ten times as long as this."""
+    left, seen = [model], set[int]()
+    while left:
+        module = left.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        for name, tensor in module._parameters.items():
             if tensor is not None:
-                return (weakref.ref(module), name) if tensor.is_floating_point() else None
+                return _Found(module, name, tensor)
+        left.extend(reversed([child for child in module._modules.values() if child is not None]))
     return None
 
 
@@ -110,15 +125,22 @@ def _place(model: nn.Module) -> Place:
     return Place(device, dtype, shape)
 
 
-def first_parameter(model: Any, depth: int = 0) -> Any:
-    """What ``model.parameters()`` gives first, ``None`` if that is nothing. Its generators and names would take ten times as long."""
-    own, inner = getattr(model, "_parameters", None), getattr(model, "_modules", None)
-    if not isinstance(own, dict) or not isinstance(inner, dict) or depth > DEEPEST:
-        return next(model.parameters(), None)
-    for parameter in own.values():
-        if parameter is not None:
-            return parameter
-    for module in inner.values():
-        if module is not None and (found := first_parameter(module, depth + 1)) is not None:
-            return found
+def model_device(model: nn.Module) -> torch.device | None:
+    """Device that the model runs on: that of its first parameter or buffer, or where accelerate moves it; ``None`` if it has neither."""
+    with contain("model device"):
+        found = _first(model)
+        if found is None:
+            return next((buffer.device for buffer in model.buffers()), None)
+        device: torch.device = _execution_device(found.module) or _execution_device(model) or found.tensor.device
+        return device
     return None
+
+
+def first_parameter(model: Any) -> Any:
+    """What ``model.parameters()`` gives first, ``None`` if that is nothing."""
+    kind = type(model)
+    usual = all(getattr(kind, name, None) is getattr(nn.Module, name) for name in _NAMED)
+    if not usual or _NAMED & model.__dict__.keys():
+        return next(model.parameters(), None)
+    found = _first(model)
+    return None if found is None else found.tensor

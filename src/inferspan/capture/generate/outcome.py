@@ -33,7 +33,7 @@ __all__ = [
 DEEPEST = 6
 """Objects and lists inside each other, from a cache to its tensors."""
 _COUNTERS = (torch.int64, torch.int32, torch.bool)
-_PLAIN = frozenset({bool, int, float, str})
+_PLAIN = (bool, int, float, str)
 
 
 @dataclass
@@ -99,7 +99,7 @@ def kv_cache_bytes(cache: Any) -> int | None:
 def _collect(values: Iterable[Any], found: dict[int, Tensor], depth: int = 0) -> None:
     """The tensors of a cache of transformers, each once, by identity; positions and counters are none of its content."""
     for value in values:
-        if value is None or type(value) in _PLAIN:
+        if value is None or isinstance(value, _PLAIN):
             continue
         if isinstance(value, Tensor):
             if value.dtype not in _COUNTERS:

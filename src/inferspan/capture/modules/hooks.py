@@ -37,7 +37,7 @@ STAGES_COMPILED = "stages: compiled"
 
 
 def _forward_of(module: nn.Module) -> Any:
-    """``forward`` of a module's class, ``None`` if it is asked for another one."""
+    """``forward`` of a module's class, ``None`` if the module has one of its own."""
     return None if "forward" in module.__dict__ else getattr(type(module), "forward", None)
 
 
@@ -72,8 +72,8 @@ class ModuleObservers:
         self._of_modules, self._of_stages, self._of_inside, self._of_flow = self.groups
         self.flows = Flows(root, settings.data_flow)
         self.inside = Inside(root, settings)
-        self._above: list[tuple[weakref.ref[nn.Module], bool, list[int], int]] = []
-        """Of modules with children: whether it was compiled, and the identities of its children and of its class's ``forward``."""
+        self._above: list[tuple[weakref.ref[nn.Module], bool, list[int], Any]] = []
+        """Modules that may have children: whether each was compiled, the identities of its children, and its class's ``forward``."""
         self._parents: list[Any] = []
         self.compiled_inside = False
         """Whether something was compiled while a request of this model ran: it may have run modules without observers."""
@@ -183,7 +183,7 @@ class ModuleObservers:
         self._of_flow.select([*entries, *stages] if self.flows.active else [])
         self.routing = self._routing_of(root, entries) if routers else None
         self._above = [
-            (weakref.ref(module), is_compiled(module), [*map(id, module._modules.values())], id(_forward_of(module)))
+            (weakref.ref(module), is_compiled(module), [*map(id, module._modules.values())], _forward_of(module))
             for module in root.modules()
             if module._modules or module is root or not type(module).__module__.startswith("torch.")
         ]

@@ -98,6 +98,6 @@ detach_callers: Callable[[list[Any], dict[int, Any]], None] = _extension.detach_
 same_structure: Callable[[list[Any], list[Any], type], bool] = _extension.same_structure if IN_C else _same_nothing
 """Whether the structure of a model surely is that of before; where it is false, Python looks.
 
-The first list has (weak reference, whether it was compiled, identities of its children, identity of its class's ``forward``) of modules,
-the second (weak reference, names, weak references to the children of these names).
+The first list has (weak reference, whether it was compiled, identities of its children, its class's ``forward``) of modules, the
+second (weak reference, names, weak references to the children of these names).
 """

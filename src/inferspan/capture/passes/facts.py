@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -30,8 +29,8 @@ class PassInput(NamedTuple):
     """Sequences or items; ``None`` if not known."""
     tokens: int | None
     """Input tokens without padding; ``None`` if not known or not asked for."""
-    masks: Callable[[], Masks] | None
-    """Finds the inputs that determine the positions of the logits, and holds all until then; ``None`` if there are none."""
+    masks: Masks
+    """Inputs that determine the positions of the logits; none if no statistics of them are wanted."""
 
 
 def look_at_input(
@@ -48,14 +47,16 @@ def look_at_input(
         is_forward: whether these are arguments of ``forward``; those of another method are only described.
     """
     described = describe((*args[:8], *kwargs.values())) if kwargs else describe(args)
-    rows = tokens = masks = None
+    rows = tokens = None
+    masks: Masks = (None, None)
     if is_forward:
         rows = owner.batch_rows(args, kwargs)
         if rows is None and args and isinstance(args[0], Mapping):
             # Sentence encoders take one mapping instead of keyword arguments.
             rows = owner.batch_rows((), args[0])
         if recording and owner.settings.logits:
-            masks = partial(masks_of, owner.model, args, kwargs)
+            with contain("logit statistics"):
+                masks = masks_of(owner.model, args, kwargs)
         if counting:
             with contain("counting input tokens"):
                 tokens = attended(args, kwargs)
@@ -79,13 +80,13 @@ def attended(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
     return int(ids.numel()) if mask is None and isinstance(ids, Tensor) and ids.dim() == 2 and not ids.is_floating_point() else None
 
 
-def logit_facts(output: Any, owner: Owner, masks: Callable[[], Masks] | None) -> tuple[dict[str, AttributeValue], bool]:
+def logit_facts(output: Any, owner: Owner, masks: Masks) -> tuple[dict[str, AttributeValue], bool]:
     """Statistics of the logits that choose the next token or a class, on CPU only.
 
     Args:
         output: of the pass.
         owner: instrumentation of the model.
-        masks: finds what the positions of the logits depend on, if there is anything.
+        masks: what the positions of the logits depend on.
 
     Returns:
         Attributes, empty without logits; and whether the logits were parts of sharded ones.
@@ -95,9 +96,7 @@ def logit_facts(output: Any, owner: Owner, masks: Callable[[], Masks] | None) ->
         return {}, False
     with contain("logit statistics"):
         whole = whole_logits(logits, vocabulary=owner.sharded_vocabulary())
-        rows = None
-        if reads(whole) and isinstance(whole, Tensor):
-            rows = choices(whole, owner.model, (None, None) if masks is None else masks())
+        rows = choices(whole, owner.model, masks) if reads(whole) and isinstance(whole, Tensor) else None
         if rows is None:
             return {}, whole is None
         ring = LogitRing(top_k=0, capacity=1)

@@ -56,7 +56,7 @@ class SeveralPasses(ForwardCall):
         self._tokens: int | None = 0
         self._encoded_tokens: int | None = None
         self._truncated: int | None = None
-        self._masks: Callable[[], Masks] | None = None
+        self._masks: Masks = (None, None)
         self._pass_facts: dict[str, AttributeValue] = {}
         self._nonfinite: dict[tuple[str, str], int] = {}
         self._sharded = False
@@ -85,7 +85,7 @@ class SeveralPasses(ForwardCall):
         if not self.inner and failure is None:
             with contain("end of a pass"):
                 self._end_pass(output)
-        self._masks = None
+        self._masks = (None, None)
 
     def _end_pass(self, output: Any) -> None:
         outputs = describe(output)

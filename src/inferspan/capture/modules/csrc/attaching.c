@@ -119,15 +119,16 @@ detach_last(PyObject *attached, Py_ssize_t last, PyObject *spare)
         goto end;
     if (PyErr_Occurred())
         goto end;
-    if (!names) {
+    /* Reading the dictionary may run code that changes the list. */
+    if (!names || last >= PyList_Size(attached) || PyList_GetItem(attached, last) != object) {
         done = 0;
         goto end;
     }
-    if (PyList_GetItem(attached, last) != object || PyList_SetSlice(attached, last, last + 1, NULL) < 0)
+    if (PyList_SetSlice(attached, last, last + 1, NULL) < 0)
         goto end;
     done = 1;
     /* Known to nobody but this function: the program may have taken it out of the slot, and call it. */
-    if (Py_REFCNT(object) == 1 && !caller->stage && !caller->running) {
+    if ((uint32_t)Py_REFCNT(object) == 1 && !caller->stage && !caller->running) {
         Py_CLEAR(caller->module);
         key = PyLong_FromVoidPtr(caller->info);
         if (!key || PyDict_SetItem(spare, key, object) < 0)
@@ -162,7 +163,8 @@ static int
 has_children(PyObject *names, PyObject *identities)
 {
     PyObject *children = PyDict_GetItemWithError(names, state.str_modules), *key, *child;
-    if (!children || !PyDict_Check(children))
+    /* An OrderedDict, as torch once had here, may have another order than the dictionary that it is. */
+    if (!children || !PyDict_CheckExact(children))
         return PyErr_Occurred() ? -1 : 0;
     if (PyDict_Size(children) != PyList_Size(identities))
         return 0;
@@ -187,19 +189,24 @@ runs_forward(PyObject *module, PyObject *names, PyObject *forward, PyTypeObject 
     if (PyDict_GetItemWithError(names, state.str_forward) || PyErr_Occurred())
         return PyErr_Occurred() ? -1 : 0;
     PyObject *present = PyObject_GetAttr((PyObject *)Py_TYPE(module), state.str_forward);
-    int same = present && (void *)present == PyLong_AsVoidPtr(forward);
-    Py_XDECREF(present);
-    PyErr_Clear(); /* of a class that has none: Python looks */
+    if (!present) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError))
+            return -1;
+        PyErr_Clear();
+        return 0;
+    }
+    int same = present == forward;
+    Py_DECREF(present);
     return same;
 }
 
-/* As is_same for one module of `above`, and one of `parents`. */
+/* Whether a module of `above` is as it was: 1, 0 if Python has to look, or -1 with an exception. So below for one of `parents`. */
 static int
 is_same_above(PyObject *entry, PyTypeObject *observers)
 {
     PyObject *reference, *forward, *identities;
     int compiled;
-    if (!PyArg_ParseTuple(entry, "OpO!O!:same_structure", &reference, &compiled, &PyList_Type, &identities, &PyLong_Type, &forward))
+    if (!PyArg_ParseTuple(entry, "OpO!O:same_structure", &reference, &compiled, &PyList_Type, &identities, &forward))
         return -1;
     PyObject *module = compiled ? NULL : PyObject_CallNoArgs(reference);
     PyObject *names = module && module != Py_None ? dictionary_of(module) : NULL;

@@ -83,6 +83,12 @@ def _options(**options: Any) -> Callable[[Run], None]:
     return prepare
 
 
+def _dictionary(run: Run) -> None:
+    """Whisper cuts off the start of its decoder in a tensor only."""
+    run.start = max(run.start, 1)
+    run.options |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+
+
 def _early_end(run: Run) -> None:
     """The end token is the second one that the last row would get."""
     run.eos = int(run.generate()[-1, run.start + 1])
@@ -267,7 +273,7 @@ WAYS = {
         Way("several sequences", _options(do_sample=True, num_return_sequences=2)),
         Way("rows that end early", _early_end),
         Way("streamer", _streamed, rows=1),
-        Way("dictionary output", _options(return_dict_in_generate=True, output_scores=True, output_logits=True)),
+        Way("dictionary output", _dictionary),
         Way("own stopping criterion", _own_criterion),
         Way("own logits processor", _own_processor),
         Way("no cache", _options(use_cache=False)),

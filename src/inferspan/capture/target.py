@@ -22,7 +22,7 @@ from inferspan.capture.device.clock import CallClock, DeviceClock
 from inferspan.capture.device.energy import RequestEnergy
 from inferspan.capture.diffusion.components import Components
 from inferspan.capture.diffusion.wrappers import attach_pipeline
-from inferspan.capture.generate.wrappers import METHODS, around_generate, generating_modules
+from inferspan.capture.generate.wrappers import around_generate, generate_methods, generating_modules
 from inferspan.capture.modules.hooks import ModuleObservers
 from inferspan.capture.modules.output_stats import OutputStats
 from inferspan.capture.modules.recorder import IN_C
@@ -209,14 +209,12 @@ class Target:
     def _attach_generate(self, model: nn.Module) -> None:
         around = around_generate(target_of)
         for module in generating_modules(model):
-            kind = type(module)
             if module is not model:
                 self.members[id(module)] = weakref.ref(module)
             if "generate" in module.__dict__:
                 self._undo.push(InstanceMethod.put(module, "generate", around))
-            self._undo.push(_methods.acquire(kind, "generate", around))
-            for name in [name for name in METHODS if callable(getattr(kind, name, None))]:
-                self._undo.push(_methods.acquire(kind, name, METHODS[name]))
+            for owner, name, wrapper in generate_methods(module, around):
+                self._undo.push(_methods.acquire(owner, name, wrapper))
         # A wrapper without a generate() of its own exposes that of a module inside it.
         if "generate" in model.__dict__ and not callable(getattr(type(model), "generate", None)):
             self._undo.push(InstanceMethod.put(model, "generate", around))

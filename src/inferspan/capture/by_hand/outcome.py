@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 from inferspan import messages, semconv
 from inferspan.capture.generate.arguments import Arguments
 from inferspan.capture.generate.modalities import Modalities
-from inferspan.capture.generate.outcome import Run, input_modalities, input_tokens, kv_cache_bytes, modalities_given
+from inferspan.capture.generate.outcome import input_modalities, kv_cache_bytes, modalities_given
+from inferspan.capture.generate.run import Run
+from inferspan.capture.generate.usage import input_tokens
 from inferspan.capture.outcome import Outcome
 from inferspan.capture.owner import Owner
 from inferspan.guard import contain

@@ -29,10 +29,11 @@ from inferspan.records import Failure
 from .arguments import Arguments, PassEnd, drafts_tokens, features_of, main_input
 from .criteria import observe_criteria
 from .modalities import makes_media
-from .outcome import Run, cache_hit, describe_outcome, reused_tokens
+from .outcome import cache_hit, describe_outcome, reused_tokens
 from .pass_shapes import note_cache
 from .passes import RootPasses
-from .tokens import Loop, sequences_of
+from .run import Run
+from .tokens import Loop, sequences_of, token_ids
 
 __all__ = ["GenerateCall", "start_generate"]
 
@@ -57,7 +58,6 @@ class GenerateCall:
     """
 
     __slots__ = (
-        "_inner_depth",
         "cache",
         "deferred",
         "fresh",
@@ -83,21 +83,11 @@ class GenerateCall:
         self.fresh = False
         self.deferred: tuple[Any, Any] | None = None
         self.passes = RootPasses(request, prompt=run.prompt(owner.model), reused=run.reused or 0)
-        self._inner_depth = 0
 
-    # ---------------------------------------------------------------------------------------- generating models inside ours
-    def enter_inner(self, arguments: Arguments) -> None:
-        """A generating model inside ours starts its own ``generate()``: it belongs to this request."""
-        self._inner_depth += 1
-        if self._inner_depth == 1:
-            self.run.inner_arguments.append(arguments)
-
-    def leave_inner(self, result: Any) -> None:
-        """The inner ``generate()`` has returned."""
-        self._inner_depth -= 1
-        sequences = sequences_of(result)
-        if self._inner_depth == 0 and sequences is not None:
-            self.run.inner_results.append(sequences)
+    @property
+    def awaits_loop(self) -> bool:
+        """Whether the caller has passed a loop of their own, which has run no step: a ``generate()`` of the model is that loop then."""
+        return "custom_generate" in self.run.arguments.names and not (self.steps.index or self.steps.open)
 
     # -------------------------------------------------------------------------------------------------- the loop's events
     def begin_loop(self, config: Any, criteria: Any) -> Any:
@@ -110,9 +100,10 @@ class GenerateCall:
         eos, pad, beams, returned, max_length, guidance = read_attributes(
             config, "eos_token_id", "pad_token_id", "num_beams", "num_return_sequences", "max_length", "guidance_scale"
         )
+        ends, known = token_ids(eos)
         loop = Loop(
-            eos=frozenset(eos if isinstance(eos, list | tuple) else () if eos is None else (eos,)),
-            pad=pad if isinstance(pad, int) else (next(iter(eos), None) if isinstance(eos, list | tuple) else eos),
+            eos=ends,
+            pad=pad if isinstance(pad, int) else next(iter(token_ids(pad)[0] or ends), None),
             beams=beams or 1,
             returned=returned or 1,
             max_length=max_length,
@@ -122,7 +113,9 @@ class GenerateCall:
         run.guided = run.guided or guidance not in (None, 1)
         self.ordinary = steps.uniform = False
         steps.chunked = read_attribute(run.config, "prefill_chunk_size") is not None
-        return observe_criteria(criteria, loop, self.choose)
+        observed = observe_criteria(criteria, loop, self.choose)
+        loop.custom = loop.custom or not known
+        return observed
 
     def look_at_inputs(self) -> None:
         """Find the main input of the open step, whose end is not observed."""

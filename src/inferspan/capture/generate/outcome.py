@@ -7,75 +7,29 @@ at any length. Facts that cannot be known are left out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from inferspan import messages, semconv
-from inferspan.capture.model_info import has_plain_generate, unwrapped
 from inferspan.capture.outcome import Outcome
 from inferspan.capture.owner import Owner
 from inferspan.guard import contain, read_attribute, read_attributes
 from inferspan.records import AttributeValue, Failure, Message
 
-from .arguments import Arguments
 from .criteria import stop_kinds
-from .drafts import Drafts
 from .modalities import Modalities, given_modalities, modalities
-from .tokens import Generated, Loop, count_input, count_output, sequences_of
+from .run import Run, prompt_of
+from .tokens import Generated, Loop
+from .usage import input_tokens, output_tokens
 
-__all__ = [
-    "Run", "cache_hit", "describe_outcome", "input_modalities", "input_tokens", "kv_cache_bytes", "modalities_given", "reused_tokens",
-]  # fmt: skip
+__all__ = ["cache_hit", "describe_outcome", "input_modalities", "kv_cache_bytes", "modalities_given", "reused_tokens"]
 
 DEEPEST = 6
 """Objects and lists inside each other, from a cache to its tensors."""
 _COUNTERS = (torch.int64, torch.int32, torch.bool)
 _PLAIN = (bool, int, float, str)
-
-
-@dataclass
-class Run:
-    """Facts of a running ``generate()``.
-
-    Attributes:
-        arguments: of the caller.
-        chat: messages that the prompt was made of, where that is known and content is captured.
-        config: final configuration of the first loop.
-        loops: the decoding loops, in order.
-        inner_arguments: of ``generate()`` calls of models inside the model.
-        inner_results: sequences that those have returned.
-        reused: positions that were in the cache when it began.
-        drafted: whether a pass may be about candidates.
-        drafts: those that were verified.
-        compiled: whether a compiled forward pass is used.
-        guided: whether the model may run more than once for a step.
-        unseen: steps that only the stopping criteria have told of, after ``uninstrument()``.
-    """
-
-    arguments: Arguments
-    chat: Sequence[Any] | None = None
-    config: Any = None
-    loops: list[Loop] = field(default_factory=list)
-    inner_arguments: list[Arguments] = field(default_factory=list)
-    inner_results: list[Tensor] = field(default_factory=list)
-    reused: int | None = None
-    drafted: bool = False
-    drafts: Drafts = field(default_factory=Drafts)
-    compiled: bool = False
-    guided: bool = False
-    unseen: int = 0
-
-    def prompt(self, model: Any) -> int | None:
-        """Positions of a row of the prompt, if the model's forward passes go over them."""
-        given = self.arguments
-        main = read_attribute(model, "main_input_name", "input_ids")
-        value = given.inputs_embeds if given.inputs_embeds is not None else _prompt(given, main)
-        if not isinstance(value, Tensor) or value.dim() < 2 or read_attribute(read_attribute(model, "config"), "is_encoder_decoder", False):
-            return None
-        return int(value.shape[1])
 
 
 def _layers(cache: Any) -> Sequence[Any]:
@@ -138,49 +92,6 @@ def cache_hit(caches: Iterable[Any]) -> bool | None:
     return None
 
 
-def _prompt(arguments: Arguments, main_input: str) -> Any:
-    value = arguments.input_ids
-    if value is None and main_input == "input_ids":
-        value = arguments.inputs
-    # Token ids only: `inputs` of a speech or vision model are features.
-    return value if isinstance(value, Tensor) and value.dim() == 2 and not value.is_floating_point() else None
-
-
-def _encoded(outputs: Any) -> Any:
-    """The hidden states of an encoder, [rows, width, hidden], that the caller ran beforehand."""
-    if isinstance(outputs, dict):
-        outputs = dict.get(outputs, "last_hidden_state")
-    elif isinstance(outputs, tuple | list) and outputs:
-        outputs = outputs[0]
-    return outputs if isinstance(outputs, Tensor) else None
-
-
-def input_tokens(run: Run, model: Any) -> list[int] | None:
-    """Tokens of each row of the prompt, ``None`` where they are not known. Waits for the device."""
-    main_input = read_attribute(model, "main_input_name", "input_ids")
-    main_input = main_input if isinstance(main_input, str) else "input_ids"
-    loop = run.loops[0] if run.loops else None
-    # A wrapper that joins images to the prompt feeds its language model more than the caller's text.
-    sources = [*run.inner_arguments, run.arguments] if len(run.inner_arguments) == 1 else [run.arguments]
-    for arguments in sources:
-        inner = arguments is not run.arguments
-        if inner and main_input != "input_ids" and arguments.input_ids is None and arguments.inputs_embeds is None:
-            # The model itself, inside a wrapper for adapters: its input is sound or a picture.
-            continue
-        encoded = _encoded(arguments.encoder_outputs)
-        counted = count_input(
-            input_ids=_prompt(arguments, "input_ids" if inner else main_input),
-            inputs_embeds=arguments.inputs_embeds if encoded is None else encoded,
-            attention_mask=arguments.attention_mask,
-            # The loop of a decoder-only model starts with the prompt, that of another one with the start of the decoder.
-            loop=loop if encoded is None else None,
-            text_encoder_or_decoder=inner or main_input == "input_ids",
-        )
-        if counted is not None:
-            return counted
-    return None
-
-
 def input_modalities(run: Run, model: Any, inputs: list[int] | None, *, text_only: bool) -> Modalities:
     """What the tokens stand for, as far as it is known. Waits for the device."""
     return modalities(
@@ -188,7 +99,7 @@ def input_modalities(run: Run, model: Any, inputs: list[int] | None, *, text_onl
         run.arguments.features,
         run.arguments.attention_mask,
         text_only=text_only,
-        ids=_prompt(run.arguments, read_attribute(model, "main_input_name", "input_ids")),
+        ids=prompt_of(run.arguments, read_attribute(model, "main_input_name", "input_ids")),
         rows=inputs,
         loop=run.loops[0] if run.loops else None,
         reused=run.reused,
@@ -200,29 +111,9 @@ def modalities_given(run: Run, model: Any, split: Modalities) -> dict[str, Attri
     arguments = run.arguments
     if arguments.inputs_embeds is not None or arguments.encoder_outputs is not None or "mm_encoder_outputs" in arguments.names:
         return {}  # what those were made of is not known
-    tokens = _prompt(arguments, read_attribute(model, "main_input_name", "input_ids")) is not None
+    tokens = prompt_of(arguments, read_attribute(model, "main_input_name", "input_ids")) is not None
     found = given_modalities(arguments.features, split.given, tokens=tokens)
     return {semconv.INPUT_MODALITIES: found} if found else {}
-
-
-def _delegates(model: Any) -> bool:
-    """Whether the model is a wrapper around one whose ``generate()`` is its own, so that its result is not that of a decoding loop."""
-    base = None if model is None else unwrapped(model)
-    return base is not None and base is not model and not has_plain_generate(base)
-
-
-def _generated(run: Run, result: Any, *, has_plain_generate: bool, model: Any) -> Generated | None:
-    sequences = sequences_of(result)
-    prompt = _prompt(run.arguments, "input_ids")
-    inner = [] if not run.inner_results or _delegates(model) else run.inner_results
-    if len(inner) == 1 and len(run.loops) == 1 and (sequences is None or inner[0].shape[0] == sequences.shape[0]):
-        return count_output(inner[0], run.loops, exact=True, prompt=None)
-    if sequences is None:
-        return None
-    own = has_plain_generate and not run.inner_arguments
-    if not run.loops and not own:
-        return None
-    return count_output(sequences, run.loops, exact=own, prompt=prompt)
 
 
 def _configuration(run: Run) -> dict[str, AttributeValue]:
@@ -269,7 +160,7 @@ def _content(run: Run, owner: Owner, generated: Generated | None) -> tuple[Seque
     limit = owner.settings.max_content_chars
     inputs = messages.chat_messages(run.chat, max_chars=limit) if run.chat is not None else []
     if not inputs:
-        prompt = _prompt(run.arguments, "input_ids")
+        prompt = prompt_of(run.arguments, "input_ids")
         inputs = messages.input_messages(owner.tokenizer, prompt, run.arguments.attention_mask, max_chars=limit)
     outputs = messages.output_messages(owner.tokenizer, generated.rows, generated.reasons, max_chars=limit) if generated else []
     return inputs, outputs
@@ -351,7 +242,7 @@ def describe_outcome(
         inputs = input_tokens(run, owner.model)
     if failure is None:
         with contain("counting output tokens"):
-            generated = _generated(run, result, has_plain_generate=owner.has_plain_generate, model=owner.model)
+            generated = output_tokens(run, result, has_plain_generate=owner.has_plain_generate, model=owner.model)
     split = Modalities({}, {}, "text" if owner.text_only else "unknown")
     with contain("counting tokens by modality"):
         split = input_modalities(run, owner.model, inputs, text_only=owner.text_only)

@@ -17,7 +17,7 @@ from torch import Tensor
 from inferspan import semconv
 from inferspan.capture.logits.reductions import ENDED
 
-__all__ = ["Generated", "Loop", "count_input", "count_output", "sequences_of"]
+__all__ = ["Generated", "Loop", "count_input", "count_output", "sequences_of", "token_ids"]
 
 GROUP = 512
 """Stop decisions that are kept one by one before they are stacked."""
@@ -85,6 +85,16 @@ class Generated:
     counts: list[int]
     reasons: list[str]
     rows: list[list[int]]
+
+
+def token_ids(value: Any) -> tuple[frozenset[int], bool]:
+    """The ids of a configuration, a number, list or tensor of them, and whether they are known: reading those on a device would wait."""
+    if isinstance(value, Tensor):
+        if value.device.type != "cpu":
+            return frozenset(), False
+        value = value.flatten().tolist()
+    values = value if isinstance(value, list | tuple) else () if value is None else (value,)
+    return frozenset(values), True
 
 
 def sequences_of(result: Any) -> Tensor | None:
@@ -162,7 +172,8 @@ def count_output(sequences: Tensor, loops: Sequence[Loop], *, exact: bool, promp
     ended = loop.ended_after() if len(loops) == 1 else None
     if ended is not None and len(ended) != len(rows):
         ended = None
-    filler_possible = loop.beams > 1 or len(loops) != 1 or not exact
+    # Rows of one loop end early by an end token or a criterion only; a generate() of the model's own may have added to them.
+    filler_possible = len(loops) != 1 or not exact or (loop.beams > 1 and bool(loop.eos or loop.custom))
     counts, reasons = [], []
     for index, row in enumerate(rows):
         own = ended[index] if ended is not None else None

@@ -14,15 +14,17 @@ from typing import Any
 from torch import nn
 
 from inferspan.capture.call import current
-from inferspan.capture.compile.state import is_compiling
+from inferspan.capture.compile.state import is_compiling, loaded
+from inferspan.capture.model_info import has_plain_generate
 from inferspan.capture.owner import Owner
 from inferspan.capture.recording import Request, run_recorded
 from inferspan.guard import contain, report
 
 from .arguments import generate_arguments, loop_config, main_input, pass_end
 from .call import GenerateCall, start_generate
+from .run import InnerCall
 
-__all__ = ["METHODS", "around_generate", "generating_modules"]
+__all__ = ["around_generate", "generate_methods", "generating_modules"]
 
 def generating_modules(model: nn.Module) -> list[nn.Module]:
     """The model itself and the modules inside it that can run a decoding loop."""
@@ -62,14 +64,13 @@ def around_generate(target_of: Callable[[object], Owner | None]) -> Any:
         if is_compiling():
             return original(*args, **kwargs)
         call: GenerateCall | None = None
-        inner: GenerateCall | None = None
+        outer: GenerateCall | None = None
         around = current.call
         try:
             with contain("start of generate()"):
                 running = _running(model)
-                if running is not None and running.request.root_id != id(model):
-                    inner = running
-                    inner.enter_inner(generate_arguments(args, kwargs))
+                if running is not None and (running.request.root_id != id(model) or running.awaits_loop):
+                    outer = running
                 else:
                     target = target_of(model)
                     if target is not None and target.pausing.admits(current.call):
@@ -79,13 +80,37 @@ def around_generate(target_of: Callable[[object], Owner | None]) -> Any:
         except BaseException as error:
             _end_unknown(model, around, error)
             raise
-        result = original(*args, **kwargs)
-        if inner is not None:
-            with contain("inner generate()"):
-                inner.leave_inner(result)
-        return result
+        if outer is not None:
+            return _run_inside(outer, original, model, args, kwargs, plain=has_plain_generate(model))
+        return original(*args, **kwargs)
 
     return generate
+
+
+def _around_base(original: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Around transformers' own ``generate()``, where that of a model's class may call it."""
+    outer: GenerateCall | None = None
+    if current.call is not None and not is_compiling():
+        with contain("inner generate()"):
+            outer = None if has_plain_generate(model) else _running(model)
+    return original(*args, **kwargs) if outer is None else _run_inside(outer, original, model, args, kwargs, plain=True)
+
+
+def _run_inside(outer: GenerateCall, original: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, plain: bool) -> Any:
+    """Run a ``generate()`` that belongs to the request of another one."""
+    inner: InnerCall | None = None
+    result: Any = None
+    try:
+        with contain("inner generate()"):
+            if outer.awaits_loop:
+                outer.run.loops.clear()
+            inner = outer.run.enter(generate_arguments(args, kwargs), model, plain=plain)
+        result = original(*args, **kwargs)
+        return result
+    finally:
+        if inner is not None:
+            with contain("inner generate()"):
+                outer.run.leave(inner, result)
 
 
 def _end_unknown(model: Any, around: Any, error: BaseException) -> None:
@@ -188,3 +213,18 @@ METHODS = {
     "_prepare_encoder_decoder_kwargs_for_generation": prepare_encoder,  # transformers 4
 }
 """Methods that are wrapped beside ``generate``, where the class has them."""
+
+
+def generate_methods(module: nn.Module, around: Any) -> list[tuple[type, str, Any]]:
+    """The methods that are wrapped for a module that can run a decoding loop: (class, name, wrapper).
+
+    Args:
+        module: the module.
+        around: wrapper of its ``generate``.
+    """
+    kind = type(module)
+    found: list[tuple[type, str, Any]] = [(kind, "generate", around)]
+    base = loaded("transformers.generation.utils", "GenerationMixin")
+    if base is not None and issubclass(kind, base) and kind is not base and not has_plain_generate(module):
+        found.append((base, "generate", _around_base))
+    return found + [(kind, name, wrapper) for name, wrapper in METHODS.items() if callable(getattr(kind, name, None))]

@@ -169,6 +169,29 @@ def test_spans_arrive_beside_the_others(program: Program, receiver: Received) ->
     assert max(size for *_, size in receiver.requests) <= 3 * 1024 * 1024 + 1000
 
 
+def test_first_spans_of_several_threads(program: Program, receiver: Received) -> None:
+    """They share one sender, whose spans a flush sends."""
+    body = """
+    import threading
+    otlp.configure()
+    provider, barrier, sinks = trace.get_tracer_provider(), threading.Barrier(16), []
+    def work(number):
+        barrier.wait()
+        sink = otlp.raw_sink(provider)
+        sink.offer(*pack(10 * number + 1, 10))
+        sinks.append(sink)
+    sys.setswitchinterval(1e-5)
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    print(json.dumps([len({id(sink) for sink in sinks}), otlp.force_flush(20)]))
+    sys.stdout.flush()
+    os._exit(0)
+    """
+    assert program(RAW + textwrap.dedent(body)) == [[1, True]]
+    assert sorted(int.from_bytes(span.span_id, "big") for span in receiver.spans()) == [*range(1, 161)]
+
+
 @pytest.mark.parametrize(
     ("setup", "environ"),
     [

@@ -180,6 +180,18 @@ class OtlpSpanSender:
 
 
 _sinks: dict[InstrumentationScope, OtlpSpanSender] = {}
+_making = threading.RLock()
+"""Held while one is made: the first requests of a service begin together, and each sender beyond the first would send when nobody waits."""
+
+
+def _forked() -> None:
+    global _making
+    # Who held it does not exist in the child.
+    _making = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def raw_sink(tracer_provider: Any, *, scope: InstrumentationScope | None = None) -> OtlpSpanSender | None:
@@ -198,19 +210,25 @@ def raw_sink(tracer_provider: Any, *, scope: InstrumentationScope | None = None)
         return None
     scope = scope or InstrumentationScope(semconv.SCOPE)
     if scope not in _sinks:
-        connect = _CONNECT[name]
-        with guard.contain("raw span sink"):  # it stands on private parts of the exporters
-            delay = variables.positive_number(SETUP.environ, 5000, "OTEL_BSP_SCHEDULE_DELAY", most=variables.LONGEST_WAIT) / 1000
-            delivery = Delivery("traces", destination_of(name, "traces", SETUP.environ))
-            sink = OtlpSpanSender(
-                lambda: connect(build_exporter(name, "traces", SETUP.environ)),
-                lambda: _head(provider, scope),
-                delay=delay,
-                delivery=delivery,
-            )
-            SETUP.pipelines.add(Pipeline("raw-spans", delivery.all_sent(sink.flush), sink.close))
-            _sinks[scope] = sink
+        with _making:
+            if scope not in _sinks:
+                _make(provider, name, scope)
     return _sinks.get(scope)
+
+
+def _make(provider: Any, name: str, scope: InstrumentationScope) -> None:
+    connect = _CONNECT[name]
+    with guard.contain("raw span sink"):  # it stands on private parts of the exporters
+        delay = variables.positive_number(SETUP.environ, 5000, "OTEL_BSP_SCHEDULE_DELAY", most=variables.LONGEST_WAIT) / 1000
+        delivery = Delivery("traces", destination_of(name, "traces", SETUP.environ))
+        sink = OtlpSpanSender(
+            lambda: connect(build_exporter(name, "traces", SETUP.environ)),
+            lambda: _head(provider, scope),
+            delay=delay,
+            delivery=delivery,
+        )
+        SETUP.pipelines.add(Pipeline("raw-spans", delivery.all_sent(sink.flush), sink.close))
+        _sinks[scope] = sink
 
 
 def _head(provider: Any, scope: InstrumentationScope) -> tuple[bytes, bytes, str, str]:

@@ -87,6 +87,8 @@ class Pipelines:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._pipelines: tuple[tuple[Pipeline, _Worker], ...] = ()
+        self._changing = threading.RLock()
+        """Held while one of these tuples is replaced by one with more or fewer; who reads them has all of one moment."""
         self._sources: tuple[Callable[[], None], ...] = ()
         self._source_worker: _Worker | None = None
         self._end = ProcessEnd(self.force_flush, self.shutdown)
@@ -94,16 +96,19 @@ class Pipelines:
 
     def add(self, pipeline: Pipeline) -> None:
         """Take over a pipeline and start the thread that will flush and close it."""
-        self._pipelines += ((pipeline, self._worker(pipeline.name)),)
+        with self._changing:
+            self._pipelines += ((pipeline, self._worker(pipeline.name)),)
 
     def flush_first(self, source: Callable[[], None]) -> Callable[[], None]:
         """Call ``source`` before every flush and at the end, so that it hands over what it holds; returns a function that removes it."""
-        if self._source_worker is None:
-            self._source_worker = self._worker("source")
-        self._sources += (source,)
+        with self._changing:
+            if self._source_worker is None:
+                self._source_worker = self._worker("source")
+            self._sources += (source,)
 
         def remove() -> None:
-            self._sources = tuple(item for item in self._sources if item is not source)
+            with self._changing:
+                self._sources = tuple(item for item in self._sources if item is not source)
 
         return remove
 
@@ -135,7 +140,8 @@ class Pipelines:
         """
         deadline = self._clock() + timeout
         handed_over = self._hand_over(deadline)
-        pipelines, self._pipelines = self._pipelines, ()
+        with self._changing:
+            pipelines, self._pipelines = self._pipelines, ()
         jobs = [(worker, self._closing(pipeline, deadline)) for pipeline, worker in pipelines]
         closed = self._wait(jobs, deadline)
         for _, worker in pipelines:
@@ -153,8 +159,9 @@ class Pipelines:
             Whether they were closed in that time.
         """
         deadline = self._clock() + timeout
-        found = [pair for pair in self._pipelines if pair[0] in chosen]
-        self._pipelines = tuple(pair for pair in self._pipelines if pair[0] not in chosen)
+        with self._changing:
+            found = [pair for pair in self._pipelines if pair[0] in chosen]
+            self._pipelines = tuple(pair for pair in self._pipelines if pair[0] not in chosen)
         closed = self._wait([(worker, self._closing(pipeline, deadline)) for pipeline, worker in found], deadline)
         for _, worker in found:
             worker.stop()
@@ -184,6 +191,7 @@ class Pipelines:
         return _Worker(name)
 
     def _restart(self) -> None:
+        self._changing = threading.RLock()  # who held it does not exist in the child
         for _, worker in self._pipelines:
             worker.start()
         if self._source_worker is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -245,4 +246,49 @@ def test_the_model_does_what_it_does_without(telemetry: Telemetry) -> None:
         watched = model.generate(models.prompt(), do_sample=True, max_new_tokens=8, min_new_tokens=8)
     assert torch.equal(plain, watched)
     assert torch.equal(after, torch.get_rng_state())
+    telemetry.check()
+
+
+class _Silent:
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_what_cannot_be_sent_is_a_text(telemetry: Telemetry) -> None:
+    """Numbers that no attribute can hold are there as texts; what the program reads is as it was."""
+    model = _Net()
+    handle = telemetry.instrument(model, modules="all")
+    values = {"nan": float("nan"), "big": 2**63, "list": [1.0, float("inf")], "numpy": np.float32(1.5), "silent": _Silent()}
+    handle.on_module("first", lambda *given: values)
+    model(HIDDEN)
+    (span,) = [span for span in telemetry.spans() if (span.attributes or {}).get(f"{semconv.MODULE_RESULT}.nan")]
+    found = {key.rpartition(".")[2]: value for key, value in (span.attributes or {}).items() if key.startswith(semconv.MODULE_RESULT)}
+    assert found == {
+        "nan": "nan", "big": str(2**63), "list": ("1.0", "inf"), "numpy": 1.5, "silent": "_Silent, whose text raises RuntimeError",
+    }  # fmt: skip
+    (result,) = handle.module_results()
+    assert result.values["big"] == 2**63 and result.values["nan"] != result.values["nan"]
+    telemetry.check()
+
+
+def test_large_tensors_of_integers(telemetry: Telemetry) -> None:
+    """They have the figures of others."""
+    model = _Net()
+    handle = telemetry.instrument(model)
+    handle.on_module("first", lambda *given: {"t": torch.arange(20)})
+    model(HIDDEN)
+    (result,) = handle.module_results()
+    assert (result.values["t.mean"], result.values["t.max"]) == (9.5, 19.0)
+
+
+def test_a_function_that_calls_the_model(telemetry: Telemetry) -> None:
+    """That call is no request, and runs no function."""
+    model = _Net()
+    handle = telemetry.instrument(model)
+    hook = handle.on_module("*", lambda *given: {"sum": model(HIDDEN).sum()})
+    output = model(HIDDEN)
+    assert hook.calls == 2 and [result.values["sum"] for result in handle.module_results()] == [output.sum().item()] * 2
+    assert len(telemetry.forwards()) == 1
     telemetry.check()

@@ -450,3 +450,24 @@ def test_backward_calls_in_a_session_file_and_its_report(tmp_path: Path) -> None
         assert [child.name for child in request.span.children[1].children] == ["backward head"]
     finally:
         handle.uninstrument()
+
+
+class Many(nn.Module):
+    """Has ten outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(4, 4) for _ in range(10))
+
+    def forward(self, hidden: Tensor) -> list[Tensor]:
+        return [part(hidden) for part in self.parts]
+
+
+def test_all_of_many_outputs(telemetry: Telemetry) -> None:
+    """However many a module has, their gradients count together."""
+    model = nn.Sequential(Many())
+    handle = telemetry.instrument(model, gradients=["0"])
+    torch.stack([output.sum() * (place + 1) for place, output in enumerate(model(torch.ones(2, 4)))]).sum().backward()
+    (row,) = [row for row in handle.gradients() if row.module == "0"]
+    assert row.outputs is not None and row.outputs.norm == pytest.approx(math.sqrt(8 * sum(place * place for place in range(1, 11))))
+    telemetry.check()

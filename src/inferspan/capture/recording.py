@@ -31,6 +31,7 @@ from inferspan.roofline.request import OpenRoofline
 
 from .budget import Budget
 from .call import Call, around_here, current
+from .inside.functions import function_runs
 from .outcome import Outcome
 from .owner import Owner
 from .request import Request
@@ -218,6 +219,8 @@ def open_call(
     Returns:
         The call, or ``None`` where the caller has switched telemetry off, or the model is paused.
     """
+    if function_runs():
+        return None
     outer = current.call if parent is None else parent
     # A loop by hand is around this request without being on the stack of this thread, where ``outer`` will be put again.
     around = around_here() if outer is None else outer

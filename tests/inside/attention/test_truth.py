@@ -291,3 +291,24 @@ def test_all_calls_of_a_layer_together(telemetry: Telemetry) -> None:
     assert layer.entropy_std == pytest.approx(float(entropies.std(correction=0)), rel=1e-4)
     sinks = torch.cat([step[1][..., 0].flatten() for step in want.attentions])
     assert layer.sink_share == pytest.approx(float(sinks.mean()), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["Mpt", "Falcon"])
+def test_masks_of_other_kinds(telemetry: Telemetry, name: str) -> None:
+    """A mask in which true is a hidden key, and one with a plane for each head, tell which queries are padding."""
+    import transformers
+
+    sizes = {"Mpt": {"d_model": 32, "n_layers": 1, "n_heads": 4}, "Falcon": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}}
+    options = {"Mpt": {}, "Falcon": {"alibi": True, "attn_implementation": "eager"}}[name]
+    config = getattr(transformers, f"{name}Config")(vocab_size=64, **sizes[name], **options)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    handle = telemetry.instrument(model, attention=True, attention_steps="all", attention_maps=True)
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[0, :3] = 0
+    with torch.no_grad():
+        model(torch.arange(3, 21).view(2, 9), attention_mask=mask)
+        model(torch.arange(3, 12).view(1, 9))
+    padded, whole = handle.attention().calls
+    assert (padded.rows, whole.rows) == (4 * 15, 4 * 9)
+    assert whole.weights is not None and torch.allclose(whole.weights.sum(-1), torch.ones(()), atol=1e-5)
+    telemetry.check()

@@ -350,13 +350,23 @@ def _named(key: ReceivedKey, ids: Sequence[int], decode: Callable[[int], str]) -
 
 def _mask_among(weights: Tensor, values: Sequence[Any]) -> Tensor | None:
     """The mask among the arguments of a layer: it tells queries that see nothing, to which eager attention gives equal weights."""
-    batch, _, queries, keys = weights.shape
+    batch, heads, queries, keys = weights.shape
     for one in values:
         if not isinstance(one, Tensor) or one.dim() != 4 or not (one.dtype is torch.bool or is_plain(one)):
             continue
-        if one.shape[0] in (1, batch) and one.shape[1] == 1 and one.shape[2] in (1, queries) and one.shape[3] >= keys:
-            return one
+        if one.shape[0] in (1, batch) and one.shape[1] in (1, heads) and one.shape[2] in (1, queries) and one.shape[3] >= keys:
+            return _true_is_allowed(one[..., :keys], weights) if one.dtype is torch.bool else one
     return None
+
+
+def _true_is_allowed(mask: Tensor, weights: Tensor) -> Tensor:
+    """A boolean mask in which true is an allowed key: some models hide those. The weights tell, which are 0 at a hidden key."""
+    seen = weights[:, :1]
+    # Rows in which both occur tell; in one without an allowed key all weights are equal.
+    mixed = mask.any(-1) & ~mask.all(-1)
+    share = torch.where(mask, seen, 0.0).sum(-1)
+    says_hidden = torch.where(mixed, share.float() - 0.5, 0.0).sum() < 0
+    return mask ^ (says_hidden | ~mask.any())
 
 
 class _Returned:
@@ -375,4 +385,7 @@ class _Returned:
             mask = mask[rows]
         if mask.shape[2] == self._weights.shape[2]:
             mask = mask[:, :, queries]
-        return some.masked_fill(~allowed_rows(mask, some.shape[-1])[..., None], 0.0)
+        allowed = allowed_rows(mask, some.shape[-1])
+        # A mask of its own for each head, such as one with biases of positions, hides a query from all of them.
+        allowed = allowed.any(1, keepdim=True) if allowed.shape[1] > 1 else allowed
+        return some.masked_fill(~allowed[..., None], 0.0)

@@ -8,12 +8,13 @@ The nodes of a thread are numbered as they are made, so those of a call are the 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from inferspan.capture.modules.shapes import all_tensors
+from inferspan.capture.modules.shapes import every_tensor
 
 __all__ = ["MOST_NODES", "Exit", "Region", "edges_of", "next_number", "region_of"]
 
@@ -36,14 +37,14 @@ def _wants_gradient(tensor: Any) -> bool:
 
 
 def edges_of(value: Any, *, leaves: bool) -> list[Edge]:
-    """Where the gradients of the tensors in ``value`` arrive, at most eight; each once.
+    """Where the gradients of the tensors in ``value`` arrive, each once.
 
     Args:
         value: of a module: its arguments, or what it has returned.
         leaves: whether those of leaves count.
     """
     found: dict[tuple[int, int], Edge] = {}
-    for tensor in all_tensors(value, _wants_gradient, []):
+    for tensor in filter(_wants_gradient, every_tensor(value, [], Counter())):
         edge = _edge(tensor, leaves=leaves)
         if edge is not None:
             found.setdefault((id(edge[0]), edge[1]), edge)

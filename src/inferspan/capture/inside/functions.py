@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
+import numbers
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any
@@ -25,7 +27,7 @@ from inferspan.text.numbers import counted
 
 from .results import ModuleResult
 
-__all__ = ["Function", "ModuleFunction", "Results", "Returned"]
+__all__ = ["Function", "ModuleFunction", "Results", "Returned", "function_runs"]
 
 _log = logging.getLogger("inferspan")
 Function = Callable[[nn.Module, Any, Any, Any, str], Any]
@@ -36,6 +38,19 @@ LONGEST_TEXT = 256
 SMALL = 16
 """Values of a tensor that are kept one by one."""
 _PREFIX = "inferspan.output.stat."
+
+
+class _Here(threading.local):
+    runs = False
+
+
+_here = _Here()
+"""Whether a function runs on this thread: one that calls the model starts no request, and no function."""
+
+
+def function_runs() -> bool:
+    """Whether a function of the program's runs on this thread, so that what it calls is not observed."""
+    return _here.runs
 
 
 class ModuleFunction:
@@ -73,10 +88,13 @@ class ModuleFunction:
     def run(self, module: nn.Module, args: Any, kwargs: Any, output: Any, name: str) -> Mapping[str, Any] | None:
         """What it returns for a call of a module; ``None`` if that is nothing or nothing of use. Contains errors of the program's function.
 
-        Modules that the function calls are not observed.
+        Modules and models that the function calls are not observed.
         """
+        if _here.runs:
+            return None
         call: Any = current.call
         current.call = None
+        _here.runs = True
         result, began = None, perf_counter_ns()
         try:
             with torch.no_grad():
@@ -87,6 +105,7 @@ class ModuleFunction:
         except Exception as error:
             self._complain(f"raised {type(error).__name__}", name)
         finally:
+            _here.runs = False
             current.call = call
             took = perf_counter_ns() - began
             self.calls += 1
@@ -132,12 +151,15 @@ class Returned:
         self.module, self.step, self.time, self.when, self.values = module, step, time, when, values
 
     def attributes(self) -> dict[str, AttributeValue]:
-        """For the span of the call, if it has one; numbers that are not finite cannot be sent."""
-        return {f"{semconv.MODULE_RESULT}.{key}": value for key, value in self.values.items() if _can_be_sent(value)}
+        """For the span of the call, if it has one; numbers that cannot be sent are texts."""
+        return {f"{semconv.MODULE_RESULT}.{key}": _sent(value) for key, value in self.values.items()}
 
 
-def _can_be_sent(value: Any) -> bool:
-    return all(math.isfinite(one) for one in (value if isinstance(value, list) else [value]) if isinstance(one, float))
+def _sent(value: Any) -> Any:
+    parts = value if isinstance(value, list) else [value]
+    if all(math.isfinite(one) if isinstance(one, float) else not isinstance(one, int) or -(1 << 63) <= one < 1 << 63 for one in parts):
+        return value
+    return [str(one) for one in parts] if isinstance(value, list) else str(value)
 
 
 class Results:
@@ -166,11 +188,16 @@ class Results:
             return value
         if isinstance(value, Tensor):
             return self._tensor(value)
+        if isinstance(value, numbers.Real):  # NumPy's
+            return int(value) if isinstance(value, numbers.Integral) else float(value)
         if isinstance(value, Sequence) and not isinstance(value, str | bytes) and len(value) <= SMALL:
             parts = list(value)
             if all(isinstance(part, bool | int | float) for part in parts):
                 return parts if len({type(part) for part in parts}) < 2 else [float(part) for part in parts]
-        return str(value)[:LONGEST_TEXT]
+        try:
+            return str(value)[:LONGEST_TEXT]
+        except Exception as error:
+            return f"{type(value).__name__}, whose text raises {type(error).__name__}"
 
     def _tensor(self, tensor: Tensor) -> Any:
         plain = type(tensor) in (Tensor, nn.Parameter) and not tensor.is_nested and tensor.layout is torch.strided
@@ -180,7 +207,8 @@ class Results:
                 whole = not tensor.is_floating_point()
                 row = tensor.detach().reshape(1, -1).to(torch.float64, copy=True)
                 return _Small(self._small.append(tensor.numel(), row), scalar=tensor.dim() == 0, whole=whole)
-            index = self._large.append(tensor)
+            usual = tensor.is_floating_point() and tensor.element_size() > 1
+            index = self._large.append(tensor if usual or not tensor.numel() else tensor.detach().to(torch.float64))
             if index is not None:
                 return _Large(index)
         kind = str(tensor.dtype).removeprefix("torch.")
@@ -195,8 +223,8 @@ class Results:
             values: dict[str, Any] = {}
             for key, value in returned.values.items():
                 if isinstance(value, _Small):
-                    numbers = [int(one) if value.whole else one for one in small[value.place.group][value.place.order][0]]
-                    values[key] = numbers[0] if value.scalar else numbers
+                    parts = [int(one) if value.whole else one for one in small[value.place.group][value.place.order][0]]
+                    values[key] = parts[0] if value.scalar else parts
                 elif isinstance(value, _Large):
                     values.update(
                         (f"{key}.{name.removeprefix(_PREFIX)}", one) for name, one in large[value].items() if name.startswith(_PREFIX)

@@ -19,7 +19,7 @@ from torch import Tensor
 from inferspan import semconv
 from inferspan.capture.compile.transforms import is_capturing
 from inferspan.capture.modules.device_rows import is_plain
-from inferspan.capture.modules.shapes import all_tensors
+from inferspan.capture.modules.shapes import every_tensor
 from inferspan.capture.values import host
 from inferspan.capture.values.counts import Counted, DeviceCounts
 from inferspan.capture.values.deferred import DeferredCounts, Stability
@@ -63,11 +63,11 @@ def reason_of(tensor: Tensor) -> str:
 
 
 def tensors_in(output: Any, left_out: Counter[str]) -> list[Tensor]:
-    """The tensors of an output that can be looked at, at most 8; ``left_out`` counts the others. Of a distributed one, the local part."""
+    """The tensors of an output that can be looked at; ``left_out`` counts the others. Of a distributed one, the local part."""
     if is_plain(output) and output.numel() <= LARGEST:
         return [output]
     found = []
-    for tensor in all_tensors(output, lambda _: True, []):
+    for tensor in every_tensor(output, [], left_out):
         part = getattr(tensor, "_local_tensor", tensor) if type(tensor).__name__ == "DTensor" else tensor
         if not is_plain(part):
             left_out[reason_of(tensor)] += 1

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from inferspan.capture.values import host
 from inferspan.capture.values.counts import Counted, DeviceCounts
+from inferspan.setting_checks import warn_once
 
 from .results import BadWeight, WeightsVerdict
 from .watch import tensors_in
@@ -34,6 +35,8 @@ def check_weights(model: nn.Module | None, pattern: str) -> WeightsVerdict:
                     left_out["without memory"] += 1
                 elif part.numel():
                     found.append((name, part, host.counts(part) if part.is_cpu else rows.add(part)))
+    if model is not None and not (found or left_out):
+        warn_once("handle.check_weights(%r): no parameter or buffer matches, so nothing was looked at", pattern)
     numbers = rows.read()
     bad, elements, high = [], 0, 0
     for name, part, place in found:

@@ -1,7 +1,8 @@
 """Shapes and dtypes of the inputs and outputs of a module, without touching anything unknown.
 
 Only tensors, and tuples, lists, mappings, plain namespaces and dataclasses of them, are looked at: at most eight tensors, four levels
-deep, sixteen entries a level. Of a mapping that is no dict the dicts that it holds are looked at, past its own methods.
+deep, sixteen entries a level; ``every_tensor`` goes further. Of a mapping that is no dict the dicts that it holds are looked at, past its
+own methods.
 Nothing is iterated, compared, printed or asked for its truth that is not one of these types. A tensor that cannot be described
 (nested, symbolic, or a wrapper that refuses) is left out. Hot path: ``torch.Size`` and ``torch.dtype`` are kept as they are. Code that is
 being compiled may call an observed module, so Dynamo skips every frame of this file.
@@ -9,7 +10,7 @@ being compiled may call an observed module, so Dynamo skips every frame of this 
 
 from __future__ import annotations
 
-from collections import ChainMap, UserDict
+from collections import ChainMap, Counter, UserDict, deque
 from collections.abc import Callable, Mapping
 from itertools import islice
 from types import MappingProxyType, SimpleNamespace
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from inferspan.capture.compile.state import leave_frame
 
-__all__ = ["Described", "all_tensors", "describe", "describe_like", "first_tensor", "parts_of"]
+__all__ = ["Described", "all_tensors", "describe", "describe_like", "every_tensor", "first_tensor", "parts_of"]
 
 Described = tuple[tuple[Any, Any], ...]
 _known: dict[Described, Described] = {}
@@ -29,6 +30,9 @@ MOST_DESCRIPTIONS = 16_384
 MAX_TENSORS = 8
 MAX_ENTRIES = 16
 MAX_DEPTH = 4
+EVERY_TENSOR, EVERY_ENTRY, EVERY_DEPTH = 1024, 4096, 12
+"""The same where nothing may be left out without a word."""
+_UNORDERED = (set, frozenset, deque)
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _as_plain: Any = torch._C.DisableTorchFunctionSubclass
@@ -167,6 +171,37 @@ def all_tensors(value: Any, wanted: Callable[[Any], bool], found: list[Tensor], 
         for part in parts_of(value):
             if part is not None and type(part) not in _SCALARS:
                 all_tensors(part, wanted, found, depth + 1)
+    return found
+
+
+@leave_frame
+def every_tensor(value: Any, found: list[Tensor], left_out: Counter[str], depth: int = 0) -> list[Tensor]:
+    """Add the tensors in ``value`` to ``found``, also those in caches, sets and queues; ``left_out`` counts what is not looked into."""
+    if value is None or type(value) in _SCALARS:
+        return found
+    if isinstance(value, Tensor):
+        if len(found) < EVERY_TENSOR:
+            found.append(value)
+        else:
+            left_out["too many"] += 1
+        return found
+    kind = type(value)
+    inner = value.__dict__ if type(getattr(value, "__dict__", None)) is dict and not callable(value) else None
+    if kind in _UNORDERED:
+        parts = list(islice(value, EVERY_ENTRY))
+    elif inner is not None and kind.__module__.startswith("transformers.") and not isinstance(value, dict | list | tuple):
+        parts = list(islice(inner.values(), EVERY_ENTRY))
+    else:
+        parts = list(parts_of(value, EVERY_ENTRY))
+        if inner and not parts and not isinstance(value, dict | list | tuple | Mapping):
+            left_out["other object"] += 1
+    if parts and depth >= EVERY_DEPTH:
+        left_out["too deep"] += 1
+        return found
+    if len(parts) >= EVERY_ENTRY:
+        left_out["too many"] += 1
+    for part in parts:
+        every_tensor(part, found, left_out, depth + 1)
     return found
 
 

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from inferspan.metrics.requests import RequestMetrics
@@ -202,7 +203,8 @@ def start(
     if settings.session_file is not None:
         from .export.files.unused import hold
 
-        released.callback(hold(settings))
+        release_file = hold(settings)
+        released.callback(release_file if target is None else partial(target.pausing.when_idle, partial(_let_go, release_file)))
     loop: SamplerLoop | None = None
     with contain("samplers"):
         loop, release = machine.samplers.acquire(settings, meters)
@@ -217,6 +219,12 @@ def start(
         with contain("live display"):
             totals = None if summary is None else summary.totals
             released.callback(display().show(settings.display_interval, None if loop is None else loop.newest, totals))
+
+
+def _let_go(release_file: Callable[[], None]) -> None:
+    """Let a session file be closed by whoever begins another one, with what has been recorded for it."""
+    hand_over()
+    release_file()
 
 
 def display() -> Display:

@@ -171,8 +171,7 @@ class ForwardCall(Call):
                 self.read_output_stats()
             with contain("end of a forward pass"):
                 end = self._describe_end(output, failure, now)
-            if end is None:
-                end = RequestEnd(self.epoch(now), failure, {})
+            end = end or RequestEnd(self.epoch(now), failure, {})
             if self.clock is not None:
                 with contain("device clock"):
                     self._add_device_time(self.clock, end)
@@ -183,7 +182,7 @@ class ForwardCall(Call):
                 self.hand_over()
         finally:
             self.finished = True
-            self.end_span(RequestEnd(self.epoch(now), failure, {}) if end is None else end)
+            self.end_span(end or RequestEnd(self.epoch(now), failure, {}))
 
     def release(self) -> None:
         """Take the modules' observers off as well, and drop what the statistics depend on."""

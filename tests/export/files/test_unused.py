@@ -134,3 +134,23 @@ def test_a_configured_file_has_everything(tmp_path: Path) -> None:
     elsewhere(_of_the_process, tmp_path)
     assert _spans(tmp_path / A) == ["forward first", "forward second"]
     assert _spans(tmp_path / B) == ["forward second"]
+
+
+def _still_running(folder: Path) -> list[str]:
+    model, handles = torch.nn.Sequential(torch.nn.Linear(3, 2)), list[inferspan.Handle]()
+
+    def leave(*_: object) -> None:
+        while handles:
+            handles.pop().uninstrument()
+            inferspan.instrument(torch.nn.Linear(2, 2), session_file=str(folder / B))
+
+    model[0].register_forward_hook(leave)
+    handles.append(inferspan.instrument(model, session_file=str(folder / A), model_name="first"))
+    model(torch.ones(1, 3))
+    assert inferspan.flush()
+    return _spans(folder / A)
+
+
+def test_a_request_that_runs_while_another_file_begins(tmp_path: Path) -> None:
+    """It is written to the file that it began with, although its handle is closed."""
+    assert "forward first" in elsewhere(_still_running, tmp_path)

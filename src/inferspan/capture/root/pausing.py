@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from inferspan.guard import contain
+
 Call = Any
 """A ``Call`` of ``capture``, which imports this file."""
 
@@ -33,6 +35,7 @@ class Pausing:
         self._settle = settle
         # Weak: a request that nothing has ended keeps nothing on the model once it has been collected.
         self._running: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._waiting: list[Callable[[], None]] = []
 
     @property
     def quiet(self) -> bool:
@@ -66,6 +69,18 @@ class Pausing:
         self._running.discard(call)
         if self.paused:
             self._look()
+        if self._waiting and not self._running:
+            waiting, self._waiting = self._waiting, []
+            for done in waiting:
+                with contain("end of a session file"):
+                    done()
+
+    def when_idle(self, done: Callable[[], None]) -> None:
+        """Call ``done`` once no request runs, at once if none does: a request goes on after ``uninstrument()``."""
+        if self._running:
+            self._waiting.append(done)
+        else:
+            done()
 
     def _look(self) -> None:
         self._settle()

@@ -176,7 +176,11 @@ def all_tensors(value: Any, wanted: Callable[[Any], bool], found: list[Tensor], 
 
 @leave_frame
 def every_tensor(value: Any, found: list[Tensor], left_out: Counter[str], depth: int = 0) -> list[Tensor]:
-    """Add the tensors in ``value`` to ``found``, also those in caches, sets and queues; ``left_out`` counts what is not looked into."""
+    """Add the tensors in ``value`` to ``found``, also those in sets and queues; ``left_out`` counts what is not looked into.
+
+    A cache of keys and values of transformers is left out without a word: it is passed on in each call, and holds what modules have
+    returned.
+    """
     if value is None or type(value) in _SCALARS:
         return found
     if isinstance(value, Tensor):
@@ -190,7 +194,8 @@ def every_tensor(value: Any, found: list[Tensor], left_out: Counter[str], depth:
     if kind in _UNORDERED:
         parts = list(islice(value, EVERY_ENTRY))
     elif inner is not None and kind.__module__.startswith("transformers.") and not isinstance(value, dict | list | tuple):
-        parts = list(islice(inner.values(), EVERY_ENTRY))
+        is_cache = any(one.__name__ == "Cache" for one in kind.__mro__)
+        parts = [] if is_cache else list(islice(inner.values(), EVERY_ENTRY))
     else:
         parts = list(parts_of(value, EVERY_ENTRY))
         if inner and not parts and not isinstance(value, dict | list | tuple | Mapping):

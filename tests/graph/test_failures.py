@@ -130,3 +130,37 @@ def test_a_trace_leaves_the_counter_of_a_model_alone() -> None:
     attempt(model, [])
     assert model.calls == 0
     assert torch.is_grad_enabled()
+
+
+class InAutocast(nn.Module):
+    """Calls its layer in a block that torch.export makes one operation of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            result: torch.Tensor = self.layer(x)
+        return result
+
+
+def test_a_target_inside_autocast() -> None:
+    """It fails where it is traced, with its path, and not on replay."""
+    result = attempt(InAutocast(), ["layer"])
+    assert (result.ok, result.reason) == (False, "untraceable_call")
+    assert "'layer'" in str(result)
+
+
+def test_a_chain_of_targets_inside_autocast() -> None:
+    """The next pipeline takes them, and is the model."""
+    model = InAutocast()
+    traced = graph.trace(model, breaking.X, ["layer"], pipeline="auto")
+    assert traced.pipeline == "layer" and torch.equal(traced.run(**breaking.X), model(**breaking.X))
+
+
+def test_no_target_inside_autocast() -> None:
+    """Then the block is an operation like others."""
+    model = nn.Sequential(InAutocast(), nn.Linear(4, 4))
+    x = {"input": breaking.X["x"]}
+    assert torch.equal(graph.trace(model, x, ["1"]).run(**x), model(**x))

@@ -185,3 +185,23 @@ def test_values_wait_on_the_host_between_subgraphs() -> None:
         torch.testing.assert_close(output.logits, model(**sample, use_cache=False).logits)
     assert output.logits.device.type == "cuda"
     assert traced.report.moved_bytes > 4 * 2 * 2 * 12 * 32 * 4
+
+
+class TakesMore(nn.Module):
+    """Takes a tensor and a flag by ``**kwargs``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, **more: Any) -> torch.Tensor:
+        result: torch.Tensor = self.layer(x) + (more["bias"] if more["add"] else 0)
+        return result
+
+
+def test_tensors_by_keywords_without_names() -> None:
+    """Their sizes are as free as those of others."""
+    model = TakesMore()
+    traced = graph.trace(model, {"x": torch.ones(3, 4), "bias": torch.ones(3, 4), "add": True}, ["layer"])
+    x, bias = torch.randn(5, 4), torch.randn(5, 4)
+    assert torch.equal(traced.run(x=x, bias=bias, add=True), model(x, bias=bias, add=True))

@@ -115,6 +115,14 @@ class _Builder:
             return self.values[node.args[0]]  # type: ignore[index]
         args, kwargs = self._filled(node.args), self._filled(node.kwargs)
         module, cls, file, line = self._place(node)
+        hidden = _leaf_inside(args)
+        if hidden is not None:
+            path = self.exported.leaves.calls[hidden].path
+            raise TraceError(
+                f"{path!r} is called inside {node.target}, one operation of the graph, where it cannot be cut or called whole",
+                "untraceable_call",
+                self._broken(node, file, line),
+            )
         problem = conflict(node)
         if problem is not None:
             raise TraceError(problem, "dtype", self._broken(node, file, line))
@@ -184,6 +192,17 @@ class _Builder:
         assert spec is not None
         self.program.output = (flat, spec)
         self.program.add(Node("output", "output", "output", references(flat)), Instruction("output", args=flat))
+
+
+def _leaf_inside(values: Any) -> str | None:
+    """The key of a leaf in a part of the graph that an operation runs, as ``torch.autocast`` does."""
+    for value in pytree.tree_leaves(values):
+        for node in value.graph.nodes if isinstance(value, fx.GraphModule) else ():
+            if node.target is torch.ops.inferspan_graph.leaf.default:
+                return str(node.args[2])
+            if node.op == "get_attr" and (inner := _leaf_inside(_attribute_of(value, str(node.target)))) is not None:
+                return inner
+    return None
 
 
 def _attribute_of(root: Any, path: str) -> Any:

@@ -85,20 +85,27 @@ def plain(model: nn.Module) -> nn.Module:
 
 
 def _fix(copy: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Make flags that forward takes by ``**kwargs`` part of the copy: torch.export cannot name them beside sizes that are free."""
-    named = inspect.signature(copy.forward).parameters
+    """Name what forward takes by ``**kwargs`` in the copy, where torch.export has no names beside free sizes; flags become part of it."""
+    signature = inspect.signature(copy.forward)
+    named = signature.parameters
     fixed = {
         name: value
         for name, value in inputs.items()
         if name not in named and not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
     }
-    if fixed:
+    tensors = [name for name in inputs if name not in named and name not in fixed]
+    takes_more = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in named.values())
+    if fixed or (tensors and takes_more):
         forward = copy.forward
 
         @functools.wraps(forward)
         def with_flags(*args: Any, **kwargs: Any) -> Any:
             return forward(*args, **kwargs, **fixed)
 
+        if tensors and takes_more:
+            kept = [one for one in named.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+            more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in tensors]
+            with_flags.__signature__ = signature.replace(parameters=[*kept, *more])  # type: ignore[attr-defined]
         copy.forward = with_flags
     return fixed
 

@@ -14,7 +14,7 @@ from inferspan.capture import budget, call, forward, recording, request, target
 from inferspan.capture.device import energy, memory
 from inferspan.capture.generate import call as generate_call
 from inferspan.capture.generate import criteria as stopping
-from inferspan.capture.generate import outcome, step_log, step_logits, step_modules, step_rows, wrappers
+from inferspan.capture.generate import outcome, step_log, step_logits, step_modules, step_rows, usage, wrappers
 from inferspan.capture.generate import step_attributes as step_facts
 from inferspan.capture.logits import ring as logit_ring
 from inferspan.capture.modules import device_rows, hook_pair, output_stats
@@ -61,8 +61,8 @@ PLACES: list[tuple[Any, str]] = [
     (output_stats.OutputStats, "read"),
     (step_facts.StepFacts, "_attributes"),
     (outcome, "_configuration"),
-    (outcome, "count_input"),
-    (outcome, "count_output"),
+    (usage, "count_input"),
+    (usage, "count_output"),
     (outcome, "kv_cache_bytes"),
     (recording, "Request"),
     (request, "MemoryMeter"),

@@ -95,6 +95,110 @@ def test_an_early_exit(telemetry: Telemetry) -> None:
     telemetry.check()
 
 
+class Leaves(nn.Module):
+    """Layers that stop where the first value says, before the layer of that number; with a failure if it is negative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(5)])
+
+    def forward(self, given: Tensor) -> Tensor:
+        hidden, last = given, int(given[0, 0])
+        for index, layer in enumerate(self.layers):
+            if index == abs(last):
+                if last < 0:
+                    raise ValueError("no such input")
+                break
+            hidden = layer(hidden)
+        return hidden
+
+
+def test_a_pass_in_which_no_module_ran(telemetry: Telemetry) -> None:
+    """All modules of the first pass are missing in it."""
+    model = Leaves()
+    telemetry.instrument(model, control_flow="all")
+    model(torch.full((2, 4), 9.0))
+    model(torch.zeros(2, 4))
+    missing = [f"layers.{layer}" for layer in range(5)]
+    assert flow(telemetry.forwards()[1]) == {"branch.path": 1, "branch.not_called": missing, "branch.passes": 1}
+    telemetry.check()
+
+
+def test_a_first_pass_in_which_no_module_ran(telemetry: Telemetry) -> None:
+    """It has a path of its own, and is not compared with passes of another shape."""
+    model = Leaves()
+    telemetry.instrument(model, control_flow="all")
+    model(torch.full((3, 4), 9.0))
+    model(torch.zeros(2, 4))
+    assert flow(telemetry.forwards()[1]) == {"branch.path": 0}
+    telemetry.check()
+
+
+@pytest.mark.parametrize("handling", [False, True])
+def test_a_failure_is_no_early_exit(telemetry: Telemetry, handling: bool) -> None:
+    """A pass that raises has no path, also where the program handles another exception; the next pass is compared as ever."""
+    model = Leaves()
+    telemetry.instrument(model, control_flow="all")
+    model(torch.full((2, 4), 9.0))
+
+    def fail() -> None:
+        with pytest.raises(ValueError, match="no such input"):
+            model(torch.full((2, 4), -2.0))
+
+    if handling:
+        try:
+            raise KeyError("another")
+        except KeyError:
+            fail()
+    else:
+        fail()
+    try:
+        raise KeyError("another")
+    except KeyError:
+        model(torch.full((2, 4), 3.0))
+    _, failed, left = telemetry.forwards()
+    assert (flow(failed), events(failed)) == ({}, [])
+    assert flow(left)["early_exit.layer"] == 2
+    telemetry.check()
+
+
+def test_an_interrupt_is_no_early_exit(telemetry: Telemetry) -> None:
+    """Torch calls no hook after it."""
+    model = Leaves()
+    telemetry.instrument(model, control_flow="all")
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    hook = model.layers[2].register_forward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.full((2, 4), 9.0))
+    hook.remove()
+    model(torch.full((2, 4), 9.0))
+    assert [flow(span) for span in telemetry.forwards()] == [{}, {"branch.path": 0}]
+    telemetry.check()
+
+
+def test_a_step_that_fails(telemetry: Telemetry) -> None:
+    """The request has no early exit by it."""
+    model = models.llama()
+    telemetry.instrument(model, control_flow="all")
+    calls = 0
+
+    def fail(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise ValueError("third step")
+
+    model.model.layers[0].register_forward_hook(fail)
+    with torch.no_grad(), pytest.raises(ValueError, match="third step"):
+        model.generate(models.prompt(), do_sample=False, max_new_tokens=5, min_new_tokens=5)
+    (span,) = telemetry.requests()
+    assert (flow(span), events(span)) == ({}, [])
+    telemetry.check()
+
+
 def test_a_skipped_layer(telemetry: Telemetry) -> None:
     """One that later ones followed."""
     model = Decides()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -13,9 +14,17 @@ from inferspan.capture.modules.hook_pair import CopiedAway
 from inferspan.capture.modules.recorder import current
 from inferspan.guard import report
 
-__all__ = ["FlowHook"]
+__all__ = ["FlowHook", "hooks_of_model"]
 
 _tracing: Any = torch._C._get_tracing_state
+
+
+def _log(engine: object) -> Any:
+    """The control flow of the request that is looked at on this thread now, and the number of its open step; ``None`` without one."""
+    call: Any = current.call
+    looking = call.looking if call is not None and call.engine is engine else None
+    passes = None if looking is None else looking.passes
+    return None if passes is None or passes.flow is None else (passes.flow, passes.step())
 
 
 class FlowHook(CopiedAway):
@@ -37,10 +46,55 @@ class FlowHook(CopiedAway):
         if is_dynamo_compiling() or _tracing():
             return
         try:
-            call: Any = current.call
-            looking = call.looking if call is not None and call.engine is self._engine else None
-            passes = None if looking is None else looking.passes
-            if passes is not None and passes.flow is not None:
-                passes.flow.enter(self._number, passes.step(), (args, kwargs))
+            if (found := _log(self._engine)) is not None:
+                found[0].enter(self._number, found[1], (args, kwargs))
         except Exception as own:
             report("control flow", own)
+
+
+class _BeforeModel(CopiedAway):
+    """Pre-hook of the model itself."""
+
+    __slots__ = ("_engine",)
+
+    def __init__(self, engine: object) -> None:
+        self._engine = engine
+
+    @leave_alone
+    def __call__(self, module: nn.Module, args: Any = (), kwargs: Any = None, *_: Any) -> None:
+        """Note that a pass begins."""
+        if is_dynamo_compiling() or _tracing():
+            return
+        try:
+            if (found := _log(self._engine)) is not None:
+                found[0].enter_model(found[1], (args, kwargs), sys.exc_info()[1])
+        except Exception as own:
+            report("control flow", own)
+
+
+class _AfterModel(CopiedAway):
+    """Forward hook of the model itself, called after a failure as well."""
+
+    __slots__ = ("_engine",)
+
+    def __init__(self, engine: object) -> None:
+        self._engine = engine
+
+    @leave_alone
+    def __call__(self, module: nn.Module, args: Any = (), *_: Any) -> None:
+        """Note how the pass has ended."""
+        if is_dynamo_compiling() or _tracing():
+            return
+        try:
+            if (found := _log(self._engine)) is not None:
+                found[0].leave_model(sys.exc_info()[1])
+        except Exception as own:
+            report("control flow", own)
+
+
+def hooks_of_model(root: nn.Module, engine: object) -> list[Any]:
+    """Hook the model itself, of which passes begin and end there; handles of the hooks."""
+    return [
+        root.register_forward_pre_hook(_BeforeModel(engine), with_kwargs=True),
+        root.register_forward_hook(_AfterModel(engine), with_kwargs=True, always_call=True),
+    ]

@@ -64,6 +64,22 @@ class FlowWatch:
         """These modules are looked at."""
         self._modules = Modules(infos)
         self._paths: OrderedDict[_Key, dict[tuple[int, ...], _Compared]] = OrderedDict()
+        self._first: OrderedDict[_Key, Described] = OrderedDict()
+
+    def first_given(self, inputs: _Key, given: Described | None) -> Described:
+        """The arguments of the first module that is looked at, by the model's inputs; noted unless they are ``None``.
+
+        A cache of keys grows the inputs of the model from step to step, and not those of its modules, so paths are compared by the latter;
+        a pass without such a module has those of the passes before it.
+        """
+        with self._lock:
+            if given is None:
+                return self._first.get(inputs, ())
+            self._first[inputs] = given
+            self._first.move_to_end(inputs)
+            if len(self._first) > MOST_SHAPES:
+                self._first.popitem(last=False)
+            return given
 
     def compare(self, key: _Key, path: tuple[int, ...]) -> _Compared:
         """Number and facts of a path among those of the same shape; the first one has number 0."""
@@ -99,12 +115,41 @@ class FlowLog:
         self._watch, self._call = watch, call
         self._calls: list[int] = []
         self._step: int | None = None
-        self._given: Described = ()
-        self._began = 0
+        self._given: Described | None = None
+        self._inputs: Described | None = None
+        """Of the model, whose call is seen; ``None`` outside of it."""
+        self._failed = False
+        self._began = self._depth = self._handled = 0
         self._passes: list[_Compared] = []
         self._exits: set[int] = set()
         self._exited = self._branched = 0
         self.events: list[tuple[str, int, Attributes]] = []
+
+    def enter_model(self, step: int | None, inputs: Any, handled: BaseException | None) -> None:
+        """The model is about to run.
+
+        Args:
+            step: number of the open step; ``None`` outside of one.
+            inputs: its arguments.
+            handled: the exception that the program handles meanwhile, if any.
+        """
+        if self._depth and step == self._step:
+            # The model calls itself.
+            self._depth += 1
+            return
+        self.close()
+        self._depth = 1
+        self._begin(step)
+        self._inputs = describe(inputs)
+        # Until it has returned: torch calls no hook after an interrupt.
+        self._failed = True
+        self._handled = id(handled)
+
+    def leave_model(self, handled: BaseException | None) -> None:
+        """It has returned, or raised the exception that is handled now and was not before."""
+        self._depth = max(0, self._depth - 1)
+        if not self._depth:
+            self._failed = handled is not None and id(handled) != self._handled
 
     def enter(self, number: int, step: int | None, given: Any) -> None:
         """A module is about to run.
@@ -114,20 +159,29 @@ class FlowLog:
             step: number of the open step; ``None`` outside of one.
             given: its arguments.
         """
-        if step != self._step or not self._calls:
+        if not self._depth and (step != self._step or not self._calls):
+            # The call of the model is not seen: its ``forward`` was called, or it cannot be hooked.
             self.close()
-            self._step, self._began = step, perf_counter_ns()
+            self._begin(step)
+        if self._given is None:
             self._given = describe(given)
         if len(self._calls) < MOST_CALLS:
             self._calls.append(number)
 
+    def _begin(self, step: int | None) -> None:
+        self._step, self._began = step, perf_counter_ns()
+
     def close(self) -> None:
-        """The pass that was looked at has ended. Contains errors of its own."""
-        calls, self._calls = self._calls, []
-        if not calls or len(calls) >= MOST_CALLS:
+        """The pass that was looked at has ended; of one that failed nothing is said. Contains errors of its own."""
+        calls, inputs, given, failed = self._calls, self._inputs, self._given, self._failed
+        self._calls, self._inputs, self._given, self._failed = [], None, None, False
+        if failed or (not calls and inputs is None) or len(calls) >= MOST_CALLS:
             return
         with contain("control flow"):
-            compared = self._watch.compare((self._given, self._step == 0), tuple(calls))
+            first = self._step == 0
+            if inputs is not None:
+                given = self._watch.first_given((inputs, first), given)
+            compared = self._watch.compare((given or (), first), tuple(calls))
             self._note(compared)
             steps = getattr(self._call, "steps", None)
             if self._step is not None and steps is not None:

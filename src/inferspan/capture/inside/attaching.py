@@ -199,4 +199,5 @@ def attach(
         elif plan.after:
             handles.append(module.register_forward_hook(AfterHook(info, plan, engine), with_kwargs=True))
         handles += passes.attach(module, info.name, engine)
+    handles += engine.inside.passes.attach_model(engine.root, engine)
     return refused

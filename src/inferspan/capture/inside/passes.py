@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from inferspan import semconv
-from inferspan.capture.compile.state import holds_compiled, is_compiled, is_optimized
-from inferspan.capture.control_flow.hooks import FlowHook
+from inferspan.capture.compile.state import holds_compiled, is_compiled, is_optimized, may_hook
+from inferspan.capture.control_flow.hooks import FlowHook, hooks_of_model
 from inferspan.capture.control_flow.log import FlowLog, FlowWatch
 from inferspan.capture.gradients.hooks import hooks_of
 from inferspan.capture.gradients.state import GradientWatch
@@ -87,6 +88,12 @@ class PassWatch:
         if (info := self._differentiated.get(name)) is not None:
             handles.extend(hooks_of(module, info, engine))
         return handles
+
+    def attach_model(self, root: nn.Module | None, engine: Any) -> list[Any]:
+        """Hook the model itself; handles of the hooks."""
+        if not self._numbers or root is None or issubclass(type(root), torch.jit.ScriptModule) or not may_hook(root):
+            return []
+        return hooks_of_model(root, engine)
 
     def begin(self, call: Any, step: Callable[[], int | None]) -> PassLog:
         """What the hooks write to in a request; ``step`` returns the number of the open step."""

@@ -71,7 +71,10 @@ class Analysis:
         return found
 
     def _levels(self, origins: dict[int, int]) -> tuple[list[bool], list[bool]]:
-        taken = {(edge.target, edge.tensor): place for place, edge in enumerate(self._edges) if edge.kind == INPUT}
+        taken: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for place, edge in enumerate(self._edges):
+            if edge.kind == INPUT:
+                taken[edge.target, edge.tensor].append(place)
         inner = [False] * len(self._edges)
         final = [True] * len(self._edges)
         for place, edge in enumerate(self._edges):
@@ -83,11 +86,19 @@ class Analysis:
             else:
                 around = [*self._above(edge.target)]
             for number in around:
-                passing = taken.get((number, edge.tensor))
-                if passing is not None and passing != place:
-                    final[passing] = False
-                    inner[place] = inner[place] or edge.kind == INPUT
+                for passing in self._passed_on(taken.get((number, edge.tensor), ()), edge):
+                    if passing != place:
+                        final[passing] = False
+                        inner[place] = inner[place] or edge.kind == INPUT
         return inner, final
+
+    def _passed_on(self, places: Sequence[int], edge: FlowEdge) -> Sequence[int]:
+        """The edges, of those of one tensor to a module around, that end at ``edge``: a module may take a tensor in several ways."""
+        if len(places) < 2:
+            return places
+        found = [place for place in places if self._edges[place].via == edge.via[: len(self._edges[place].via)]]
+        longest = max((len(self._edges[place].via) for place in found), default=0)
+        return [place for place in found if len(self._edges[place].via) == longest]
 
     def order(self) -> list[int]:
         """The calls in the order in which they ended."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Block", "Dicts", "InPlace", "Shared", "Stack", "UNet", "Views", "edges"]
+__all__ = ["Block", "Dicts", "InPlace", "Shared", "Stack", "TwoWays", "UNet", "Views", "edges"]
 
 
 class Block(nn.Module):
@@ -99,6 +99,31 @@ class Dicts(nn.Module):
         found = self.parts(batch["hidden"])
         first, second = self.sum(found, last=found["others"][1]["last"])
         return {"first": first, "second": second}
+
+
+class _Both(nn.Module):
+    """Takes two tensors, of which the first goes through a module inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, one: Tensor, other: Tensor) -> Tensor:
+        return self.inner(one) * other
+
+
+class TwoWays(nn.Module):
+    """A module that takes a tensor and what was made of it, as attention with positions does; the result has both as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+        self.both = _Both()
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        hidden = self.norm(hidden)
+        made = self.both(hidden + 1, hidden)
+        return made + 1, made, made[:, :2]
 
 
 class InPlace(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tests.cases import models as real
 from tests.cases.telemetry import Telemetry
 
-from .models import Dicts, InPlace, Shared, Stack, UNet, Views, edges
+from .models import Dicts, InPlace, Shared, Stack, TwoWays, UNet, Views, edges
 
 X = torch.arange(12.0).view(3, 4)
 
@@ -53,6 +53,14 @@ CASES: list[Any] = [
         "shared encoder", Shared, (X, X + 1),
         {"left? -> encoder", "right? -> encoder#2", "encoder -> compare", "encoder#2 -> compare", "compare -> result"},
         {"left? -> encoder", "right? -> encoder#2", "encoder -> compare", "encoder#2 -> compare", "compare -> result"},
+    ),
+    (
+        "two ways", TwoWays, (X,),
+        {"hidden? -> norm", "norm -> both", "both -> result", "both -> result [view]"},
+        {
+            "hidden? -> norm", "norm -> both.inner [add]", "both.inner -> (both) [mul]", "norm -> (both) [mul]!",
+            "both -> result", "both -> result [add]", "both -> result [getitem]",
+        },
     ),
     ("mappings", Dicts, ({"hidden": X},), {"batch? -> parts", "parts -> sum", "sum -> result"}, None),
     (

@@ -197,7 +197,9 @@ class FlowLog:
 
     def _add(self, kind: str, made: Made, target: int, via: tuple[str, ...], tensor: Tensor, into: int) -> None:
         now = made.run == self._run
-        key = (kind, made.tensor, target, into)
+        facts = facts_of(tensor)
+        # A module may take a tensor itself and what was made of it: each way is an edge.
+        key = (kind, made.tensor, target, into, facts, via)
         if key in self._edges:
             return
         if len(self._edges) >= MOST_EDGES:
@@ -205,5 +207,5 @@ class FlowLog:
             return
         origin = made.origin if now or made.origin == "input" else "earlier"
         self._edges[key] = FlowEdge(
-            kind, made.number if now else -1, target, origin, made.name, made.tensor, into, *facts_of(tensor), via
+            kind, made.number if now else -1, target, origin, made.name, made.tensor, into, *facts, via
         )

@@ -44,6 +44,16 @@ def _unobserved(telemetry: Telemetry) -> list[Any]:
     return [(span.attributes or {}).get(semconv.UNOBSERVED) for span in telemetry.forwards()]
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_whether_a_model_was_compiled(telemetry: Telemetry, compiled: bool) -> None:
+    """Libraries ask for the truth of what ``compile()`` puts on a module, as PEFT does before it changes adapters."""
+    model = Asking()
+    if compiled:
+        model.compile(backend="eager")
+    telemetry.instrument(model)
+    assert bool(model._compiled_call_impl) is compiled
+
+
 def test_current_inside(telemetry: Telemetry) -> None:
     """What the model's own code opens is below the request."""
     telemetry.instrument(model := Asking())

@@ -98,6 +98,10 @@ class SlotObserver:
     __kwdefaults__ = None
     __name__ = _PLAIN.__name__
 
+    def __bool__(self) -> bool:
+        # Who asks whether the slot holds something, as PEFT does, means whether the model was compiled.
+        return False
+
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return FunctionType

@@ -1,8 +1,8 @@
 """The pair of forward hooks that records a module where an ``ObservedCall`` cannot; each call appends one row.
 
 Hooks write to the log of the request that runs on their thread and do nothing without one. They return ``None``, take any arguments (torch
-calls a hook removed after its snapshot without kwargs), carry no state of a call, and turn into importable no-ops when the model is copied
-or pickled.
+calls a hook removed after its snapshot without kwargs), carry no state of a call, and turn into functions that do nothing when the model is
+copied or pickled.
 """
 
 from __future__ import annotations
@@ -22,18 +22,16 @@ from inferspan.records import ModuleInfo
 from .recorder import CallLog, current
 from .shapes import describe
 
-__all__ = ["CopiedAway", "EnterHook", "ExitHook", "no_hook"]
+__all__ = ["CopiedAway", "EnterHook", "ExitHook"]
 
 _tracing: Any = torch._C._get_tracing_state
 """Whether TorchScript traces the program; it would record reading a shape in its graph."""
 
 
-def no_hook(*_: Any, **__: Any) -> None:
-    """Replaces a hook of ours in a copied or unpickled model."""
-
-
 _NOTHING = getattr, (nullcontext(), "__exit__")
-"""Makes, from a pickle, a function that takes any arguments and returns ``None``; this package is not needed where it is loaded."""
+"""Makes a function that takes any arguments and returns ``None``, in the place of a hook of ours in a copy or from a pickle. This package
+is not needed where that is loaded, nor where a pickle of a copy is.
+"""
 
 
 class CopiedAway:
@@ -42,7 +40,8 @@ class CopiedAway:
     __slots__ = ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return no_hook
+        make, given = _NOTHING
+        return make(*given)
 
     def __reduce__(self) -> Any:
         return _NOTHING

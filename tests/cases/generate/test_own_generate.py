@@ -169,6 +169,18 @@ def test_beams_that_nothing_ends(telemetry: Telemetry) -> None:
     assert telemetry.usage() == [(4, 5)]
 
 
+def test_beams_that_end_on_the_token_for_padding(telemetry: Telemetry) -> None:
+    """The model has chosen it, and an end token that none of them has is not what it fills rows with."""
+    model = _llama()
+    with torch.no_grad():
+        last = int(model.generate(IDS, num_beams=2, **EXACTLY)[0, -1])
+        telemetry.instrument(model)
+        got = model.generate(IDS, num_beams=2, pad_token_id=last, eos_token_id=99, **EXACTLY)
+    assert (int(got[0, -1]), 99 in got[0].tolist()) == (last, False)
+    telemetry.check()
+    assert telemetry.usage() == [(4, 5)]
+
+
 def test_a_loop_of_the_callers_that_generates(telemetry: Telemetry) -> None:
     """A ``custom_generate`` may call ``generate()`` of the model: that is its loop."""
 

@@ -173,7 +173,8 @@ def count_output(sequences: Tensor, loops: Sequence[Loop], *, exact: bool, promp
     if ended is not None and len(ended) != len(rows):
         ended = None
     # Rows of one loop end early by an end token or a criterion only; a generate() of the model's own may have added to them.
-    filler_possible = len(loops) != 1 or not exact or (loop.beams > 1 and bool(loop.eos or loop.custom))
+    # A shorter beam has its end token, found above, so beams without one are full unless a criterion has ended them.
+    filler_possible = len(loops) != 1 or not exact or (loop.beams > 1 and loop.custom)
     counts, reasons = [], []
     for index, row in enumerate(rows):
         own = ended[index] if ended is not None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -85,6 +86,70 @@ def _train(model: Any) -> Any:
     loss.backward()
     model.zero_grad()
     return loss
+
+
+class _Last:
+    """A criterion of the caller's that ends rows on a token."""
+
+    def __call__(self, ids: Any, scores: Any, **_: Any) -> Any:
+        return ids[:, -1] == 7
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "rows": {"rows": 2},
+    "sequences": {"num_return_sequences": 2, "do_sample": True},
+    "beams": {"num_beams": 2},
+    "prompt lookup": {"prompt_lookup_num_tokens": 2},
+    "chunked": {"rows": 2, "prefill_chunk_size": 2},
+    "criterion": {"stopping_criteria": [_Last()], "max_new_tokens": 3},
+    "criterion for rows": {"rows": 2, "stopping_criteria": [_Last()], "max_new_tokens": 3},
+    "criterion with beams": {"num_beams": 2, "stopping_criteria": [_Last()], "max_new_tokens": 3},
+}
+
+
+class _Draws(TorchDispatchMode):
+    """A simulation: it draws a number in each operation."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        torch.rand(1)
+        return result
+
+
+def _in_a_way(model: Any, way: str) -> Any:
+    options = {"max_new_tokens": 8, "do_sample": False, **WAYS[way]}
+    ids = models.prompt(options.pop("rows", 1), 6)
+    torch.manual_seed(3)
+    return model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+
+
+@pytest.mark.parametrize("mode", [_Dispatched, _Called])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_mode_sees_the_operations_of_each_way_to_generate(telemetry: Telemetry, way: str, mode: Any) -> None:
+    """Rows that end one after the other, drafts and criteria of the caller's: what is computed for us is hidden."""
+    model = models.llama()
+    seen: list[list[str]] = []
+    for instruments in (False, True):
+        if instruments:
+            telemetry.instrument(model)
+        _in_a_way(model, way)
+        with mode() as active:
+            _in_a_way(model, way)
+        seen.append(active.seen)
+    assert Counter(seen[1]) == Counter(seen[0])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_mode_that_draws_numbers(telemetry: Telemetry, way: str) -> None:
+    """The same tokens, and the same numbers afterwards."""
+    model = models.llama()
+    results = []
+    for instruments in (False, True):
+        if instruments:
+            telemetry.instrument(model)
+        with _Draws():
+            results.append((_in_a_way(model, way).tolist(), torch.rand(1).item()))
+    assert results[1] == results[0]
 
 
 USES: tuple[Callable[[Any], Any], ...] = (_generate, _sample, _train)

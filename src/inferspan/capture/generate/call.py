@@ -22,7 +22,7 @@ from inferspan.capture.failures import error_type
 from inferspan.capture.forward import close_stale
 from inferspan.capture.owner import Owner
 from inferspan.capture.passes.pipelines import SPEAKING, pipeline_task
-from inferspan.capture.values.unseen import hidden
+from inferspan.capture.values.unseen import hidden, unseen
 from inferspan.guard import contain, read_attribute, read_attributes
 from inferspan.records import Failure
 
@@ -274,7 +274,7 @@ class GenerateCall:
 
     def keep_logits(self, output: Any) -> None:
         """An announced pass of the root has returned ``output``, and its raw logits are wanted. Contains errors of its own."""
-        with contain("drafted tokens"):
+        with contain("drafted tokens"), unseen():
             drafts = self.run.drafts
             if not drafts.seen and not drafts.width:
                 drafts.width = self.run.prompt(self.owner.model) or 0

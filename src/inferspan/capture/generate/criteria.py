@@ -6,14 +6,17 @@ tensor operation and no read, and copies and pickles of it are plain lists.
 
 from __future__ import annotations
 
+import functools
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from torch import Tensor
+import torch
 
 from inferspan import semconv
 from inferspan.capture.stopping.criterion import stops_of
+from inferspan.capture.values.unseen import unseen
 from inferspan.guard import report
 from inferspan.records import AttributeValue
 
@@ -34,6 +37,10 @@ def _is_known(criterion: Any) -> bool:
     return type(criterion).__name__ in _OF_LENGTH and type(criterion).__module__.startswith("transformers.")
 
 
+def _is_limit(criterion: Any) -> bool:
+    return type(criterion).__name__ == "MaxLengthCriteria" and _is_known(criterion)
+
+
 _classes: dict[type, type] = {}
 
 
@@ -42,37 +49,49 @@ def _observed_class(plain: type) -> type:
     if plain in _classes:
         return _classes[plain]
 
+    # The list of a subclass may look at its items otherwise.
+    asked_in_turn = plain.__call__.__module__.startswith("transformers.")
+
     class Observed(plain):  # type: ignore[misc]
         _inferspan: tuple[Chosen, Loop] | None = None
 
         def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
             watched = self._inferspan
-            own: Any = None
-            limit = watched[1].max_length if watched is not None and watched[1].custom else None
-            if limit is not None and isinstance(input_ids, Tensor) and input_ids.shape[1] >= limit:
-                # Apart, because at the last allowed token the limit ends every row.
-                own, done = self._apart(input_ids, scores, kwargs)
+            limit = watched[1].max_length if watched is not None and watched[1].custom and asked_in_turn else None
+            if limit is None:
+                answers, done = None, plain.__call__(self, input_ids, scores, **kwargs)
             else:
-                done = plain.__call__(self, input_ids, scores, **kwargs)
+                answers, done = self._noting(input_ids, scores, kwargs)
             if watched is not None:
                 # Not ``contain``, for the reason that ``prepare_inputs`` has.
                 try:
-                    watched[0](watched[1], input_ids, done if own is None else own)
+                    with unseen():
+                        if answers and limit is not None and input_ids.shape[1] >= limit:
+                            # At the last allowed token the limit ends every row.
+                            others = [answer for criterion, answer in answers if not _is_limit(criterion)]
+                            watched[0](watched[1], input_ids, functools.reduce(operator.or_, others, torch.zeros_like(done)))
+                        else:
+                            watched[0](watched[1], input_ids, done)
                 except Exception as error:
                     report("stopping criteria", error)
             return done
 
-        def _apart(self, input_ids: Any, scores: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
-            """The decision of all criteria but the limits of length, and that of all."""
-            limits, others = plain(), plain()
-            others.__dict__.update(self.__dict__)
-            others.__dict__.pop("_inferspan", None)
-            for one in self:
-                (limits if type(one).__name__ == "MaxLengthCriteria" and _is_known(one) else others).append(one)
-            own = plain.__call__(others, input_ids, scores, **kwargs)
-            if not limits:
-                return own, own
-            return own, own | plain.__call__(limits, input_ids, scores, **kwargs)
+        def _noting(self, input_ids: Any, scores: Any, kwargs: dict[str, Any]) -> tuple[list[tuple[Any, Any]], Any]:
+            """Each criterion with its answer, and the decision of all: made by the same code, from the same calls in the same order."""
+            answers: list[tuple[Any, Any]] = []
+
+            def noted(criterion: Any) -> Any:
+                def ask(*args: Any, **more: Any) -> Any:
+                    answer = criterion(*args, **more)
+                    answers.append((criterion, answer))
+                    return answer
+
+                return ask
+
+            asked = plain(map(noted, self))
+            asked.__dict__.update(self.__dict__)
+            asked.__dict__.pop("_inferspan", None)
+            return answers, plain.__call__(asked, input_ids, scores, **kwargs)
 
         def __reduce__(self) -> Any:
             return plain, (list(self),)

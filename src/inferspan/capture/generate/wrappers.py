@@ -18,6 +18,7 @@ from inferspan.capture.compile.state import is_compiling, loaded
 from inferspan.capture.model_info import has_plain_generate
 from inferspan.capture.owner import Owner
 from inferspan.capture.recording import Request, run_recorded
+from inferspan.capture.values.unseen import unseen
 from inferspan.guard import contain, report
 
 from .arguments import generate_arguments, loop_config, main_input, pass_end
@@ -129,11 +130,12 @@ def prepare_inputs(original: Any, model: Any, args: tuple[Any, ...], kwargs: dic
     # Not ``contain``: between the device's last result and its next work, each half microsecond is the user's.
     steps = call.steps
     try:
-        if steps.open:
-            call.look_at_inputs()
-        if not call.ordinary:
-            call.passes.helped = True
-        steps.prepare()
+        with unseen():
+            if steps.open:
+                call.look_at_inputs()
+            if not call.ordinary:
+                call.passes.helped = True
+            steps.prepare()
     except Exception as error:
         report("start of a step", error)
     inputs = original(*args, **kwargs)
@@ -155,23 +157,24 @@ def update_model_kwargs(original: Any, model: Any, args: tuple[Any, ...], kwargs
     if type(call) is not GenerateCall:  # in a loop by hand there may be another adapter
         return original(*args, **kwargs)
     try:
-        call.fresh = True
-        outputs = args[0] if args else kwargs.get("outputs")
-        logits = None
-        if isinstance(outputs, dict):
-            logits = _get(outputs, "logits")
-            cache = _get(outputs, "cache")
-            if cache is None:  # before transformers 5.24
-                cache = _get(outputs, "past_key_values")
-            call.cache = _other_cache(outputs, call.inputs) if cache is None else cache
-        inputs, call.inputs = call.inputs, None
-        main = inputs.get(call.main_key) if type(inputs) is dict else None
-        if main is None:
-            call.main_key, main = main_input(inputs)
-        if call.ordinary and len(args) < 4 and "num_new_tokens" not in kwargs:
-            call.steps.end(logits, main)
-        else:
-            call.end_pass(logits, main, pass_end(args, kwargs))
+        with unseen():
+            call.fresh = True
+            outputs = args[0] if args else kwargs.get("outputs")
+            logits = None
+            if isinstance(outputs, dict):
+                logits = _get(outputs, "logits")
+                cache = _get(outputs, "cache")
+                if cache is None:  # before transformers 5.24
+                    cache = _get(outputs, "past_key_values")
+                call.cache = _other_cache(outputs, call.inputs) if cache is None else cache
+            inputs, call.inputs = call.inputs, None
+            main = inputs.get(call.main_key) if type(inputs) is dict else None
+            if main is None:
+                call.main_key, main = main_input(inputs)
+            if call.ordinary and len(args) < 4 and "num_new_tokens" not in kwargs:
+                call.steps.end(logits, main)
+            else:
+                call.end_pass(logits, main, pass_end(args, kwargs))
     except Exception as error:
         report("end of a step", error)
     return original(*args, **kwargs)

@@ -154,11 +154,19 @@ class LiveRequestSpan(RequestSpan):
             with contain("ranks"):
                 self.tell_end(end.end_ns)
         ending = _Ending(self, end)
-        if self._can_wait(end) and self.sinks.writer.put_end(ending):
+        try:
+            if self._can_wait(end) and self.sinks.writer.put_end(ending):
+                self.metrics.waiting.put(ending.measure)
+                return
+            ending.close()
+            ending.measure()
+        except BaseException:
+            # An interrupt of the program's. The hand-over thread does what is left, or this one if that cannot.
+            ending.interrupted()
             self.metrics.waiting.put(ending.measure)
-            return
-        ending.close()
-        ending.measure()
+            if not self.sinks.writer.put_end(ending):
+                ending.close()
+            raise
         if (self.metrics.waiting or self.metrics.has_steps(end)) and not self.sinks.writer.put(self, end, 1):
             self.metrics.waiting.settle()
 
@@ -256,12 +264,14 @@ class _Ending:
         end: how it ended.
     """
 
-    __slots__ = ("_context", "_done", "_end", "scope")
+    __slots__ = ("_context", "_done", "_end", "_logged", "_measured", "_part", "scope")
 
     def __init__(self, scope: LiveRequestSpan, end: RequestEnd) -> None:
         self.scope = scope
         self._end = end
         self._done: tuple[RequestEnd, Sequence[Finding]] | None = None
+        self._part = 0
+        self._logged = self._measured = False
         # Processors of log records, whose events leave with the end, may read variables of the caller's context.
         self._context = contextvars.copy_context()
 
@@ -290,39 +300,78 @@ class _Ending:
         metrics.steps(self.scope.request, self._analysed()[0], self.scope.span, pause)
 
     def close(self, pause: Callable[[], None] = lambda: None) -> None:
-        """End the span, and send the events of the end; ``pause`` is called in between."""
+        """End the span, and send the events of the end; ``pause`` is called in between. Goes on behind the part that was interrupted."""
+        self._analysed()
+        self.scope.join(0.0)
+        while self._part < len(_PARTS):
+            part, pauses = _PARTS[self._part]
+            self._part += 1
+            part(self)
+            if pauses:
+                pause()
+
+    def interrupted(self) -> None:
+        """End the span again if the interrupt came before it had ended."""
+        if self._part > _END and self.scope.span.is_recording():
+            self._part = _END
+
+    def _decide(self) -> None:
         scope = self.scope
-        end, findings = self._analysed()
-        scope.join(0.0)
         if scope.held is not None:
             with contain("flight recorder"):
-                end = scope._decide(scope.held, end)
-                self._done = end, findings
-        logged = False
+                end, findings = self._analysed()
+                self._done = scope._decide(scope.held, end), findings
+
+    def _tell_exception(self) -> None:
         with contain("exception event"), our_call():
-            logged = scope.emit_exception(end)
+            self._logged = self.scope.emit_exception(self._analysed()[0])
+
+    def _finish_span(self) -> None:
+        scope = self.scope
         with contain("request span"):
             if scope.span.is_recording():
-                scope.finish_span(end, exception=not logged or scope.settings.exception_signal != "logs")
-        pause()
+                scope.finish_span(self._analysed()[0], exception=not self._logged or scope.settings.exception_signal != "logs")
+
+    def _end_span(self) -> None:
         with contain("request span"), our_call():
-            scope.span.end(end_time=end.end_ns)
-        pause()
+            self.scope.span.end(end_time=self._end.end_ns)
+
+    def _tell_content(self) -> None:
         with contain("content event"), our_call():
-            scope.emit_content(end)
+            self.scope.emit_content(self._analysed()[0])
+
+    def _tell_findings(self) -> None:
+        scope, (end, findings) = self.scope, self._analysed()
         if (findings or end.attention_maps) and not scope.sinks.writer.soon(partial(scope.emit_events, end, findings)):
             scope.emit_events(end, findings)
-        if scope.third_party is not None:
+
+    def _publish(self) -> None:
+        if self.scope.third_party is not None:
             with contain("third-party gen_ai span"):
-                scope.third_party.publish(end)
+                self.scope.third_party.publish(self._analysed()[0])
+
+    def _count(self) -> None:
+        scope = self.scope
         with contain("summary"):
             if scope.figures is not None:
-                scope.figures.ended(end, scope.span, recording=scope.recording)
+                scope.figures.ended(self._analysed()[0], scope.span, recording=scope.recording)
 
     def measure(self) -> None:
-        """Record the metrics of the request."""
-        scope = self.scope
-        scope.metrics.ended(scope.request, self._analysed()[0], scope.span, third_party=scope.third_party is not None)
+        """Record the metrics of the request, once."""
+        if self._measured:
+            return
+        end, scope = self._analysed()[0], self.scope
+        self._measured = True
+        scope.metrics.ended(scope.request, end, scope.span, third_party=scope.third_party is not None)
+
+
+_PARTS: tuple[tuple[Callable[[_Ending], None], bool], ...] = (
+    (_Ending._decide, False), (_Ending._tell_exception, False), (_Ending._finish_span, True), (_Ending._end_span, True),
+    (_Ending._tell_content, False), (_Ending._tell_findings, False), (_Ending._publish, False), (_Ending._count, False),
+)  # fmt: skip
+"""What the end of a request consists of, in order, and whether other threads may run after it."""
+_END = 3
+"""The part that ends the span."""
 
 
 def _says_keep(span: Span) -> bool:

@@ -123,7 +123,7 @@ def _configuration(run: Run) -> dict[str, AttributeValue]:
         attributes[semconv.REQUEST_STREAM] = True
     if type(run.arguments.seed) is int:
         attributes[semconv.REQUEST_SEED] = run.arguments.seed
-    if config is None:
+    if config is None or not run.loops:  # an interrupt may come between the two
         return attributes
     loop = run.loops[0]
     samples, penalty, limit, stops = read_attributes(config, "do_sample", "repetition_penalty", "max_new_tokens", "stop_strings")

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
+from inferspan.guard import pass_on
+
 from .records import AttributeValue
 from .semconv import OBSERVABLE_UP_DOWN_COUNTER, Metric
 
@@ -137,7 +139,8 @@ def _number_of(value: Any) -> Any:
         return value
     try:
         return value.item()
-    except Exception:  # of one with several elements, or without data
+    except Exception as error:  # of one with several elements, or without data
+        pass_on(error)
         return value
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from inferspan.guard import read_attribute
+from inferspan.guard import pass_on, read_attribute
 
 __all__ = ["ActiveAdapters", "call_adapters"]
 
@@ -85,7 +85,8 @@ class ActiveAdapters:
             return ()
         try:
             return _names(read_attribute(model, "active_adapters"))
-        except Exception:  # transformers raises where no adapter is loaded
+        except Exception as error:  # transformers raises where no adapter is loaded
+            pass_on(error)
             return ()
 
 

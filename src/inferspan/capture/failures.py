@@ -6,6 +6,7 @@ import re
 import traceback
 
 from inferspan.attribute_values import exportable_text
+from inferspan.guard import pass_on
 from inferspan.records import Failure
 
 __all__ = ["error_type", "failure_of"]
@@ -29,11 +30,13 @@ def failure_of(error: BaseException, *, content: bool) -> Failure:
     """Reduce an exception to text; without leave to record content, printed tensors and lists of numbers are cut out of it."""
     try:
         message = str(error)
-    except Exception:
+    except Exception as own:
+        pass_on(own)
         message = "<the exception's text cannot be read>"
     try:
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    except Exception:
+    except Exception as own:
+        pass_on(own)
         trace = ""
     message, trace = message[:LOOKED_AT], trace[-LOOKED_AT:]
     if not content:

@@ -30,7 +30,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
 
-from inferspan.guard import contain
+from inferspan.guard import contain, pass_on
 
 __all__ = ["follow", "forked", "resolve"]
 
@@ -163,7 +163,8 @@ def _attributes(holder: Any) -> dict[str, Any]:
         return {}
     try:
         found = object.__getattribute__(holder, "__dict__")
-    except Exception:
+    except Exception as error:
+        pass_on(error)
         return {}
     return dict(found) if isinstance(found, dict) else {}
 

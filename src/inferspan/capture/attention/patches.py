@@ -22,7 +22,7 @@ from inferspan.capture.compile.state import has_compiled, leave_alone, leave_fra
 from inferspan.capture.compile.transforms import is_capturing
 from inferspan.capture.modules.recorder import current
 from inferspan.capture.values.unseen import unseen
-from inferspan.guard import report
+from inferspan.guard import pass_on, report
 
 __all__ = ["Patches", "may_patch", "patches"]
 
@@ -91,7 +91,8 @@ def may_patch() -> bool:
     try:
         codes = [code for reference in module.input_codes.seen if (code := reference()) is not None]
         return all(any(part in code.co_filename for part in _HARMLESS) for code in codes)
-    except Exception:  # another torch keeps something else there
+    except Exception as error:  # another torch keeps something else there
+        pass_on(error)
         return False
 
 

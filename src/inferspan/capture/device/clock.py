@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from inferspan.extension import load
-from inferspan.guard import contain, read_attribute, report
+from inferspan.guard import contain, pass_on, read_attribute, report
 
 from . import boundaries
 from .boundaries import PASS, BoundaryEvents
@@ -255,6 +255,7 @@ class DeviceClock:
                 for pool in pools:
                     pool.reserve()
         except Exception as error:
+            pass_on(error)
             self._useless = True
             _log.warning("device times cannot be measured (%s); times are the host's", type(error).__name__)
             _log.debug("device times cannot be measured", exc_info=True)

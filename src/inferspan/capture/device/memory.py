@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from inferspan import semconv
+from inferspan.guard import pass_on
 from inferspan.records import AttributeValue
 
 __all__ = ["MemoryMeter", "Read", "Reading", "device_of", "has_allocator", "reader_on"]
@@ -41,7 +42,8 @@ def _resident() -> int | None:
         import psutil
 
         return int(psutil.Process().memory_info().rss)
-    except Exception:
+    except Exception as error:
+        pass_on(error)
         return None
 
 

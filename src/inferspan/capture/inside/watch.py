@@ -26,7 +26,7 @@ from inferspan.capture.values.deferred import DeferredCounts, Stability
 from inferspan.capture.values.kept import KeptModules, NoKeeper
 from inferspan.capture.values.pieces import LARGEST
 from inferspan.capture.values.staging import LARGEST_STAGED
-from inferspan.guard import contain
+from inferspan.guard import contain, pass_on
 from inferspan.records import AttributeValue
 
 from .results import BadOutput, ModuleNumerics, NumericsVerdict
@@ -221,7 +221,8 @@ class WatchLog:
                 if request.open_calls:
                     looked = note[5] = Looked(module, step, self._calls.looked, perf_counter_ns(), of_inputs=self._of_inputs)
                     looked.elements = size
-        except Exception:
+        except Exception as error:
+            pass_on(error)
             # Such as that of a sparse tensor after dense ones.
             return self.add(module, step, perf_counter_ns(), output)
         self._calls.looked += 1

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from inferspan.capture.device.driver import leave_captures_alone
-from inferspan.guard import report
+from inferspan.guard import pass_on, report
 
 __all__ = ["FUSED", "SCRATCH_FLOATS", "FusedLogits", "Variant"]
 
@@ -206,6 +206,7 @@ class FusedLogits:
                     if not self.failed:
                         self._ready[variant] = call
         except Exception as error:
+            pass_on(error)
             self.fail(error)
             with self._lock:
                 self._thread = None

@@ -18,7 +18,7 @@ from torch import Tensor
 from inferspan.capture.compile.transforms import is_capturing
 from inferspan.capture.modules.device_rows import is_plain
 from inferspan.capture.values.unseen import hidden, unseen
-from inferspan.guard import report
+from inferspan.guard import pass_on, report
 
 from . import host
 from .kernel_cache import FUSED, FusedLogits, KernelCall
@@ -146,6 +146,7 @@ class LogitRing:
                 try:
                     source.call(*numbers)
                 except Exception as error:
+                    pass_on(error)
                     self._fail(source, error)
                 else:
                     buffer, run = source.buffer, self._run
@@ -217,6 +218,7 @@ class LogitRing:
                     buffer.commit()
                 settled = True
         except Exception as error:
+            pass_on(error)
             # Not raised: the reader would lose the other steps.
             report("logit statistics", error)
         finally:
@@ -304,6 +306,7 @@ class LogitRing:
                 with torch.cuda.device(source.index):
                     call(*numbers)
         except Exception as error:
+            pass_on(error)
             self._fail(source, error)
             return False
         return True

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from inferspan.capture.compile.state import leave_frame
+from inferspan.guard import pass_on
 
 __all__ = ["Described", "all_tensors", "describe", "describe_like", "every_tensor", "first_tensor", "parts_of"]
 
@@ -49,7 +50,8 @@ def _tensor(value: Tensor) -> tuple[Any, Any] | None:
             shape = value.shape
             # Symbolic sizes belong to a trace and must not leave it.
             return (shape, value.dtype) if not value.is_nested and all(type(size) is int for size in shape) else None
-    except Exception:
+    except Exception as error:
+        pass_on(error)
         return None
 
 
@@ -123,7 +125,8 @@ def describe(value: Any) -> Described:
         # As ``_tensor`` and ``_shared``, without calling them: every recorded call of a module comes here twice.
         try:
             shown: Described = ((one.shape, one.dtype),)
-        except Exception:
+        except Exception as error:
+            pass_on(error)
             return ()
         known = _known.get(shown)
         return _shared(shown) if known is None else known
@@ -138,7 +141,8 @@ def describe(value: Any) -> Described:
                     break
             else:
                 return _shared(tuple(found))
-        except Exception:
+        except Exception as error:
+            pass_on(error)
             pass  # of a tensor without a shape, which the walk leaves out
         found.clear()
     _walk(value, 0, found)

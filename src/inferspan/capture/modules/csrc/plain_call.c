@@ -30,21 +30,48 @@ is_plain(PyObject *module, PyObject *own)
 int
 contained(void)
 {
-    PyObject *type, *value, *trace;
-    if (!PyErr_ExceptionMatches(PyExc_Exception))
-        return -1;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    if (trace)
-        PyException_SetTraceback(value, trace);
-    PyObject *done = PyObject_CallFunctionObjArgs(state.failed, value, NULL);
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(trace);
-    Py_XDECREF(done);
-    if (done || !PyErr_ExceptionMatches(PyExc_Exception))
-        return done ? 0 : -1;
-    /* For example next to the recursion limit, where the module itself may still have room, or in a log handler of the program. */
-    PyErr_Clear();
-    return 0;
+    PyObject *type, *value, *trace, *reported = NULL;
+    /* The second time for what reporting has raised: itself, if it is none of ours, or another one. */
+    for (int times = 0; times < 2; times++) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+            Py_XDECREF(reported);
+            return -1;
+        }
+        PyErr_Fetch(&type, &value, &trace);
+        PyErr_NormalizeException(&type, &value, &trace);
+        if (trace)
+            PyException_SetTraceback(value, trace);
+        if (value == reported) {
+            PyErr_Restore(type, value, trace);
+            Py_DECREF(reported);
+            return -1;
+        }
+        Py_XDECREF(reported);
+        reported = owned(value);
+        PyObject *done = PyObject_CallFunctionObjArgs(state.failed, value, NULL);
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(trace);
+        if (done) {
+            Py_DECREF(done);
+            Py_DECREF(reported);
+            return 0;
+        }
+    }
+    int foreign = !PyErr_ExceptionMatches(PyExc_Exception);
+    if (!foreign) {
+        PyErr_Fetch(&type, &value, &trace);
+        PyErr_NormalizeException(&type, &value, &trace);
+        foreign = value == reported;
+        if (foreign)
+            PyErr_Restore(type, value, trace);
+        else {
+            /* For example next to the recursion limit, where the module itself may still have room, or in a log handler of the program. */
+            Py_XDECREF(type);
+            Py_XDECREF(value);
+            Py_XDECREF(trace);
+        }
+    }
+    Py_DECREF(reported);
+    return foreign ? -1 : 0;
 }

@@ -31,7 +31,7 @@ from . import composition
 from .arguments import resolve, unwrap
 from .composition import Providers
 from .export import otlp
-from .guard import contain
+from .guard import contain, report
 from .inside.handle import InsideHandle
 from .inside.pausing import PausableHandle, Pauses
 from .program import recorders
@@ -301,8 +301,15 @@ def instrument(
         if existing is not None and existing.target.model is model and existing.target.is_open:
             _check_conflict(existing, resolved if explicit else None, providers)
         else:
-            composition.begin_export(resolved, providers, auto_configure=auto_configure)
-            existing = _build(model, tokenizer, resolved, providers)
+            try:
+                composition.begin_export(resolved, providers, auto_configure=auto_configure)
+                existing = _build(model, tokenizer, resolved, providers)
+            except OSError as error:
+                if error.errno is None:
+                    raise
+                # Of the system: no more files may be opened, say. The model is as it was.
+                report("instrument", error, reason=error.strerror or "")
+                return Handle(None, resolved)
             _instrumentations[id(model)] = existing
             log_status("instrument:", existing.target, existing.settings)
         existing.users += 1

@@ -1547,6 +1547,7 @@ class ErrorPlaces(NamedTuple):
 
 
 ERROR_PLACES: tuple[ErrorPlaces, ...] = (
+    ErrorPlaces(("instrument",), "the model is not instrumented"),
     ErrorPlaces(("start of *()",), "the request is not recorded"),
     ErrorPlaces(("start of generate()",), "parts of the request are not recorded"),
     ErrorPlaces(("attributes of generate()",), "configuration of the call on the request span"),

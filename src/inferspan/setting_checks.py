@@ -6,7 +6,6 @@ Texts are taken wherever they can be read, because that is all an environment va
 from __future__ import annotations
 
 import logging
-import os
 import re
 import reprlib
 import signal
@@ -31,7 +30,6 @@ __all__ = [
     "modules",
     "names",
     "number",
-    "path",
     "patterns",
     "shown",
     "signal_name",
@@ -206,27 +204,8 @@ def signal_name(name: str, value: object) -> str:
     raise fail(name, value, f"use one of {', '.join(there)}" if there else "this platform has no signal for it")
 
 
-def path(name: str, value: object) -> str:
-    """The path of a file, as text."""
-    found = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if isinstance(found, str) and found.strip() and "\0" not in found:
-        if found.strip() == "-":
-            raise fail(name, value, "use the path of a file; that of standard output is /dev/stdout, and ./- is a file of that name")
-        return found.strip() if isinstance(value, str) else found
-    raise fail(name, value, f"use the path of a {'folder' if name.startswith('report_dir') else 'file'}")
-
-
 PLACES = r"\{(rank|local_rank|world_size|pid|host)\}"
 """What ``ranks.filled`` replaces in a path."""
-
-
-def path_of_process(name: str, value: object) -> str:
-    """A path, which may have the process in it: ``{rank}``, ``{pid}`` and so on."""
-    found = path(name, value)
-    for word in re.findall(r"\{[A-Za-z_]*\}", found):
-        if not re.fullmatch(PLACES, word):
-            raise fail(name, value, f"{word} is unknown; use {{rank}}, {{local_rank}}, {{world_size}}, {{pid}} or {{host}}")
-    return found
 
 
 def modules(name: str, value: object) -> str | tuple[Any, ...]:

@@ -18,6 +18,7 @@ from . import setting_checks as check
 from .setting_checks import SettingsError
 from .setting_sources.file import FILE_VARIABLE, read_file, read_named_file, unknown
 from .setting_sources.observe import kinds, meant_by
+from .setting_sources.paths import path, path_of_process
 from .setting_sources.peaks import peaks as given_peaks
 from .setting_sources.presets import PRESETS, with_mode
 
@@ -72,7 +73,7 @@ class Settings:
     token_arrays: bool = _setting(True, check.boolean, "log-probabilities, entropies and intervals per token on the request span")
     analysis: bool = _setting(True, check.boolean, "repetition, loops, entropy and confidence of what was generated, and findings: attributes of the request span, a `gen_ai.evaluation.result` event and a count each; requests that are sampled", live=True)
     thresholds: Mapping[str, float] | Sequence[tuple[str, float]] = _setting((), check.thresholds, "when a figure of the analysis is a finding, a mapping, or `confidence=0.5,repetition_recent=0.8,repetition_4gram=0.5,loop_tokens=32,logit_spread=0.1,entropy=0.01,collapse_tokens=64`, which are the defaults; those that are not named keep theirs", live=True)
-    baseline: str | None = _setting(None, check.path, "file of `inferspan baseline`: the outputs of the latest 100 requests on each model in it are compared with it, `inferspan.health.drift` has the differences, and the finding `drift` stands on the request with which one begins")
+    baseline: str | None = _setting(None, path, "file of `inferspan baseline`: the outputs of the latest 100 requests on each model in it are compared with it, `inferspan.health.drift` has the differences, and the finding `drift` stands on the request with which one begins")
     device_time: bool = _setting(True, check.boolean, "device time of requests, phases, steps and recorded module calls on CUDA, by events that nothing waits for", live=True)
     output_stats: bool = _setting(False, check.boolean, "mean, deviation, extremes, sparsity and NaN counts of every tensor in the output of each recorded module: see `modules` and `every_step`", live=True)
     input_stats: bool = _setting(False, check.boolean, "the same of what each recorded module is called with, masks apart", live=True)
@@ -80,7 +81,7 @@ class Settings:
     numerics_inputs: bool = _setting(False, check.boolean, "with numerics: look at inputs of these modules too, masks apart", live=True)
     on_nonfinite: str = _setting("record", check.choice("record", "warn", "raise"), "with numerics: record NaN and Inf, log a warning for each request that has some, or, for debugging, raise `inferspan.NonfiniteError` from the call of the model: this waits for the device after each module", live=True)
     memory: str | Sequence[Any] = _setting("none", check.memory, 'modules before and after which memory is read (allocated, reserved and peak of the CUDA allocator), in every step of recorded requests: as for `modules`; or "steps". Anything but "none" also reads it before and after each step, on a CPU model the resident memory of the process', live=True)
-    memory_snapshot: str | None = _setting(None, check.path_of_process, "when CUDA memory runs out and the program has called `torch.cuda.memory._record_memory_history()`: write torch's snapshot to this file, with the placeholders of `session_file`", live=True)
+    memory_snapshot: str | None = _setting(None, path_of_process, "when CUDA memory runs out and the program has called `torch.cuda.memory._record_memory_history()`: write torch's snapshot to this file, with the placeholders of `session_file`", live=True)
     gradients: str | Sequence[Any] = _setting("none", check.modules, "modules that get a span for each backward call, with statistics of the gradients of their inputs and outputs, in requests that run with gradients: as for `modules`", live=True)
     control_flow: str | Sequence[Any] = _setting("none", check.modules, "modules of which it is recorded in every pass whether they ran, and how often: early exits, skipped layers, loops, branches that data decide: as for `modules`", live=True)
     data_flow: str = _setting("none", check.choice("none", "modules", "operations"), "which module's output feeds which module's input, in passes that are recorded with their modules: none, modules (the same tensor or a view of it), or operations (also through the operations between modules, by a function mode of torch): see `handle.data_flow()`", live=True)
@@ -137,10 +138,10 @@ class Settings:
     live: bool = _setting(False, check.boolean, "print the session, requests, GPUs and CPU to standard error while something is instrumented")
     display_interval: float = _setting(3.0, check.number(0.1, 3600.0), "with live: seconds between two prints")
     # where it goes
-    session_file: str | None = _setting(None, check.path_of_process, "write traces, metrics and logs as OTLP JSON lines to this file; `{rank}`, `{local_rank}`, `{world_size}`, `{pid}` and `{host}` are filled in, so that each process can have its own")
+    session_file: str | None = _setting(None, path_of_process, "write traces, metrics and logs as OTLP JSON lines to this file; `{rank}`, `{local_rank}`, `{world_size}`, `{pid}` and `{host}` are filled in, so that each process can have its own")
     session_file_limit: float | None = _setting(None, check.number(1.0, 1e7), "MiB after which a session file is renamed to its name with .1 (which is replaced) and a new one begun; default: no limit")
     report: str | None = _setting(None, check.choice("html", "json", "both"), "make a report at the end of the outermost `inferspan.session()`, and of the process: html, json or both")
-    report_dir: str | None = _setting(None, check.path_of_process, "folder of these reports, made if it is not there; default: the current one; with the placeholders of `session_file`")
+    report_dir: str | None = _setting(None, path_of_process, "folder of these reports, made if it is not there; default: the current one; with the placeholders of `session_file`")
     ranks: str = _setting("auto", check.choice("auto", "joined", "separate"), "ranks of a distributed job whose requests are one trace: those over which the model is divided (`auto`: tensor and pipeline parallelism, not data parallelism), all (`joined`) or none (`separate`)")
     exit_timeout: float = _setting(5.0, check.number(0.0, 600.0), "longest time in seconds that our providers may hold up the exit")
     flush_on_sigterm: bool | None = _setting(None, check.boolean, "flush on SIGTERM: where the program has no handler for it (default), also before its handler runs (`true`), or never (`false`)")

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from inferspan import semconv
+from inferspan.attribute_values import exportable_text
 from inferspan.capture.compile.state import is_compiled, is_optimized
 from inferspan.guard import ask, contain, has_attribute, read_attribute, read_attributes
 from inferspan.records import AttributeValue, ModelInfo
@@ -299,7 +300,10 @@ def _collect(model: nn.Module, settings: Settings, state: _State | None) -> Mode
     libraries = {base.__module__.partition(".")[0] for base in kind.__mro__}
     huggingface = bool(libraries & _HUGGINGFACE) or hasattr(kind, "generate")
     provider = settings.provider_name or (semconv.PROVIDER_HUGGINGFACE if huggingface else semconv.PROVIDER_PYTORCH)
-    return ModelInfo(settings.model_name or name or (architecture if config is None else None), provider, architecture, attributes, costs)
+    known = settings.model_name or name or (architecture if config is None else None)
+    # Of a folder whose name is no UTF-8, it would cost the spans of a whole batch.
+    known = None if known is None else exportable_text(known)
+    return ModelInfo(known, exportable_text(provider), exportable_text(architecture), attributes, costs)
 
 
 def _of_state(state: _State) -> dict[str, AttributeValue]:

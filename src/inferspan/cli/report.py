@@ -150,7 +150,8 @@ def _print(session: Session) -> None:
     from inferspan.report.terminal import clean, events_lines, summary
     from inferspan.summaries.table import plain_table, rich_table
 
-    terminal = sys.stdout.isatty()
+    # There is none where the caller has closed it.
+    terminal = sys.stdout is not None and sys.stdout.isatty()
     width = shutil.get_terminal_size((80, 24)).columns
     print(summary(session, colour=terminal, width=width))
     figures, rows = summary_of(session), session.tally.operations.rows()

@@ -164,7 +164,8 @@ def _trend(arguments: argparse.Namespace) -> None:
     from inferspan.runs.trend import trend
 
     told = sys.stderr if one_on_stdout([("--json", arguments.json)]) else sys.stdout
-    reading = (lambda path: print(f"reading {path}", file=sys.stderr)) if sys.stderr.isatty() else (lambda path: None)
+    watched = sys.stderr is not None and sys.stderr.isatty()
+    reading = (lambda path: print(f"reading {path}", file=sys.stderr)) if watched else (lambda path: None)
     try:
         found = trend(arguments.files, told=reading)
     except SessionFileError as error:

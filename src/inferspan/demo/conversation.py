@@ -75,7 +75,7 @@ def run_demo(*, session_file: Path, report_file: Path, model_dir: Path | None = 
         write_report(session, report_file)
     except OSError as error:
         raise DemoError(f"cannot write report {report_file}: {error.strerror or error}; give another path with --report") from None
-    print(f"\n{summary(session, colour=sys.stdout.isatty())}\n")
+    print(f"\n{summary(session, colour=sys.stdout is not None and sys.stdout.isatty())}\n")
     print(_what_next(session_file, report_file, os.environ))
 
 

@@ -23,7 +23,7 @@ def working(what: str) -> Iterator[None]:
     Args:
         what: is being worked on.
     """
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield
         return
     done = threading.Event()

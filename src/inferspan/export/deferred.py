@@ -7,7 +7,9 @@ as it needs have been seen to start; what fails in the middle all the same is tr
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +24,8 @@ NEEDED = 12
 """Threads of a set-up: three signals with a processor and a worker each, twice where a session file is written."""
 LONGEST_PAUSE = 60.0
 Refused = (RuntimeError, MemoryError, OSError)
-"""Exceptions of Python if no thread can be started."""
+"""Exceptions of Python if no thread can be started; the last one also if no file can be opened."""
+_NO_THREADS = "the system refuses new threads"
 
 
 def threads_can_start(count: int) -> bool:
@@ -63,13 +66,12 @@ class DeferredSetup:
             SettingsError: as ``setup`` does; it is not put off then.
         """
         with self._lock:
-            if not self._attempt(setup):
+            reason = self._attempt(setup)
+            if reason is not None:
                 self._waiting.append(setup)
                 if not self._told:
                     self._told = True
-                    _log.warning(
-                        "the system refuses new threads: inferspan sends nothing until it grants them again; your program is not affected"
-                    )
+                    _log.warning("%s: inferspan sends nothing until that has changed; your program is not affected", reason)
 
     def catch_up(self) -> None:
         """Try again what was put off; return at once if another thread is doing so."""
@@ -77,23 +79,25 @@ class DeferredSetup:
             return
         try:
             while self._waiting:
-                done = True
+                reason = None
                 with contain("set-up"):
-                    done = self._attempt(self._waiting[0])
-                if not done:
+                    reason = self._attempt(self._waiting[0])
+                if reason is not None:
                     return
                 del self._waiting[0]
         finally:
             self._lock.release()
 
-    def _attempt(self, setup: Callable[[], object]) -> bool:
+    def _attempt(self, setup: Callable[[], object]) -> str | None:
+        """Why it did not work; ``None`` if it did."""
         if not threads_can_start(NEEDED):
-            return False
+            return _NO_THREADS
         try:
             setup()
         except Refused as error:
             # Not only threads may be missing: ever less often.
             _log.debug("set-up is put off", exc_info=error)
             self._not_before, self._pause = self._clock() + self._pause, min(2 * self._pause, LONGEST_PAUSE)
-            return False
-        return True
+            missing = isinstance(error, OSError) and error.errno not in (None, errno.EAGAIN, errno.ENOMEM)
+            return f"export cannot be set up ({os.strerror(error.errno or 0)})" if missing else _NO_THREADS  # type: ignore[union-attr]
+        return None

@@ -177,7 +177,9 @@ def _disabled(environ: Mapping[str, str]) -> bool:
 
 def _set_up(settings: Settings, environ: Mapping[str, str], *, automatic: bool, signals: Sequence[str] = variables.SIGNALS) -> None:
     with SETUP.lock, hidden():
-        new_file = settings.session_file if os.path.abspath(settings.session_file or "") not in SETUP.session_files else None
+        new_file = settings.session_file
+        if new_file is not None and os.path.abspath(new_file) in SETUP.session_files:
+            new_file = None
         _limit_file(settings)
         if SETUP.done and new_file is None:
             _log.info("OpenTelemetry is set up already; nothing is changed")

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from inferspan.attribute_values import exportable_text
 from inferspan.capture.compile.watch import compiling
 from inferspan.capture.owner import OpenPass
 from inferspan.capture.root.hooks import RootHooks
@@ -91,7 +92,8 @@ class NamedTarget(LooseTarget):
         # Stands for the model: it has neither modules nor parameters.
         self._stand_in = nn.Module()
         super().__init__(self._stand_in, settings, recorder, tokenizer)
-        self._named = ModelInfo(settings.model_name or name, settings.provider_name or PROVIDER_OTHER, name, {})
+        known, provider = settings.model_name or name, settings.provider_name or PROVIDER_OTHER
+        self._named = ModelInfo(exportable_text(known), exportable_text(provider), exportable_text(name), {})
 
     def info_with(self, adapters: tuple[str, ...] | None) -> ModelInfo:
         """Its name, and no other facts."""

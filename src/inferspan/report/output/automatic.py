@@ -78,8 +78,10 @@ class AutomaticReports:
             if self._plan is not None and self._plan.pid == os.getpid():
                 # One recording for a process, whatever models it has.
                 return settings if settings.session_file is not None else settings.override({"session_file": str(self._plan.recording)})
-            folder = Path(filled(settings.report_dir or ".", os.environ)).absolute()
+            folder = Path(filled(settings.report_dir or ".", os.environ))
             try:
+                # Raises as well where the working directory has been removed.
+                folder = folder.absolute()
                 _try(folder)
             except OSError as error:
                 return _refused(settings, folder, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import operator
 import re
@@ -32,6 +33,11 @@ class Program:
     inputs: dict[str, Any] = field(default_factory=dict)
     output: Any = None
     tracer: str = "torch.export"
+
+    def free(self, name: str) -> str:
+        """This name, with a number where an input of the model has it."""
+        numbered = (f"{name}_{number}" for number in itertools.count(2))
+        return next(one for one in itertools.chain((name,), numbered) if one not in self.nodes)
 
     def add(self, node: Node, instruction: Instruction) -> Ref:
         """Add a node, and the reference to its value."""
@@ -191,7 +197,8 @@ class _Builder:
         spec = self.exported.program.call_spec.out_spec
         assert spec is not None
         self.program.output = (flat, spec)
-        self.program.add(Node("output", "output", "output", references(flat)), Instruction("output", args=flat))
+        name = self.program.free("output")
+        self.program.add(Node(name, "output", "output", references(flat)), Instruction("output", args=flat))
 
 
 def _leaf_inside(values: Any) -> str | None:

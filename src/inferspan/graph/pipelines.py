@@ -101,7 +101,7 @@ def _placeholders(program: Program, inputs: dict[str, Any]) -> dict[str, Any]:
     def add(path: Any, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        name = "_".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
+        name = program.free("_".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path))
         dims = tuple(f"{name}.{number}" for number in range(value.dim()))
         node = Node(name, "placeholder", name, (), **{**described(value), "dims": dims})
         return program.add(node, Instruction("placeholder"))
@@ -113,7 +113,7 @@ def _placeholders(program: Program, inputs: dict[str, Any]) -> dict[str, Any]:
 
 def _finish(program: Program, result: Ref) -> Program:
     program.output = (result, None)
-    program.add(Node("output", "output", "output", (result.name,)), Instruction("output", args=result))
+    program.add(Node(program.free("output"), "output", "output", (result.name,)), Instruction("output", args=result))
     return program
 
 
@@ -127,7 +127,7 @@ def basic(model: nn.Module, inputs: dict[str, Any]) -> Program:
     program = Program(tracer="none")
     structure = _placeholders(program, inputs)
     name = type(model).__name__
-    node = Node("model", "call_module", "", references(structure), module="", module_class=name)
+    node = Node(program.free("model"), "call_module", "", references(structure), module="", module_class=name)
     parameters = tuple(path for path, _ in model.named_parameters())
     call = Instruction("function", call=lambda **given: _call(model, given), kwargs=structure, parameters=parameters)
     return _finish(program, program.add(node, call))
@@ -246,14 +246,21 @@ def layer(model: nn.Module, inputs: dict[str, Any], selection: Selection) -> Pro
     structure = _placeholders(program, inputs)
     root = type(model).__name__
     start = program.add(
-        Node("before", "call_function", "before the first target", references(structure), module="", module_class=root),
+        Node(program.free("before"), "call_function", "before the first target", references(structure), module="", module_class=root),
         Instruction("function", call=chain.before, kwargs=structure, parameters=chain.parameters(0)),
     )
     flat, spec = pytree.tree_flatten((chain.args, chain.kwargs))
     tensors = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
     refs = [
         program.add(
-            Node(f"argument_{number}", "call_function", "_operator.getitem", (start.name,), module_class=root, **described(tensor)),
+            Node(
+                program.free(f"argument_{number}"),
+                "call_function",
+                "_operator.getitem",
+                (start.name,),
+                module_class=root,
+                **described(tensor),
+            ),
             Instruction("function", call=operator.getitem, args=(start, number)),
         )
         for number, tensor in enumerate(tensors)
@@ -264,7 +271,7 @@ def layer(model: nn.Module, inputs: dict[str, Any], selection: Selection) -> Pro
     for number, path in enumerate(chain.order):
         taken = (value, *args[1:])
         node = Node(
-            f"target_{number}",
+            program.free(f"target_{number}"),
             "call_module",
             path,
             references(taken, kwargs),
@@ -273,7 +280,7 @@ def layer(model: nn.Module, inputs: dict[str, Any], selection: Selection) -> Pro
             **described(chain.values[number]),
         )
         value = program.add(node, Instruction("module", path=path, args=taken, kwargs=kwargs, result="first"))
-    node = Node("after", "call_function", "after the last target", references(value, structure), module="", module_class=root)
+    node = Node(program.free("after"), "call_function", "after the last target", references(value, structure), module="", module_class=root)
     end = Instruction("function", call=chain.after, args=(value,), kwargs=structure, parameters=chain.parameters(-1))
     return _finish(program, program.add(node, end))
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from inferspan import graph
+from tests.graph import models
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PIPELINES = ["sequential", "layer", "basic"]
@@ -126,3 +127,51 @@ def test_joined_names_of_entries_may_be_names_of_inputs(pipeline: str) -> None:
     """Both keep their values."""
     traced = graph.trace(Twice(), {"d": {"x": A}, "d_x": B}, [], pipeline=pipeline)
     assert torch.equal(traced.run(d={"x": A}, d_x=B), A - 2 * B)
+
+
+@pytest.mark.parametrize("pipeline", ["sequential", "basic"])
+@pytest.mark.parametrize("scale", [3, 2.0])
+def test_a_value_of_the_sample_does_not_stand_for_the_default(scale: float, pipeline: str) -> None:
+    """Left out on replay, a value is refused where the model would take another one."""
+    traced = graph.trace(Scaled(), {"x": A, "scale": scale}, [], pipeline=pipeline)
+    with pytest.raises(graph.TraceError, match=f"scale is missing: the graph was traced with scale={scale}.*forward's default is 2; give it"):
+        traced.run(x=A)
+
+
+@pytest.mark.parametrize("pipeline", ["sequential", "basic"])
+def test_a_value_that_is_the_default_may_be_left_out(pipeline: str) -> None:
+    """The graph is that of the model then."""
+    traced = graph.trace(Scaled(), {"x": A, "scale": 2, "mask": None}, [], pipeline=pipeline)
+    assert torch.equal(traced.run(x=A), A * 2)
+
+
+class Flagged(nn.Module):
+    """Takes a flag by ``**kwargs``."""
+
+    def forward(self, x: torch.Tensor, **more: Any) -> torch.Tensor:
+        return x * 2 if more.get("flag") else x * 3
+
+
+def test_a_flag_without_a_name_in_the_signature_may_not_be_left_out() -> None:
+    """What forward takes without it is not known."""
+    traced = graph.trace(Flagged(), {"x": A, "flag": True}, [])
+    with pytest.raises(graph.TraceError, match=r"flag is missing: the graph was traced with flag=True.*; give it, or trace again"):
+        traced.run(x=A)
+
+
+def test_the_rows_of_logits_to_keep_do_not_come_from_the_sample() -> None:
+    """``logits_to_keep`` of a sample is refused on a replay without it; ``use_cache``, which tracing has turned off, is not asked for."""
+    model, sample, _ = models.llama()
+    one = graph.trace(model.eval(), {**sample, "logits_to_keep": 1})
+    with pytest.raises(graph.TraceError, match=r"logits_to_keep is missing: .* forward's default is 0"):
+        one.run(**sample)
+    with torch.no_grad():
+        assert one.run(**sample, logits_to_keep=1).logits.shape[1] == 1
+
+
+def test_a_cache_that_the_sample_asks_for_may_not_be_left_out() -> None:
+    """Without ``use_cache`` replay means a call without a cache, as tracing does."""
+    model, sample, _ = models.llama()
+    traced = graph.trace(model.eval(), {**sample, "use_cache": True}, pipeline="basic")
+    with pytest.raises(graph.TraceError, match=r"use_cache is missing: .* forward's default is False"):
+        traced.run(**sample)

@@ -9,7 +9,7 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,25 +46,6 @@ def check_torch() -> None:
     """
     if not hasattr(getattr(torch.export, "Dim", None), "AUTO"):
         raise TraceError(f"inferspan.graph needs torch {OLDEST_TORCH} or later (torch.export.Dim.AUTO), not {torch.__version__}", "other")
-
-
-def inputs_of(model: nn.Module, sample: Mapping[str, Any] | tuple[Any, ...] | torch.Tensor) -> dict[str, Any]:
-    """A sample batch as keyword arguments of the model's forward; the cache is off unless the sample says otherwise.
-
-    Raises:
-        TypeError: the sample is neither a mapping nor a tuple, or does not fit forward's signature.
-    """
-    signature = inspect.signature(model.forward)
-    if isinstance(sample, Mapping):
-        given = dict(sample)
-    else:
-        values = (sample,) if isinstance(sample, torch.Tensor) else sample
-        if not isinstance(values, (tuple, list)):
-            raise TypeError(f"sample_inputs is a mapping of keyword arguments or a tuple, not {type(sample).__name__}")
-        given = dict(signature.bind(*values).arguments)
-    if "use_cache" in signature.parameters and "use_cache" not in given and "past_key_values" not in given:
-        given["use_cache"] = False
-    return given
 
 
 def fake_inputs(inputs: dict[str, Any], mode: FakeTensorMode) -> dict[str, Any]:

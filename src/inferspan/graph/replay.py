@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from .building import Program
 from .errors import TraceError
 from .inputs.binding import bind
+from .inputs.signature import defaults
 from .nodes import Instruction, fill
 from .partition import Subgraph
 
@@ -90,8 +91,9 @@ class Replay:
             TraceError: inputs that the graph does not know or cannot take, or weights without values.
         """
         needed = {value.name for subgraph in self._subgraphs for value in subgraph.consumed if value.producer == "inputs"}
+        own = defaults(self._model, self._program.inputs)
         for number, batch in enumerate(batches):
-            for name, value in bind(self._program, batch).items():
+            for name, value in bind(self._program, batch, own).items():
                 if name in needed:
                     self.cache.put(number, name, value)
         outputs: list[Any] = [None] * len(batches)

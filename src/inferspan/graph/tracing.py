@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from .errors import TraceError
-from .exporting import inputs_of, plain
+from .exporting import plain
 from .graph import Graph
+from .inputs.signature import inputs_of
 from .pipelines import basic, layer, same
 from .programs import program_of
 from .selection import Selection, select

@@ -13,8 +13,13 @@ from ..errors import TraceError
 from ..nodes import Ref
 
 
-def bind(program: Program, given: Mapping[str, Any]) -> dict[str, Any]:
+def bind(program: Program, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Values of the placeholders, from keyword arguments.
+
+    Args:
+        program: of the graph.
+        given: the keyword arguments.
+        defaults: what forward takes for arguments that are not given.
 
     Raises:
         TraceError: an input is missing, unknown, of another structure, or has a size that the graph fixes.
@@ -29,6 +34,7 @@ def bind(program: Program, given: Mapping[str, Any]) -> dict[str, Any]:
     letters: dict[str, tuple[int, str]] = {}
     for name, expected in program.inputs.items():
         if name not in given:
+            _check_default(name, expected, defaults)
             continue
         for entry, value, place in _pairs(expected, given[name], name):
             if isinstance(entry, Ref):
@@ -37,6 +43,19 @@ def bind(program: Program, given: Mapping[str, Any]) -> dict[str, Any]:
             elif not _same(value, entry):
                 raise TraceError(f"{place}={_short(value)}: the graph was traced with {entry!r}, which is part of it", "input")
     return values
+
+
+def _check_default(name: str, expected: Any, defaults: Mapping[str, Any]) -> None:
+    """Refuse to leave out what the sample has, where the model would then do something else than the graph."""
+    traced = f"{name} is missing: the graph was traced with {name}={expected!r}, which is part of it"
+    if name not in defaults:
+        raise TraceError(f"{traced}; give it, or trace again without it", "input")
+    try:
+        equal = all(_same(value, entry) for entry, value, _ in _pairs(expected, defaults[name], name))
+    except TraceError:
+        equal = False
+    if not equal:
+        raise TraceError(f"{traced}, and forward's default is {_short(defaults[name])}; give it, or trace again without it", "input")
 
 
 def _pairs(expected: Any, given: Any, place: str) -> Iterator[tuple[Any, Any, str]]:

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from .errors import Place, TraceError
 from .failures import failure
+from .inputs.signature import arguments, by_position
 from .leaves import Leaves
 from .selection import Selection, inside
 from .shadow import new_mode, shadow
@@ -66,7 +67,10 @@ def plain(model: nn.Module) -> nn.Module:
 
 
 def _fix(copy: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Name what forward takes by ``**kwargs`` in the copy, where torch.export has no names beside free sizes; flags become part of it."""
+    """Let the copy take each input by its own name, without which torch.export has no free sizes; flags of ``**kwargs`` become part of it.
+
+    Inputs without a name in the signature, and those that only go by position, have none.
+    """
     signature = inspect.signature(copy.forward)
     named = signature.parameters
     fixed = {
@@ -76,18 +80,19 @@ def _fix(copy: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
     }
     tensors = [name for name in inputs if name not in named and name not in fixed]
     takes_more = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in named.values())
-    if fixed or (tensors and takes_more):
+    rename = by_position(signature, inputs) or bool(tensors and takes_more)
+    if fixed or rename:
         forward = copy.forward
 
         @functools.wraps(forward)
-        def with_flags(*args: Any, **kwargs: Any) -> Any:
-            return forward(*args, **kwargs, **fixed)
+        def with_names(**kwargs: Any) -> Any:
+            args, others = arguments(signature, {**kwargs, **fixed})
+            return forward(*args, **others)
 
-        if tensors and takes_more:
-            kept = [one for one in named.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-            more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in tensors]
-            with_flags.__signature__ = signature.replace(parameters=[*kept, *more])  # type: ignore[attr-defined]
-        copy.forward = with_flags
+        if rename:
+            own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in inputs if name not in fixed]
+            with_names.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+        copy.forward = with_names
     return fixed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .building import Program
 from .errors import TraceError
+from .inputs.signature import arguments
 from .nodes import Instruction, Node, Ref, described, references
 from .selection import Selection
 
@@ -64,8 +66,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def _call(model: nn.Module, inputs: dict[str, Any]) -> Any:
-    return model(**inputs)
+def run_model(model: nn.Module, inputs: dict[str, Any]) -> Any:
+    """What the model returns for these inputs, each by its name or, where forward wants that, by its position."""
+    args, kwargs = arguments(inspect.signature(model.forward), inputs)
+    return model(*args, **kwargs)
 
 
 def _first(value: Any) -> torch.Tensor | None:
@@ -121,15 +125,21 @@ def basic(model: nn.Module, inputs: dict[str, Any]) -> Program:
     """The whole model as one operation.
 
     Raises:
-        TraceError: the model has no weights.
+        TraceError: the model has no weights, or its forward does not take the inputs.
     """
     _needs_weights(model, "basic")
+    signature = inspect.signature(model.forward)
+    args, kwargs = arguments(signature, inputs)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TraceError(f"forward of {type(model).__name__} does not take the sample: {error}", "input") from error
     program = Program(tracer="none")
     structure = _placeholders(program, inputs)
     name = type(model).__name__
     node = Node(program.free("model"), "call_module", "", references(structure), module="", module_class=name)
     parameters = tuple(path for path, _ in model.named_parameters())
-    call = Instruction("function", call=lambda **given: _call(model, given), kwargs=structure, parameters=parameters)
+    call = Instruction("function", call=lambda **given: run_model(model, given), kwargs=structure, parameters=parameters)
     return _finish(program, program.add(node, call))
 
 
@@ -147,7 +157,7 @@ class _Chain:
         self.watch = _Watch()
         with torch.no_grad(), torch.random.fork_rng(), self.watch, _replaced(self.modules, self._noted):
             self.watch.made(inputs)
-            self.result = _call(model, inputs)
+            self.result = run_model(model, inputs)
         if not self.order:
             raise TraceError("no target was called", "other")
         if self.watch.skips:
@@ -204,7 +214,7 @@ class _Chain:
 
         with _replaced({self.order[0]: self.modules[self.order[0]]}, stop):
             try:
-                _call(self.model, inputs)
+                run_model(self.model, inputs)
             except _Caught as caught:
                 leaves = pytree.tree_leaves((caught.args_caught, caught.kwargs_caught))
                 return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -218,7 +228,7 @@ class _Chain:
             return lambda *args, **kwargs: given
 
         with _replaced(self.modules, replace):
-            return _call(self.model, inputs)
+            return run_model(self.model, inputs)
 
 
 def _differ(one: Any, other: Any) -> bool:

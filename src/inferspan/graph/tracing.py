@@ -13,7 +13,7 @@ from .errors import TraceError
 from .exporting import plain
 from .graph import Graph
 from .inputs.signature import inputs_of
-from .pipelines import basic, layer, same
+from .pipelines import basic, layer, run_model, same
 from .programs import program_of
 from .selection import Selection, select
 
@@ -40,7 +40,7 @@ def _chain(model: nn.Module, inputs: dict[str, Any], selection: Selection, why: 
     graph = Graph(model, layer(model, inputs, selection), selection, inputs, "layer", why)
     with torch.no_grad(), torch.random.fork_rng():
         state = torch.get_rng_state()
-        expected = model(**inputs)
+        expected = run_model(model, inputs)
         torch.set_rng_state(state)
         if not same(graph.run(**inputs), expected):
             raise TraceError("the targets as a chain give another output than the model", "other")

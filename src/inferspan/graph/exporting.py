@@ -22,6 +22,7 @@ from .errors import Place, TraceError
 from .failures import failure
 from .inputs.signature import arguments, by_position
 from .leaves import Leaves
+from .nodes import size_hint
 from .selection import Selection, inside
 from .shadow import new_mode, shadow
 
@@ -224,11 +225,25 @@ def _export(model: nn.Module, inputs: dict[str, Any], selection: Selection, free
             )
     except Exception as error:
         raise failure(error, copy) from error.__cause__ if isinstance(error, TraceError) else error
+    if free and _drops_free_sizes(program):
+        raise TraceError("squeeze() drops a dimension that is 1 in the sample, and keeps it where the size is free", "shape")
     changed = state.changed | {name: name.rpartition(".")[0] for name in program.graph_signature.buffers_to_mutate.values()}
     if changed:
         where = _owner(next(iter(changed.values())), copy)
         raise TraceError(f"the forward pass changes {', '.join(changed)}, which a graph cannot do", "state", where)
     return Exported(program, leaves, copy, fixed)
+
+
+def _drops_free_sizes(program: torch.export.ExportedProgram) -> bool:
+    """Whether the sample has a size of 1 where ``squeeze()`` drops it: a trace with free sizes takes none of them for 1."""
+    for node in program.graph.nodes:
+        if getattr(node.target, "overloadpacket", None) is torch.ops.aten.squeeze:
+            shape = node.args[0].meta["val"].shape
+            dims = node.args[1] if len(node.args) > 1 else range(len(shape))
+            sizes = [shape[dim] for dim in (dims if not isinstance(dims, int) else (dims,))] if shape else []
+            if any(not isinstance(size, int) and size_hint(size) == 1 for size in sizes):
+                return True
+    return False
 
 
 def _owner(path: str, model: nn.Module) -> Place:

@@ -13,6 +13,7 @@ from torch import nn
 from .building import Program
 from .comparing import Choice, Comparison, IgnoreCost, figures, ignore_costs
 from .errors import REASONS, TraceError
+from .inputs.sizes import Size
 from .nodes import Edge, Node
 from .partition import Subgraph, cut, subgraphs
 from .pictures.picture import Picture, draw
@@ -28,6 +29,8 @@ class Graph:
         model: the model; replay uses its weights as they are then.
         nodes: operations in order of execution.
         edges: values on their way, one for each producer and consumer.
+        sizes: those that may differ from the sample's, with their ranges.
+        conditions: what else must hold between them, as text.
         subgraphs: the parts between targets, in order: one more than there are calls of targets.
         tracer: ``torch.export`` or ``torch.fx``.
         pipeline: ``sequential``, ``layer`` or ``basic``.
@@ -54,6 +57,8 @@ class Graph:
         self.sample = dict(sample)
         self._program = program
         self.nodes: tuple[Node, ...] = tuple(program.nodes.values())
+        self.sizes: tuple[Size, ...] = tuple(program.sizes.free.values())
+        self.conditions: tuple[str, ...] = tuple(program.sizes.conditions)
         targets = selection.targets if pipeline != "basic" else ()
         groups = cut(program.nodes, program.instructions, targets)
         self.subgraphs: tuple[Subgraph, ...] = subgraphs(program.nodes, groups, targets, self._parameter_bytes())
@@ -122,7 +127,7 @@ class Graph:
             self.report = replay.cache.report
 
     def as_dict(self) -> dict[str, Any]:
-        """The graph as plain values: model, nodes, edges, subgraphs."""
+        """The graph as plain values: model, sizes, nodes, edges, subgraphs."""
         return {
             "schema": 1,
             "model": type(self.model).__name__,
@@ -130,6 +135,8 @@ class Graph:
             "pipeline": self.pipeline,
             "targets": list(self.selection.targets),
             "ignored": list(self.selection.ignored_paths),
+            "sizes": [asdict(size) for size in self.sizes],
+            "conditions": list(self.conditions),
             "nodes": [asdict(node) for node in self.nodes],
             "edges": [asdict(edge) for edge in self.edges],
             "subgraphs": [asdict(subgraph) for subgraph in self.subgraphs],

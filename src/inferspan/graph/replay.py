@@ -14,6 +14,7 @@ from .building import Program
 from .errors import TraceError
 from .inputs.binding import bind
 from .inputs.signature import defaults
+from .inputs.sizes import AGAIN
 from .nodes import Instruction, fill
 from .partition import Subgraph
 
@@ -106,7 +107,7 @@ class Replay:
                         flat, spec = self._program.output
                         outputs[number] = pytree.tree_unflatten(fill(flat, values), spec) if spec is not None else fill(flat, values)
                     else:
-                        values[name] = self._compute(name, instruction, values)
+                        values[name] = self._checked(name, self._compute(name, instruction, values))
                 for value in subgraph.produced:
                     self.cache.put(number, value.name, values[value.name], self._program.nodes[value.name].op == "get_attr")
                 for name in subgraph.released:
@@ -132,9 +133,20 @@ class Replay:
         try:
             return instruction.call(*args, **kwargs)
         except (RuntimeError, IndexError, ValueError) as error:
-            node = self._program.nodes[name]
-            where = f"{node.file}:{node.line}" if node.file else node.module
-            raise TraceError(f"{node.target} ({name}, {where}) cannot take these inputs: {error}", "shape") from error
+            raise TraceError(f"{self._where(name)} cannot take these inputs: {error}", "shape") from error
+
+    def _checked(self, name: str, value: Any) -> Any:
+        """Refuse a value with another number of dimensions than in the trace, which takes no size for 1 and keeps what squeeze() drops."""
+        dims = self._program.nodes[name].dims
+        if self._program.tracer == "torch.export" and dims is not None and isinstance(value, torch.Tensor) and value.dim() != len(dims):
+            raise TraceError(
+                f"{self._where(name)} gives {value.dim()} dimensions, and {len(dims)} where the model was traced: {AGAIN}", "shape"
+            )
+        return value
+
+    def _where(self, name: str) -> str:
+        node = self._program.nodes[name]
+        return f"{node.target} ({name}, {f'{node.file}:{node.line}' if node.file else node.module})"
 
 
 def _weight(model: nn.Module, path: str) -> torch.Tensor:

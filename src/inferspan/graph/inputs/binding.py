@@ -22,7 +22,7 @@ def bind(program: Program, given: Mapping[str, Any], defaults: Mapping[str, Any]
         defaults: what forward takes for arguments that are not given.
 
     Raises:
-        TraceError: an input is missing, unknown, of another structure, or has a size that the graph fixes.
+        TraceError: an input is missing, unknown, of another structure, or has a size for which the graph does not hold.
     """
     unknown = [name for name in given if name not in program.inputs]
     if unknown:
@@ -42,6 +42,7 @@ def bind(program: Program, given: Mapping[str, Any], defaults: Mapping[str, Any]
                 values[entry.name] = value
             elif not _same(value, entry):
                 raise TraceError(f"{place}={_short(value)}: the graph was traced with {entry!r}, which is part of it", "input")
+    program.sizes.check(letters)
     return values
 
 

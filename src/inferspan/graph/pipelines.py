@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .building import Program
 from .errors import TraceError
 from .inputs.signature import arguments
+from .inputs.sizes import AGAIN
+from .leaves import PLAIN
 from .nodes import Instruction, Node, Ref, described, references
 from .selection import Selection
 
@@ -216,9 +218,16 @@ class _Chain:
             try:
                 run_model(self.model, inputs)
             except _Caught as caught:
-                leaves = pytree.tree_leaves((caught.args_caught, caught.kwargs_caught))
-                return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+                return self._tensors(caught.args_caught, caught.kwargs_caught)
         raise TraceError(f"{self.order[0]} was not called", "other")
+
+    def _tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """Those among the arguments of the first target; the others are part of the graph, and must be those of the sample."""
+        wanted, spec = pytree.tree_flatten((self.args, self.kwargs))
+        found, own = pytree.tree_flatten((args, kwargs))
+        if spec != own or any(_other(one, value) for one, value in zip(wanted, found, strict=True)):
+            raise TraceError(f"{self.order[0]} takes other arguments than with the sample, which are part of the graph: {AGAIN}", "shape")
+        return [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
 
     def after(self, last: torch.Tensor, **inputs: Any) -> Any:
         """What the model returns, with the output of the last target."""
@@ -235,6 +244,13 @@ def _differ(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
         return one is not other
     return one is not other and one != other
+
+
+def _other(one: Any, value: Any) -> bool:
+    """Whether an argument is another one than with the sample. Tensors may differ, and objects that cannot say whether they are equal."""
+    if isinstance(one, torch.Tensor) or isinstance(value, torch.Tensor):
+        return isinstance(one, torch.Tensor) is not isinstance(value, torch.Tensor)
+    return type(one) is not type(value) or (isinstance(one, PLAIN) and one != value)
 
 
 def layer(model: nn.Module, inputs: dict[str, Any], selection: Selection) -> Program:

@@ -132,6 +132,8 @@ class Replay:
         assert instruction.call is not None
         try:
             return instruction.call(*args, **kwargs)
+        except TraceError:
+            raise
         except (RuntimeError, IndexError, ValueError) as error:
             raise TraceError(f"{self._where(name)} cannot take these inputs: {error}", "shape") from error
 

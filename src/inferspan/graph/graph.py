@@ -13,6 +13,7 @@ from torch import nn
 from .building import Program
 from .comparing import Choice, Comparison, IgnoreCost, figures, ignore_costs
 from .errors import REASONS, TraceError
+from .inputs.modes import check_modes, modes
 from .inputs.sizes import Size
 from .nodes import Edge, Node
 from .partition import Subgraph, cut, subgraphs
@@ -56,6 +57,7 @@ class Graph:
         self.report = ReplayReport()
         self.sample = dict(sample)
         self._program = program
+        self._modes = modes(model, (*selection.targets, *selection.ignored_paths)) if pipeline != "basic" else {}
         self.nodes: tuple[Node, ...] = tuple(program.nodes.values())
         self.sizes: tuple[Size, ...] = tuple(program.sizes.free.values())
         self.conditions: tuple[str, ...] = tuple(program.sizes.conditions)
@@ -101,7 +103,7 @@ class Graph:
             What the model returns, of the same class.
 
         Raises:
-            TraceError: inputs that differ from the sample in more than sizes that are free.
+            TraceError: inputs for which the graph does not hold, or a model in another mode than when it was traced.
         """
         return self.replay([inputs])[0]
 
@@ -116,10 +118,11 @@ class Graph:
             What the model returns for each batch. ``report`` then has the largest size of the cache and bytes moved.
 
         Raises:
-            TraceError: inputs that differ from the sample in more than sizes that are free.
+            TraceError: inputs for which the graph does not hold, or a model in another mode than when it was traced.
         """
         if offload not in (None, "cpu"):
             raise ValueError(f"offload is None or 'cpu', not {offload!r}")
+        check_modes(self.model, self._modes)
         replay = Replay(self._program, self.subgraphs, self.model, offload)
         try:
             return replay.run(batches)

@@ -135,3 +135,34 @@ def test_the_model_is_as_it_was_after_layer() -> None:
     graph.trace(model.eval(), breaking.X, ["re:layers"], pipeline="layer")
     assert torch.equal(torch.get_rng_state(), state)
     assert [list(module.__dict__) for module in model.modules()] == [list(entry) for entry in own]
+
+
+class Told(nn.Module):
+    """Takes a number and perhaps a mask beside its tensor."""
+
+    def forward(self, x: torch.Tensor, rows: int, mask: torch.Tensor | None) -> torch.Tensor:
+        return x * rows if mask is None else x * rows * mask
+
+
+class Tells(breaking.BreaksItself):
+    """Tells its layers the number of rows, and hands on a mask where there are many."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Identity())
+        self.layers = nn.ModuleList([Told(), Told()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 1e6:
+            return x
+        rows, mask = min(x.shape[0], 4), torch.ones(4) if x.shape[0] > 4 else None
+        for layer in self.layers:
+            x = layer(x, rows, mask)
+        return x
+
+
+@pytest.mark.parametrize("rows", [2, 5])
+def test_a_chain_refuses_other_arguments_than_the_samples(rows: int) -> None:
+    """A number or a missing mask that comes from sizes is part of the graph."""
+    traced = graph.trace(Tells(), (torch.rand(4, 4),), ["re:layers"], pipeline="layer")
+    with pytest.raises(graph.TraceError, match=r"^layers\.0 takes other arguments than with the sample, .* trace again"):
+        traced.run(x=torch.rand(rows, 4))

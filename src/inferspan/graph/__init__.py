@@ -6,6 +6,7 @@ from .attempt import Attempt, attempt_trace
 from .comparing import Choice, Comparison, IgnoreCost
 from .errors import REASONS, Place, TraceError
 from .graph import Graph
+from .inputs.sizes import Size
 from .models.samples import sample_inputs
 from .nodes import Edge, Node
 from .partition import Subgraph, Value
@@ -23,6 +24,7 @@ __all__ = [
     "Node",
     "Picture",
     "Place",
+    "Size",
     "Subgraph",
     "TraceError",
     "Value",

@@ -15,8 +15,9 @@ from inferspan.text.numbers import counted
 
 from .comparing import ADVICE, IgnoreCost, ignore_costs
 from .errors import REASONS, Place, TraceError
-from .exporting import inputs_of, plain
+from .exporting import plain
 from .graph import Graph
+from .inputs.signature import inputs_of
 from .models.loading import class_of, configuration, make
 from .models.samples import modalities
 from .models.samples import sample_inputs as make_inputs

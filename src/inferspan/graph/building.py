@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import operator
 import re
@@ -16,6 +17,7 @@ from torch.utils import _pytree as pytree
 from .dtypes import conflict
 from .errors import Place, TraceError
 from .exporting import Exported
+from .inputs.sizes import Sizes, sizes_of
 from .leaves import _Slot
 from .nodes import Instruction, Node, Ref, described, references
 
@@ -32,6 +34,12 @@ class Program:
     inputs: dict[str, Any] = field(default_factory=dict)
     output: Any = None
     tracer: str = "torch.export"
+    sizes: Sizes = field(default_factory=Sizes)
+
+    def free(self, name: str) -> str:
+        """This name, with a number where an input of the model has it."""
+        numbered = (f"{name}_{number}" for number in itertools.count(2))
+        return next(one for one in itertools.chain((name,), numbered) if one not in self.nodes)
 
     def add(self, node: Node, instruction: Instruction) -> Ref:
         """Add a node, and the reference to its value."""
@@ -74,6 +82,10 @@ class _Builder:
         assert in_spec is not None
         _, kwargs = pytree.tree_unflatten(given, in_spec)
         self.program.inputs = {**kwargs, **self.exported.fixed}
+        tensors = {node.name: node.meta["val"] for node in placeholders if specs[node.name].kind is InputKind.USER_INPUT}
+        self.program.sizes = sizes_of(
+            self.exported.program, {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+        )
         for node in self.graph_module.graph.nodes:
             if node.op not in ("placeholder", "output") and str(node.target) not in _DROPPED:
                 self.values[node] = self._operation(node)
@@ -191,7 +203,8 @@ class _Builder:
         spec = self.exported.program.call_spec.out_spec
         assert spec is not None
         self.program.output = (flat, spec)
-        self.program.add(Node("output", "output", "output", references(flat)), Instruction("output", args=flat))
+        name = self.program.free("output")
+        self.program.add(Node(name, "output", "output", references(flat)), Instruction("output", args=flat))
 
 
 def _leaf_inside(values: Any) -> str | None:

@@ -9,7 +9,7 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,9 @@ from torch.utils import _pytree as pytree
 
 from .errors import Place, TraceError
 from .failures import failure
+from .inputs.signature import arguments, by_position
 from .leaves import Leaves
+from .nodes import size_hint
 from .selection import Selection, inside
 from .shadow import new_mode, shadow
 
@@ -48,25 +50,6 @@ def check_torch() -> None:
         raise TraceError(f"inferspan.graph needs torch {OLDEST_TORCH} or later (torch.export.Dim.AUTO), not {torch.__version__}", "other")
 
 
-def inputs_of(model: nn.Module, sample: Mapping[str, Any] | tuple[Any, ...] | torch.Tensor) -> dict[str, Any]:
-    """A sample batch as keyword arguments of the model's forward; the cache is off unless the sample says otherwise.
-
-    Raises:
-        TypeError: the sample is neither a mapping nor a tuple, or does not fit forward's signature.
-    """
-    signature = inspect.signature(model.forward)
-    if isinstance(sample, Mapping):
-        given = dict(sample)
-    else:
-        values = (sample,) if isinstance(sample, torch.Tensor) else sample
-        if not isinstance(values, (tuple, list)):
-            raise TypeError(f"sample_inputs is a mapping of keyword arguments or a tuple, not {type(sample).__name__}")
-        given = dict(signature.bind(*values).arguments)
-    if "use_cache" in signature.parameters and "use_cache" not in given and "past_key_values" not in given:
-        given["use_cache"] = False
-    return given
-
-
 def fake_inputs(inputs: dict[str, Any], mode: FakeTensorMode) -> dict[str, Any]:
     """Inputs with fake tensors of the same shapes and dtypes; on ``meta`` they become CPU tensors."""
 
@@ -85,7 +68,10 @@ def plain(model: nn.Module) -> nn.Module:
 
 
 def _fix(copy: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Name what forward takes by ``**kwargs`` in the copy, where torch.export has no names beside free sizes; flags become part of it."""
+    """Let the copy take each input by its own name, without which torch.export has no free sizes; flags of ``**kwargs`` become part of it.
+
+    Inputs without a name in the signature, and those that only go by position, have none.
+    """
     signature = inspect.signature(copy.forward)
     named = signature.parameters
     fixed = {
@@ -95,18 +81,19 @@ def _fix(copy: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
     }
     tensors = [name for name in inputs if name not in named and name not in fixed]
     takes_more = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in named.values())
-    if fixed or (tensors and takes_more):
+    rename = by_position(signature, inputs) or bool(tensors and takes_more)
+    if fixed or rename:
         forward = copy.forward
 
         @functools.wraps(forward)
-        def with_flags(*args: Any, **kwargs: Any) -> Any:
-            return forward(*args, **kwargs, **fixed)
+        def with_names(**kwargs: Any) -> Any:
+            args, others = arguments(signature, {**kwargs, **fixed})
+            return forward(*args, **others)
 
-        if tensors and takes_more:
-            kept = [one for one in named.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-            more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in tensors]
-            with_flags.__signature__ = signature.replace(parameters=[*kept, *more])  # type: ignore[attr-defined]
-        copy.forward = with_flags
+        if rename:
+            own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in inputs if name not in fixed]
+            with_names.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+        copy.forward = with_names
     return fixed
 
 
@@ -238,11 +225,25 @@ def _export(model: nn.Module, inputs: dict[str, Any], selection: Selection, free
             )
     except Exception as error:
         raise failure(error, copy) from error.__cause__ if isinstance(error, TraceError) else error
+    if free and _drops_free_sizes(program):
+        raise TraceError("squeeze() drops a dimension that is 1 in the sample, and keeps it where the size is free", "shape")
     changed = state.changed | {name: name.rpartition(".")[0] for name in program.graph_signature.buffers_to_mutate.values()}
     if changed:
         where = _owner(next(iter(changed.values())), copy)
         raise TraceError(f"the forward pass changes {', '.join(changed)}, which a graph cannot do", "state", where)
     return Exported(program, leaves, copy, fixed)
+
+
+def _drops_free_sizes(program: torch.export.ExportedProgram) -> bool:
+    """Whether the sample has a size of 1 where ``squeeze()`` drops it: a trace with free sizes takes none of them for 1."""
+    for node in program.graph.nodes:
+        if getattr(node.target, "overloadpacket", None) is torch.ops.aten.squeeze:
+            shape = node.args[0].meta["val"].shape
+            dims = node.args[1] if len(node.args) > 1 else range(len(shape))
+            sizes = [shape[dim] for dim in (dims if not isinstance(dims, int) else (dims,))] if shape else []
+            if any(not isinstance(size, int) and size_hint(size) == 1 for size in sizes):
+                return True
+    return False
 
 
 def _owner(path: str, model: nn.Module) -> Place:

@@ -13,6 +13,8 @@ from torch import nn
 from .building import Program
 from .comparing import Choice, Comparison, IgnoreCost, figures, ignore_costs
 from .errors import REASONS, TraceError
+from .inputs.modes import check_modes, modes
+from .inputs.sizes import Size
 from .nodes import Edge, Node
 from .partition import Subgraph, cut, subgraphs
 from .pictures.picture import Picture, draw
@@ -28,6 +30,8 @@ class Graph:
         model: the model; replay uses its weights as they are then.
         nodes: operations in order of execution.
         edges: values on their way, one for each producer and consumer.
+        sizes: those that may differ from the sample's, with their ranges.
+        conditions: what else must hold between them, as text.
         subgraphs: the parts between targets, in order: one more than there are calls of targets.
         tracer: ``torch.export`` or ``torch.fx``.
         pipeline: ``sequential``, ``layer`` or ``basic``.
@@ -53,7 +57,10 @@ class Graph:
         self.report = ReplayReport()
         self.sample = dict(sample)
         self._program = program
+        self._modes = modes(model, (*selection.targets, *selection.ignored_paths)) if pipeline != "basic" else {}
         self.nodes: tuple[Node, ...] = tuple(program.nodes.values())
+        self.sizes: tuple[Size, ...] = tuple(program.sizes.free.values())
+        self.conditions: tuple[str, ...] = tuple(program.sizes.conditions)
         targets = selection.targets if pipeline != "basic" else ()
         groups = cut(program.nodes, program.instructions, targets)
         self.subgraphs: tuple[Subgraph, ...] = subgraphs(program.nodes, groups, targets, self._parameter_bytes())
@@ -96,7 +103,7 @@ class Graph:
             What the model returns, of the same class.
 
         Raises:
-            TraceError: inputs that differ from the sample in more than sizes that are free.
+            TraceError: inputs for which the graph does not hold, or a model in another mode than when it was traced.
         """
         return self.replay([inputs])[0]
 
@@ -111,10 +118,11 @@ class Graph:
             What the model returns for each batch. ``report`` then has the largest size of the cache and bytes moved.
 
         Raises:
-            TraceError: inputs that differ from the sample in more than sizes that are free.
+            TraceError: inputs for which the graph does not hold, or a model in another mode than when it was traced.
         """
         if offload not in (None, "cpu"):
             raise ValueError(f"offload is None or 'cpu', not {offload!r}")
+        check_modes(self.model, self._modes)
         replay = Replay(self._program, self.subgraphs, self.model, offload)
         try:
             return replay.run(batches)
@@ -122,7 +130,7 @@ class Graph:
             self.report = replay.cache.report
 
     def as_dict(self) -> dict[str, Any]:
-        """The graph as plain values: model, nodes, edges, subgraphs."""
+        """The graph as plain values: model, sizes, nodes, edges, subgraphs."""
         return {
             "schema": 1,
             "model": type(self.model).__name__,
@@ -130,6 +138,8 @@ class Graph:
             "pipeline": self.pipeline,
             "targets": list(self.selection.targets),
             "ignored": list(self.selection.ignored_paths),
+            "sizes": [asdict(size) for size in self.sizes],
+            "conditions": list(self.conditions),
             "nodes": [asdict(node) for node in self.nodes],
             "edges": [asdict(edge) for edge in self.edges],
             "subgraphs": [asdict(subgraph) for subgraph in self.subgraphs],

@@ -21,7 +21,7 @@ from .errors import TraceError
 from .failures import reason
 from .nodes import size_hint
 
-_PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, type(None))
+PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, type(None))
 _MOST_BYTES = 2**30
 
 _library: Any = torch.library.Library("inferspan_graph", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -217,7 +217,7 @@ def _slot(value: Any, path: str) -> Any:
         return _TENSOR
     if isinstance(value, torch.SymInt):
         return _SIZE
-    if isinstance(value, _PLAIN) or callable(value):
+    if isinstance(value, PLAIN) or callable(value):
         return value
     if type(value).__module__.startswith("transformers.") and "cache" not in type(value).__module__:
         return value

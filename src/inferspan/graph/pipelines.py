@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .building import Program
 from .errors import TraceError
+from .inputs.signature import arguments
+from .inputs.sizes import AGAIN
+from .leaves import PLAIN
 from .nodes import Instruction, Node, Ref, described, references
 from .selection import Selection
 
@@ -64,8 +68,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def _call(model: nn.Module, inputs: dict[str, Any]) -> Any:
-    return model(**inputs)
+def run_model(model: nn.Module, inputs: dict[str, Any]) -> Any:
+    """What the model returns for these inputs, each by its name or, where forward wants that, by its position."""
+    args, kwargs = arguments(inspect.signature(model.forward), inputs)
+    return model(*args, **kwargs)
 
 
 def _first(value: Any) -> torch.Tensor | None:
@@ -101,7 +107,7 @@ def _placeholders(program: Program, inputs: dict[str, Any]) -> dict[str, Any]:
     def add(path: Any, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        name = "_".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
+        name = program.free("_".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path))
         dims = tuple(f"{name}.{number}" for number in range(value.dim()))
         node = Node(name, "placeholder", name, (), **{**described(value), "dims": dims})
         return program.add(node, Instruction("placeholder"))
@@ -113,7 +119,7 @@ def _placeholders(program: Program, inputs: dict[str, Any]) -> dict[str, Any]:
 
 def _finish(program: Program, result: Ref) -> Program:
     program.output = (result, None)
-    program.add(Node("output", "output", "output", (result.name,)), Instruction("output", args=result))
+    program.add(Node(program.free("output"), "output", "output", (result.name,)), Instruction("output", args=result))
     return program
 
 
@@ -121,15 +127,21 @@ def basic(model: nn.Module, inputs: dict[str, Any]) -> Program:
     """The whole model as one operation.
 
     Raises:
-        TraceError: the model has no weights.
+        TraceError: the model has no weights, or its forward does not take the inputs.
     """
     _needs_weights(model, "basic")
+    signature = inspect.signature(model.forward)
+    args, kwargs = arguments(signature, inputs)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TraceError(f"forward of {type(model).__name__} does not take the sample: {error}", "input") from error
     program = Program(tracer="none")
     structure = _placeholders(program, inputs)
     name = type(model).__name__
-    node = Node("model", "call_module", "", references(structure), module="", module_class=name)
+    node = Node(program.free("model"), "call_module", "", references(structure), module="", module_class=name)
     parameters = tuple(path for path, _ in model.named_parameters())
-    call = Instruction("function", call=lambda **given: _call(model, given), kwargs=structure, parameters=parameters)
+    call = Instruction("function", call=lambda **given: run_model(model, given), kwargs=structure, parameters=parameters)
     return _finish(program, program.add(node, call))
 
 
@@ -147,7 +159,7 @@ class _Chain:
         self.watch = _Watch()
         with torch.no_grad(), torch.random.fork_rng(), self.watch, _replaced(self.modules, self._noted):
             self.watch.made(inputs)
-            self.result = _call(model, inputs)
+            self.result = run_model(model, inputs)
         if not self.order:
             raise TraceError("no target was called", "other")
         if self.watch.skips:
@@ -204,11 +216,18 @@ class _Chain:
 
         with _replaced({self.order[0]: self.modules[self.order[0]]}, stop):
             try:
-                _call(self.model, inputs)
+                run_model(self.model, inputs)
             except _Caught as caught:
-                leaves = pytree.tree_leaves((caught.args_caught, caught.kwargs_caught))
-                return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+                return self._tensors(caught.args_caught, caught.kwargs_caught)
         raise TraceError(f"{self.order[0]} was not called", "other")
+
+    def _tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """Those among the arguments of the first target; the others are part of the graph, and must be those of the sample."""
+        wanted, spec = pytree.tree_flatten((self.args, self.kwargs))
+        found, own = pytree.tree_flatten((args, kwargs))
+        if spec != own or any(_other(one, value) for one, value in zip(wanted, found, strict=True)):
+            raise TraceError(f"{self.order[0]} takes other arguments than with the sample, which are part of the graph: {AGAIN}", "shape")
+        return [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
 
     def after(self, last: torch.Tensor, **inputs: Any) -> Any:
         """What the model returns, with the output of the last target."""
@@ -218,13 +237,20 @@ class _Chain:
             return lambda *args, **kwargs: given
 
         with _replaced(self.modules, replace):
-            return _call(self.model, inputs)
+            return run_model(self.model, inputs)
 
 
 def _differ(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
         return one is not other
     return one is not other and one != other
+
+
+def _other(one: Any, value: Any) -> bool:
+    """Whether an argument is another one than with the sample. Tensors may differ, and objects that cannot say whether they are equal."""
+    if isinstance(one, torch.Tensor) or isinstance(value, torch.Tensor):
+        return isinstance(one, torch.Tensor) is not isinstance(value, torch.Tensor)
+    return type(one) is not type(value) or (isinstance(one, PLAIN) and one != value)
 
 
 def layer(model: nn.Module, inputs: dict[str, Any], selection: Selection) -> Program:
@@ -246,14 +272,21 @@ def layer(model: nn.Module, inputs: dict[str, Any], selection: Selection) -> Pro
     structure = _placeholders(program, inputs)
     root = type(model).__name__
     start = program.add(
-        Node("before", "call_function", "before the first target", references(structure), module="", module_class=root),
+        Node(program.free("before"), "call_function", "before the first target", references(structure), module="", module_class=root),
         Instruction("function", call=chain.before, kwargs=structure, parameters=chain.parameters(0)),
     )
     flat, spec = pytree.tree_flatten((chain.args, chain.kwargs))
     tensors = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
     refs = [
         program.add(
-            Node(f"argument_{number}", "call_function", "_operator.getitem", (start.name,), module_class=root, **described(tensor)),
+            Node(
+                program.free(f"argument_{number}"),
+                "call_function",
+                "_operator.getitem",
+                (start.name,),
+                module_class=root,
+                **described(tensor),
+            ),
             Instruction("function", call=operator.getitem, args=(start, number)),
         )
         for number, tensor in enumerate(tensors)
@@ -264,7 +297,7 @@ def layer(model: nn.Module, inputs: dict[str, Any], selection: Selection) -> Pro
     for number, path in enumerate(chain.order):
         taken = (value, *args[1:])
         node = Node(
-            f"target_{number}",
+            program.free(f"target_{number}"),
             "call_module",
             path,
             references(taken, kwargs),
@@ -273,7 +306,7 @@ def layer(model: nn.Module, inputs: dict[str, Any], selection: Selection) -> Pro
             **described(chain.values[number]),
         )
         value = program.add(node, Instruction("module", path=path, args=taken, kwargs=kwargs, result="first"))
-    node = Node("after", "call_function", "after the last target", references(value, structure), module="", module_class=root)
+    node = Node(program.free("after"), "call_function", "after the last target", references(value, structure), module="", module_class=root)
     end = Instruction("function", call=chain.after, args=(value,), kwargs=structure, parameters=chain.parameters(-1))
     return _finish(program, program.add(node, end))
 

@@ -12,7 +12,10 @@ from torch.utils import _pytree as pytree
 
 from .building import Program
 from .errors import TraceError
-from .nodes import Instruction, Ref, fill
+from .inputs.binding import bind
+from .inputs.signature import defaults
+from .inputs.sizes import AGAIN
+from .nodes import Instruction, fill
 from .partition import Subgraph
 
 
@@ -89,8 +92,9 @@ class Replay:
             TraceError: inputs that the graph does not know or cannot take, or weights without values.
         """
         needed = {value.name for subgraph in self._subgraphs for value in subgraph.consumed if value.producer == "inputs"}
+        own = defaults(self._model, self._program.inputs)
         for number, batch in enumerate(batches):
-            for name, value in bind(self._program, batch).items():
+            for name, value in bind(self._program, batch, own).items():
                 if name in needed:
                     self.cache.put(number, name, value)
         outputs: list[Any] = [None] * len(batches)
@@ -103,7 +107,7 @@ class Replay:
                         flat, spec = self._program.output
                         outputs[number] = pytree.tree_unflatten(fill(flat, values), spec) if spec is not None else fill(flat, values)
                     else:
-                        values[name] = self._compute(name, instruction, values)
+                        values[name] = self._checked(name, self._compute(name, instruction, values))
                 for value in subgraph.produced:
                     self.cache.put(number, value.name, values[value.name], self._program.nodes[value.name].op == "get_attr")
                 for name in subgraph.released:
@@ -128,10 +132,23 @@ class Replay:
         assert instruction.call is not None
         try:
             return instruction.call(*args, **kwargs)
+        except TraceError:
+            raise
         except (RuntimeError, IndexError, ValueError) as error:
-            node = self._program.nodes[name]
-            where = f"{node.file}:{node.line}" if node.file else node.module
-            raise TraceError(f"{node.target} ({name}, {where}) cannot take these inputs: {error}", "shape") from error
+            raise TraceError(f"{self._where(name)} cannot take these inputs: {error}", "shape") from error
+
+    def _checked(self, name: str, value: Any) -> Any:
+        """Refuse a value with another number of dimensions than in the trace, which takes no size for 1 and keeps what squeeze() drops."""
+        dims = self._program.nodes[name].dims
+        if self._program.tracer == "torch.export" and dims is not None and isinstance(value, torch.Tensor) and value.dim() != len(dims):
+            raise TraceError(
+                f"{self._where(name)} gives {value.dim()} dimensions, and {len(dims)} where the model was traced: {AGAIN}", "shape"
+            )
+        return value
+
+    def _where(self, name: str) -> str:
+        node = self._program.nodes[name]
+        return f"{node.target} ({name}, {f'{node.file}:{node.line}' if node.file else node.module})"
 
 
 def _weight(model: nn.Module, path: str) -> torch.Tensor:
@@ -139,56 +156,3 @@ def _weight(model: nn.Module, path: str) -> torch.Tensor:
     value = getattr(model.get_submodule(parent), name)
     assert isinstance(value, torch.Tensor)
     return value
-
-
-def bind(program: Program, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of the placeholders, from keyword arguments.
-
-    Raises:
-        TraceError: an input is missing, unknown, of another structure, or has a size that the graph fixes.
-    """
-    unknown = [name for name in given if name not in program.inputs]
-    if unknown:
-        raise TraceError(f"{', '.join(unknown)}: not among the sample's inputs ({', '.join(program.inputs)})", "input")
-    missing = [name for name, expected in program.inputs.items() if name not in given and _refs(expected)]
-    if missing:
-        raise TraceError(f"the inputs {', '.join(missing)} are missing", "input")
-    values: dict[str, Any] = {}
-    letters: dict[str, tuple[int, str]] = {}
-    for name, expected in program.inputs.items():
-        if name not in given:
-            continue
-        wanted, spec = pytree.tree_flatten(expected, is_leaf=lambda value: isinstance(value, Ref))
-        found, own = pytree.tree_flatten(given[name])
-        if len(found) != len(wanted):
-            raise TraceError(f"{name} has another structure than in the sample: {own} instead of {spec}", "input")
-        for entry, value in zip(wanted, found, strict=True):
-            if isinstance(entry, Ref):
-                _check(program, entry.name, name, value, letters)
-                values[entry.name] = value
-            elif value != entry:
-                raise TraceError(f"{name}={value!r}: the graph was traced with {entry!r}, which is part of it", "input")
-    return values
-
-
-def _refs(structure: Any) -> bool:
-    return any(isinstance(leaf, Ref) for leaf in pytree.tree_leaves(structure, is_leaf=lambda value: isinstance(value, Ref)))
-
-
-def _check(program: Program, node_name: str, name: str, value: Any, letters: dict[str, tuple[int, str]]) -> None:
-    node = program.nodes[node_name]
-    if not isinstance(value, torch.Tensor):
-        raise TraceError(f"{name} is a {type(value).__name__}, and was a tensor in the sample", "input")
-    dims = node.dims or ()
-    if len(dims) != value.dim():
-        raise TraceError(f"{name} has {value.dim()} dimensions, and {len(dims)} in the sample", "input")
-    if str(value.dtype).removeprefix("torch.") != node.dtype:
-        raise TraceError(f"{name} is {value.dtype}, and was {node.dtype} in the sample", "dtype")
-    for number, (dim, size) in enumerate(zip(dims, value.shape, strict=True)):
-        if dim.isdigit():
-            if int(dim) != size:
-                raise TraceError(f"dimension {number} of {name} is {size}: the model fixes it to {dim}", "shape")
-            continue
-        known = letters.setdefault(dim, (size, f"dimension {number} of {name}"))
-        if known[0] != size:
-            raise TraceError(f"dimension {number} of {name} is {size}, and {known[1]}, which must be equal, is {known[0]}", "shape")

@@ -176,4 +176,5 @@ class _Builder:
     def _output(self, node: fx.Node) -> Any:
         result = self._filled(node.args[0])
         self.program.output = (result, None)
-        return self.program.add(Node("output", "output", "output", references(result)), Instruction("output", args=result))
+        name = self.program.free("output")
+        return self.program.add(Node(name, "output", "output", references(result)), Instruction("output", args=result))

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from .errors import TraceError
-from .exporting import inputs_of, plain
+from .exporting import plain
 from .graph import Graph
-from .pipelines import basic, layer, same
+from .inputs.signature import inputs_of
+from .pipelines import basic, layer, run_model, same
 from .programs import program_of
 from .selection import Selection, select
 
@@ -39,7 +40,7 @@ def _chain(model: nn.Module, inputs: dict[str, Any], selection: Selection, why: 
     graph = Graph(model, layer(model, inputs, selection), selection, inputs, "layer", why)
     with torch.no_grad(), torch.random.fork_rng():
         state = torch.get_rng_state()
-        expected = model(**inputs)
+        expected = run_model(model, inputs)
         torch.set_rng_state(state)
         if not same(graph.run(**inputs), expected):
             raise TraceError("the targets as a chain give another output than the model", "other")

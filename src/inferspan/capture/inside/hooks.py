@@ -271,9 +271,12 @@ class InsideLog:
         for function in functions:
             result = function.run(module, *arguments, output, name) if function.active else None
             if result:
-                returned = self._results.add(name, self.step(), perf_counter_ns(), function.when, result)
-                if returned is not None:
-                    self.latest.setdefault(name, []).append(returned)
+                try:
+                    returned = self._results.add(name, self.step(), perf_counter_ns(), function.when, result)
+                    if returned is not None:
+                        self.latest.setdefault(name, []).append(returned)
+                except Exception as error:
+                    function.complain(f"returned what cannot be taken in ({type(error).__name__})", name)
 
     def failure(self, info: ModuleInfo, output: Any, inputs: Any) -> NonfiniteError | None:
         """The error to raise for an output with NaN or Inf; waits for the device."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -340,3 +341,53 @@ def test_wrong_thresholds(value: Any) -> None:
     """A threshold that is unknown, no number or out of its range is refused by name."""
     with pytest.raises(SettingsError, match="thresholds"):
         Settings(thresholds=value)
+
+
+LISTS = ("attention_heads", "methods", "include", "exclude", "observe", "stages", "keep", "gpu_metrics", "modules", "session_tags", "thresholds", "peaks")
+NO_LISTS = [
+    b"", b"\0\1", b"ab", bytearray(), bytearray(b"\1"), memoryview(b""), memoryview(b"\1"), array("i"), array("i", [0, 1]), set(), {"encode"},
+    frozenset(), iter(()), (one for one in ("a",)), [True], [10**5000], 10**5000, [b"a"], {"mode": b"a"}, {"mode": 10**5000},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("value", NO_LISTS, ids=lambda value: type(value).__name__)
+def test_what_is_no_list_is_refused(name: str, value: Any) -> None:
+    """Bytes are numbers for Python, and nobody's list; sets have no order, and a generator can be read once."""
+    with pytest.raises(SettingsError, match=f"'{name}' cannot be"):
+        Settings.resolve({name: value}, environ={})
+
+
+@pytest.mark.parametrize("value", [[0, 1], (0, 1), range(2), "0,1", ["0", "1"], [0, 1, 0]], ids=repr)
+def test_heads(value: Any) -> None:
+    """From any list of numbers, or their text."""
+    assert Settings(attention_heads=value).attention_heads == (0, 1)
+
+
+@pytest.mark.parametrize("value", [[-1], [1.0], ["1.0"], ["\u00b2"], [10**6], [], [[1]], [None]], ids=repr)
+def test_wrong_heads(value: Any) -> None:
+    """Whole numbers from 0 only."""
+    with pytest.raises(SettingsError, match="attention_heads"):
+        Settings(attention_heads=value)
+
+
+@pytest.mark.parametrize("value", [["ab"], [("a", "b", "c")], [{"a", "b"}]], ids=repr)
+def test_texts_are_no_pairs(value: Any) -> None:
+    """One of two characters is no tag, although Python takes it apart."""
+    with pytest.raises(SettingsError, match="session_tags"):
+        Settings(session_tags=value)
+
+
+@pytest.mark.parametrize("value", [b"", bytearray(), memoryview(b"")], ids=lambda value: type(value).__name__)
+def test_patterns_of_a_stage_are_no_bytes(value: Any) -> None:
+    """Not even empty ones, which would mean its usual modules."""
+    stages: Any = {"vision_encode": value}
+    with pytest.raises(SettingsError, match="stages"):
+        Settings(stages=stages)
+
+
+@pytest.mark.parametrize("value", [(1,), ("flops",), (("flops", True),), {"flops": 10**400}], ids=["number", "name", "true", "too large"])
+def test_wrong_peaks(value: Any) -> None:
+    """Each is refused by name."""
+    with pytest.raises(SettingsError, match="peaks"):
+        Settings(peaks=value)

@@ -10,8 +10,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 __all__ = [
-    "FlowCall", "FlowEdge", "ModuleCall", "ModuleCalls", "ModuleColumns", "ModuleInfo", "ModuleRow", "ModuleStage", "Moments", "PassFacts",
-    "PassFlow", "PassRun", "RowFigures",
+    "FlowCall",
+    "FlowEdge",
+    "ModuleCall",
+    "ModuleCalls",
+    "ModuleColumns",
+    "ModuleInfo",
+    "ModuleRow",
+    "ModuleStage",
+    "Moments",
+    "NumberMeanDeviation",
+    "PassFacts",
+    "PassFlow",
+    "PassRun",
+    "RowFigures",
+    "joined_moments",
 ]  # fmt: skip
 
 
@@ -217,6 +230,10 @@ class PassRun(NamedTuple):
     first: bool = False
 
 
+NumberMeanDeviation = tuple[float, float, float]
+"""Number of values, their mean, and their population standard deviation."""
+
+
 class Moments(NamedTuple):
     """Values of which only these are kept: how many, their mean, the sum of their squared distances from it, and the extremes.
 
@@ -274,3 +291,24 @@ class RowFigures(NamedTuple):
     def together(cls, rows: Sequence[RowFigures]) -> RowFigures:
         """Those of all rows together."""
         return cls(*(Moments.joined(column) for column in zip(*rows, strict=True))) if rows else cls()
+
+
+def joined_moments(one: NumberMeanDeviation, other: NumberMeanDeviation) -> NumberMeanDeviation:
+    """Both together; a mean or deviation that is NaN in one of them, if that has values, is NaN in the result.
+
+    Joined pairwise (Chan, Golub and LeVeque, 1979), by deviations instead of squares: those of values over 1e154 are no float64.
+    """
+    (first, mean, std), (second, other_mean, other_std) = one, other
+    if not second:
+        return one
+    if not first:
+        return other
+    both = first + second
+    # Half of it, because the largest value minus the smallest may be too large.
+    half_gap = other_mean / 2 - mean / 2
+    parts = math.sqrt(first / both), math.sqrt(second / both)
+    return (
+        both,
+        (mean / 2 + half_gap * (second / both)) * 2,
+        math.hypot(std * parts[0], other_std * parts[1], half_gap * (2 * parts[0] * parts[1])),
+    )

@@ -9,8 +9,10 @@ import logging
 import re
 import reprlib
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from inferspan.text.lists import entries, pairs, whole_number
 
 __all__ = [
     "GPU_METRICS",
@@ -78,10 +80,8 @@ HOST_METRICS = ("cpu", "memory", "process", "io", "gc")
 
 THRESHOLDS = {
     "confidence": (0.0, 1.0),
-    "repetition_recent": (0.0, 1.0),
-    "repetition_4gram": (0.0, 1.0),
-    "loop_tokens": (1.0, 1e9),
-    "logit_spread": (0.0, 1e9),
+    "repetition_recent": (0.0, 1.0), "repetition_4gram": (0.0, 1.0),
+    "loop_tokens": (1.0, 1e9), "logit_spread": (0.0, 1e9),
     "entropy": (0.0, 1e9), "collapse_tokens": (1.0, 1e9),
 }
 """Thresholds of findings, each with its least and its largest value."""
@@ -224,8 +224,9 @@ def modules(name: str, value: object) -> str | tuple[Any, ...]:
         raise fail(name, value, allowed)
     if callable(value):
         value = [value]
-    if isinstance(value, Sequence) and value and all(part.strip() if isinstance(part, str) else callable(part) for part in value):
-        return _known_groups(name, value, [part.strip() if isinstance(part, str) else part for part in value])
+    parts = list(entries(value) or ())
+    if parts and all(part.strip() if isinstance(part, str) else callable(part) for part in parts):
+        return _known_groups(name, value, [part.strip() if isinstance(part, str) else part for part in parts])
     raise fail(name, value, allowed)
 
 
@@ -252,7 +253,8 @@ def _stage_pair(part: object) -> tuple[object, object]:
     """A name with its patterns; pairs of them are what ``stages`` returns."""
     if isinstance(part, str):
         return part, ()
-    return (part[0], part[1]) if isinstance(part, Sequence) and len(part) == 2 else (None, ())
+    pair = entries(part)
+    return (pair[0], pair[1]) if pair is not None and len(pair) == 2 else (None, ())
 
 
 def stages(name: str, value: object) -> str | tuple[tuple[str, tuple[str, ...]], ...]:
@@ -263,19 +265,19 @@ def stages(name: str, value: object) -> str | tuple[tuple[str, tuple[str, ...]],
         if value.strip() in ("auto", "none"):
             return "auto" if value.strip() == "auto" else ()
         value = [tuple(part.split("=", 1)) if "=" in part else part for part in value.split(",")]
-    pairs: list[tuple[object, object]]
+    given_pairs: list[tuple[object, object]]
     if isinstance(value, Mapping):
-        pairs = [*value.items()]
-    elif isinstance(value, Sequence) and not isinstance(value, bytes):
-        pairs = [_stage_pair(part) for part in value]
+        given_pairs = [*value.items()]
+    elif (parts := entries(value)) is not None:
+        given_pairs = [_stage_pair(part) for part in parts]
     else:
         raise fail(name, value, allowed)
     found: dict[str, tuple[str, ...]] = {}
-    for stage, given in pairs:
-        patterns = (given,) if isinstance(given, str) else given
+    for stage, given in given_pairs:
+        patterns = (given,) if isinstance(given, str) else entries(given)
         if not isinstance(stage, str) or not _STAGE.fullmatch(stage.strip()) or stage.strip() in _SPANS:
             raise fail(name, value, allowed)
-        if not isinstance(patterns, Sequence) or not all(isinstance(one, str) and one.strip() for one in patterns):
+        if patterns is None or not all(isinstance(one, str) and one.strip() for one in patterns):
             raise fail(name, value, allowed)
         if not patterns and stage.strip() not in MODEL_STAGES + PIPELINE_STAGES:
             raise fail(name, value, allowed)
@@ -292,24 +294,24 @@ def attention(name: str, value: object) -> str | tuple[Any, ...]:
 
 def heads(name: str, value: object) -> tuple[int, ...]:
     """Numbers of heads, from 0."""
-    parts = value.split(",") if isinstance(value, str) else value
-    if isinstance(parts, Sequence) and parts and all(re.fullmatch("[0-9]{1,6}", str(part).strip()) for part in parts):
-        return tuple(dict.fromkeys(int(part) for part in parts))
+    numbers = [whole_number(part, 1_000_000) for part in entries(value) or ()]
+    if numbers and None not in numbers:
+        return tuple(dict.fromkeys(number for number in numbers if number is not None))
     raise fail(name, value, "use a list of numbers of heads such as [0, 3]")
 
 
 def names(name: str, value: object) -> tuple[str, ...]:
     """Names of methods, perhaps none."""
-    parts = [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-    if isinstance(parts, Sequence) and all(isinstance(part, str) and part.strip().isidentifier() for part in parts):
+    parts = [part for part in value.split(",") if part.strip()] if isinstance(value, str) else entries(value)
+    if parts is not None and all(isinstance(part, str) and part.strip().isidentifier() for part in parts):
         return tuple(dict.fromkeys(part.strip() for part in parts))
     raise fail(name, value, 'use a list of names of methods such as ["encode", "decode"]')
 
 
 def patterns(name: str, value: object) -> tuple[str, ...]:
     """Patterns of class names or names of models, perhaps none."""
-    parts = value.split(",") if isinstance(value, str) else value
-    if isinstance(parts, Sequence) and all(isinstance(part, str) for part in parts):
+    parts = entries(value)
+    if parts is not None and all(isinstance(part, str) for part in parts):
         return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     raise fail(name, value, 'use a list of name patterns such as ["MyNet", "my_app.models.*", "org/model-*"]')
 
@@ -318,8 +320,8 @@ def some_of(*words: str) -> Callable[[str, object], tuple[str, ...]]:
     """A check for one or more of some words, from a list or a text with commas; they come out in their own order."""
 
     def check(name: str, value: object) -> tuple[str, ...]:
-        parts = value.split(",") if isinstance(value, str) else value
-        if isinstance(parts, Sequence) and parts and all(isinstance(part, str) for part in parts):
+        parts = entries(value)
+        if parts and all(isinstance(part, str) for part in parts):
             chosen = {part.strip().lower() for part in parts}
             if chosen <= set(words):
                 return tuple(word for word in words if word in chosen)
@@ -333,8 +335,8 @@ def keep(name: str, value: object) -> str:
     allowed = f'use "always", or one or more of {", ".join(KEEP_WORDS)}, such as "slow,errors"'
     if isinstance(value, bool) or (isinstance(value, str) and value.strip().lower() in ("true", "false")):
         raise fail(name, value, f"{allowed}; to mark every request with inferspan.keep, use mark=True")
-    parts = value.split(",") if isinstance(value, str) else value
-    if isinstance(parts, Sequence) and parts and all(isinstance(part, str) for part in parts):
+    parts = entries(value)
+    if parts and all(isinstance(part, str) for part in parts):
         words = {part.strip().lower() for part in parts}
         if words == {"always"}:
             return "always"
@@ -349,10 +351,10 @@ def thresholds(name: str, value: object) -> tuple[tuple[str, float], ...]:
     allowed = f'use a mapping such as {{"confidence": 0.3}}, or "confidence=0.3,loop_tokens=64" in the environment, of {ranges}'
     found: list[tuple[str, float]] = []
     try:
-        pairs = [(key, float(one)) for key, one in tags(name, value)]
+        found_pairs = [(key, float(one)) for key, one in tags(name, value)]
     except (SettingsError, ValueError, OverflowError):
         raise fail(name, value, allowed) from None
-    for key, number in pairs:
+    for key, number in found_pairs:
         low, high = THRESHOLDS.get(key, (1.0, 0.0))
         if not low <= number <= high:
             raise fail(name, value, allowed)
@@ -369,9 +371,9 @@ def tags(name: str, value: object) -> tuple[tuple[str, str], ...]:
             raise fail(name, value, allowed)
         value = {key: text for key, _, text in parts}
     try:
-        pairs: dict[Any, Any] = dict(value)  # type: ignore[call-overload]
-    except Exception:  # of an object that only looks like a mapping
-        raise fail(name, value, allowed) from None
-    if not all(isinstance(key, str) and key.strip() and isinstance(one, str | int | float) for key, one in pairs.items()):
-        raise fail(name, value, allowed)
-    return tuple((key.strip(), str(one).strip()) for key, one in pairs.items())
+        given = pairs(value)
+        if all(isinstance(key, str) and key.strip() and isinstance(one, str | int | float) for key, one in given.items()):
+            return tuple((key.strip(), str(one).strip()) for key, one in given.items())
+    except Exception:  # of an object that only looks like a mapping, or a number that has no text
+        pass
+    raise fail(name, value, allowed)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import inferspan
 from inferspan import semconv
 from inferspan.settings import SettingsError
+from inferspan.summaries.activations import ModuleFigures, ModuleRow
 from tests.cases import models
 from tests.cases.telemetry import Telemetry
 
@@ -149,3 +150,84 @@ def test_activations_print_a_line_for_each_module(telemetry: Telemetry) -> None:
     assert re.fullmatch(r"linear \(Linear\): 7x9 float32, mean -?\d\.\d{4}, std \d\.\d{4}, range \[-\d\.\d{4}, \d\.\d{4}\], 1 call", linear)
     assert re.search(r"\d zeros|% zeros", relu)
     assert len(handle.activations()) == 3
+
+
+class _Gives(nn.Module):
+    """Returns what it is given."""
+
+    def forward(self, output: Tensor) -> Tensor:
+        return output
+
+
+def _given(telemetry: Telemetry, *outputs: Tensor) -> ModuleRow:
+    model = nn.Sequential(_Gives())
+    handle = telemetry.instrument(model, modules="all", output_stats=True)
+    for output in outputs:
+        model(output)
+    telemetry.check()
+    (row,) = handle.activations()
+    return row
+
+
+LARGE = {
+    "strided": torch.full((8, 6), 1e30)[:, ::2],
+    "bfloat16": torch.full((1100, 1000), 3e36, dtype=torch.bfloat16),
+    "several": torch.tensor([[2e19, 0.0], [-2e19, 0.0], [1.0, 0.0]])[:, 0],
+    "float64": torch.full((4, 4), 1e300, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("output", LARGE.values(), ids=LARGE)
+def test_very_large_outputs_have_a_mean(telemetry: Telemetry, output: Tensor) -> None:
+    """Their squares are too large for their dtype."""
+    row = _given(telemetry, output)
+    assert row.outputs is not None
+    assert row.outputs.mean == pytest.approx(float(output.double().mean()), rel=1e-6)
+
+
+@pytest.mark.parametrize("output", LARGE.values(), ids=LARGE)
+def test_very_large_outputs_are_printed(telemetry: Telemetry, output: Tensor) -> None:
+    """They are finite."""
+    assert "no finite value" not in str(_given(telemetry, output))
+
+
+def test_very_large_numbers_are_short(telemetry: Telemetry) -> None:
+    """With an exponent, not with thirty digits."""
+    assert "mean 1.0000e+30, std 0.0000, range [1.0000e+30, 1.0000e+30]" in str(_given(telemetry, LARGE["strided"]))
+
+
+def test_the_range_of_all_calls_has_the_very_large_ones(telemetry: Telemetry) -> None:
+    """One of zeros, and one near the largest number."""
+    row = _given(telemetry, torch.zeros(8, 6)[:, ::2], torch.full((8, 6), 3e38)[:, ::2])
+    assert row.outputs is not None
+    assert row.outputs.range is not None
+    assert row.outputs.range[1] == pytest.approx(3e38)
+
+
+def test_the_deviation_of_all_calls_has_the_very_large_ones(telemetry: Telemetry) -> None:
+    """The square of a deviation may be too large, the deviation is not."""
+    row = _given(telemetry, torch.full((4,), -1e300, dtype=torch.float64), torch.full((4,), 1e300, dtype=torch.float64))
+    assert row.outputs is not None
+    assert row.outputs.std == pytest.approx(1e300)
+
+
+def _of_calls(*calls: dict[str, Any]) -> ModuleRow:
+    figures = ModuleFigures("layer", "Linear", 0)
+    for statistics in calls:
+        figures.add((), (), {semconv.OUTPUT_STAT_ELEMENT_COUNT: 4, **statistics})
+    return figures.row()
+
+
+PARTLY = {semconv.OUTPUT_STAT_MEAN: 1.0, semconv.OUTPUT_STAT_MIN: -2.0, semconv.OUTPUT_STAT_MAX: 3.0}
+
+
+def test_a_figure_that_is_not_known_leaves_the_others() -> None:
+    """As of a recording by another version, in which a call has no deviation."""
+    found = _of_calls({**PARTLY, semconv.OUTPUT_STAT_STD: 0.0}, {**PARTLY, semconv.OUTPUT_STAT_MAX: 9.0}).outputs
+    assert found is not None
+    assert (found.mean, found.std, found.range) == (1.0, None, (-2.0, 9.0))
+
+
+def test_a_figure_that_is_not_known_is_not_printed() -> None:
+    """The others are."""
+    assert str(_of_calls(PARTLY).last) == "mean 1.0000, range [-2.0000, 3.0000]"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -292,3 +294,95 @@ def test_a_function_that_calls_the_model(telemetry: Telemetry) -> None:
     assert hook.calls == 2 and [result.values["sum"] for result in handle.module_results()] == [output.sum().item()] * 2
     assert len(telemetry.forwards()) == 1
     telemetry.check()
+
+
+def _returned(telemetry: Telemetry, result: Any, **settings: Any) -> tuple[Any, dict[str, Any]]:
+    """The values of a result as the program reads them, or ``None``, and those on the span of the call."""
+    model = _Net()
+    handle = telemetry.instrument(model, modules="all", **settings)
+    handle.on_module("first", lambda *given: result)
+    model(HIDDEN)
+    (span,) = [one for one in telemetry.modules() if (one.attributes or {})[semconv.MODULE_NAME] == "first"]
+    found = {key.rpartition(".")[2]: value for key, value in (span.attributes or {}).items() if key.startswith(semconv.MODULE_RESULT)}
+    results = handle.module_results()
+    return results[0].values if results else None, found
+
+
+WHOLE = {
+    "over 2^53": (torch.tensor(2**53 + 1), 2**53 + 1, 2**53 + 1),
+    "limits": (torch.tensor([2**63 - 1, -(2**63)]), [2**63 - 1, -(2**63)], (2**63 - 1, -(2**63))),
+    "unsigned": (torch.tensor(2**64 - 1, dtype=torch.uint64), 2**64 - 1, str(2**64 - 1)),
+    "byte": (torch.tensor([255, 0], dtype=torch.uint8), [255, 0], (255, 0)),
+    "boolean": (torch.tensor(True), True, True),
+    "booleans": (torch.tensor([True, False]), [True, False], (True, False)),
+    "boolean of NumPy": (np.bool_(True), True, True),
+}
+
+
+@pytest.mark.parametrize(("tensor", "read", "sent"), WHOLE.values(), ids=WHOLE)
+def test_integers_are_exact(telemetry: Telemetry, tensor: Any, read: Any, sent: Any) -> None:
+    """What the program reads has the values of the tensor; the span has them too, or a text where no attribute can hold them."""
+    values, attributes = _returned(telemetry, {"x": tensor})
+    assert (values, attributes) == ({"x": read}, {"x": sent})
+
+
+@pytest.mark.parametrize("tensor", [torch.tensor(True), torch.tensor([True, False]), np.bool_(True)], ids=["one", "two", "NumPy"])
+def test_booleans_are_booleans(telemetry: Telemetry, tensor: Any) -> None:
+    """Not numbers that equal them."""
+    values, _ = _returned(telemetry, {"x": tensor})
+    assert {type(one) for one in (values["x"] if isinstance(values["x"], list) else [values["x"]])} == {bool}
+
+
+HUGE = {
+    "integer": (10**5000, "integer of 16,610 bits"),
+    "list": ([1, 10**400, 2.0], ("1", str(10**400)[:256], "2.0")),
+    "fraction": (Fraction(10**400), str(10**400)[:256]),
+    "exact in no float": ([2**53 + 1, 0.5], (str(2**53 + 1), "0.5")),
+}
+
+
+@pytest.mark.parametrize(("value", "text"), HUGE.values(), ids=HUGE)
+def test_numbers_that_no_attribute_holds_are_texts(telemetry: Telemetry, value: Any, text: Any) -> None:
+    """Of integers without decimal digits, their size."""
+    assert _returned(telemetry, {"x": value})[1] == {"x": text}
+    telemetry.check()
+
+
+@pytest.mark.parametrize("value", [10**5000, [1, 10**400, 2.0], Fraction(10**400), _Silent()], ids=["integer", "list", "fraction", "silent"])
+def test_odd_values_leave_other_results_alone(telemetry: Telemetry, value: Any) -> None:
+    """Those of the same call."""
+    assert _returned(telemetry, {"x": value, "y": 1})[1]["y"] == 1
+
+
+def test_odd_values_leave_figures_alone(telemetry: Telemetry) -> None:
+    """Those of all modules of the request."""
+    _returned(telemetry, {"x": 10**5000}, output_stats=True)
+    assert all(semconv.OUTPUT_STAT_MEAN in (span.attributes or {}) for span in telemetry.modules())
+
+
+class _Broken(Mapping[str, Any]):
+    """Cannot be read."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise KeyError(key)
+
+    def __iter__(self) -> Any:
+        raise ZeroDivisionError("secret")
+
+    def __len__(self) -> int:
+        raise ZeroDivisionError("secret")
+
+
+@pytest.mark.parametrize(("result", "error"), [(_Broken(), "ZeroDivisionError"), ({_Silent(): 1}, "RuntimeError")], ids=["mapping", "key"])
+def test_a_result_that_cannot_be_read(telemetry: Telemetry, caplog: pytest.LogCaptureFixture, result: Any, error: str) -> None:
+    """It is lost alone, counted and named."""
+    model = _Net()
+    handle = telemetry.instrument(model)
+    broken = handle.on_module("first", lambda *given: result)
+    handle.on_module("first", lambda *given: {"y": 1})
+    with caplog.at_level(logging.WARNING, logger="inferspan"):
+        model(HIDDEN)
+    assert broken.errors == 1
+    assert [one.values for one in handle.module_results()] == [{"y": 1}]
+    assert [f"returned a mapping that raises {error} after at first" in record.getMessage() for record in caplog.records] == [True]
+    telemetry.check(complaints=True)

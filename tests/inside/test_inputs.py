@@ -167,3 +167,30 @@ def test_tied_and_odd_weights(telemetry: Telemetry) -> None:
     verdict = inferspan.instrument(model, enabled=True, session_file=None).check_weights()
     assert (verdict.tensors, verdict.not_looked_at) == (3, {"meta": 2, "sparse": 1, "without memory": 1})
     inferspan.uninstrument(model)
+
+
+def _tied() -> Any:
+    model: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    with torch.no_grad():
+        model[0].weight[0] = NAN
+    return model
+
+
+def test_tied_weights_are_found_by_either_path(telemetry: Telemetry) -> None:
+    """Also by that of the module which has them second."""
+    model = _tied()
+    assert [bad.name for bad in telemetry.instrument(model).check_weights("1").problematic] == ["1.weight"]
+
+
+def test_tied_weights_count_once(telemetry: Telemetry) -> None:
+    """Where both paths match."""
+    model = _tied()
+    assert telemetry.instrument(model).check_weights().tensors == 3
+
+
+def test_a_second_path_of_tied_weights_is_no_mistake(telemetry: Telemetry, caplog: pytest.LogCaptureFixture) -> None:
+    """So nothing is said of it."""
+    model = _tied()
+    telemetry.instrument(model).check_weights("1.weight")
+    assert "matches" not in caplog.text

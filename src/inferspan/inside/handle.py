@@ -5,7 +5,6 @@ In: calls of the program. Out: settings of the model's instrumentation, which al
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -90,7 +89,8 @@ class InsideHandle:
         if self._recorder is None:
             return Activations(())
         composition.hand_over()
-        return Activations(row for row in self._recorder.recording.modules() if fnmatch.fnmatchcase(row.name, module))
+        wanted = self._wanted(module)
+        return Activations(row for row in self._recorder.recording.modules() if wanted(row.name))
 
     def numerics(self) -> NumericsVerdict:
         """Whether outputs of modules had NaN or Inf in the requests so far, and where first; needs the setting ``numerics``.
@@ -179,8 +179,14 @@ class InsideHandle:
         instrumentation = self._instrumentation
         if instrumentation is None:
             return Attention()
-        found: Attention = instrumentation.target.engine.inside.attention.watch.result(lambda path: fnmatch.fnmatchcase(path, module))
+        found: Attention = instrumentation.target.engine.inside.attention.watch.result(self._wanted(module))
         return found
+
+    def _wanted(self, module: str) -> Callable[[str], bool]:
+        """Whether a path is meant, or another one of the same module."""
+        from inferspan.capture.modules.patterns import glob_of
+
+        return glob_of(None if self._instrumentation is None else self._instrumentation.target.model, module)
 
     def on_module(self, pattern: Any, fn: Callable[..., Any], when: str = "after") -> ModuleFunction:
         """Run a function at each call of some modules, in every step of recorded requests, from the next one on.

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from inferspan.setting_checks import brief, fail
+from inferspan.text.lists import entries
 
 __all__ = ["KINDS", "kinds", "known_kinds", "meant_by"]
 
@@ -35,9 +36,9 @@ def kinds(name: str, value: object, settings: Collection[str]) -> tuple[str, ...
         SettingsError: one is unknown.
     """
     known = known_kinds(settings)
-    parts = value.split(",") if isinstance(value, str) else value
+    parts = entries(value)
     allowed = f"use some of {', '.join(known)}"
-    if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
+    if parts is None or not all(isinstance(part, str) for part in parts):
         raise fail(name, value, allowed)
     chosen = {part.strip().lower() for part in parts if part.strip()}
     unknown = sorted(chosen.difference(known))

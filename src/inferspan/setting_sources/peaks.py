@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 from inferspan.setting_checks import fail
+from inferspan.text.lists import pairs
 
 __all__ = ["peaks"]
 
@@ -27,15 +27,16 @@ def peaks(name: str, value: object) -> tuple[tuple[str, float], ...]:
     if isinstance(value, str):
         parts = [part.partition("=") for part in value.split(",") if part.strip()]
         given = {key.strip(): number.strip() for key, _, number in parts}
-    elif isinstance(value, Mapping | tuple):
-        given = dict(value)
     else:
-        raise fail(name, value, _ALLOWED)
+        try:
+            given = pairs(value)
+        except Exception:  # neither, or an object that only looks like a mapping
+            raise fail(name, value, _ALLOWED) from None
     found = []
     for key, number in given.items():
         try:
             ceiling = float(number)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise fail(name, value, _ALLOWED) from None
         if key not in _NAMES or isinstance(number, bool) or not math.isfinite(ceiling) or ceiling <= 0:
             raise fail(name, value, _ALLOWED)

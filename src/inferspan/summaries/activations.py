@@ -14,17 +14,20 @@ from typing import Any, overload
 
 from inferspan import semconv
 from inferspan.attribute_values import shape_attributes
+from inferspan.module_records import joined_moments
 from inferspan.text.numbers import counted
 
 __all__ = ["Activations", "ModuleFigures", "ModuleRow", "OutputCall", "OutputFigures"]
 
 KEPT_CALLS = 32
 """Calls in the history of a module."""
+_LARGE = 1e9
+"""Numbers from here on are shown with an exponent."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFigures:
-    """Values of outputs in a few numbers, over the finite ones; ``None`` where there is none.
+    """Values of outputs in a few numbers, over the finite ones; ``None`` where there is none, or the number is not known.
 
     Attributes:
         elements: values, those that are not finite included.
@@ -45,12 +48,15 @@ class OutputFigures:
     sparsity: float | None = None
 
     def __str__(self) -> str:
-        """In one line, with four decimals."""
-        if self.mean is None or self.std is None or self.range is None:
+        """In one line, with four decimals, very large numbers with an exponent; a figure that is not known is left out."""
+        if self.elements <= self.nan + self.inf:
             return "no finite value"
+        known = [f"{word} {_shown(value)}" for word, value in (("mean", self.mean), ("std", self.std)) if value is not None]
+        if self.range is not None:
+            known.append(f"range [{_shown(self.range[0])}, {_shown(self.range[1])}]")
         odd = "".join(f", {number:,} {word}" for number, word in ((self.nan, "NaN"), (self.inf, "Inf")) if number)
         zeros = f", {self.sparsity:.1%} zeros" if self.sparsity else ""
-        return f"mean {self.mean:.4f}, std {self.std:.4f}, range [{self.range[0]:.4f}, {self.range[1]:.4f}]{zeros}{odd}"
+        return f"{', '.join(known) or 'figures are not known'}{zeros}{odd}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +147,12 @@ class Activations(Sequence[ModuleRow]):
 class _Sums:
     """Adds up the figures of one tensor over calls."""
 
-    __slots__ = ("elements", "finite", "inf", "largest", "last", "mean", "nan", "smallest", "squares", "zeros")
+    __slots__ = ("elements", "inf", "largest", "last", "moments", "nan", "smallest", "zeros")
 
     def __init__(self) -> None:
-        self.elements = self.finite = self.nan = self.inf = 0
-        self.mean = self.squares = self.zeros = 0.0
+        self.elements = self.nan = self.inf = 0
+        self.zeros = 0.0
+        self.moments = (0.0, math.nan, math.nan)
         self.smallest, self.largest = math.inf, -math.inf
         self.last: Mapping[str, Any] | None = None
 
@@ -156,26 +163,24 @@ class _Sums:
         self.elements, self.nan, self.inf = self.elements + elements, self.nan + nan, self.inf + inf
         self.zeros += statistics.get(semconv.OUTPUT_STAT_SPARSITY, 0.0) * elements
         number = elements - nan - inf
-        values = [statistics.get(key) for key in _VALUES]
-        if number <= 0 or None in values:
+        if number <= 0:
             return
-        mean, std, smallest, largest = map(float, values)  # type: ignore[arg-type]
-        # Joined pairwise: Chan, Golub and LeVeque, 1979.
-        gap, before = mean - self.mean, self.finite
-        self.finite += number
-        self.mean += gap * number / self.finite
-        self.squares += std * std * number + gap * gap * before * number / self.finite
-        self.smallest, self.largest = min(self.smallest, smallest), max(self.largest, largest)
+        # Each figure by itself: one that is not known of a call says nothing of the others.
+        mean, std, smallest, largest = (statistics.get(key, math.nan) for key in _VALUES)
+        self.moments = joined_moments(self.moments, (number, mean, std))
+        if smallest < self.smallest:  # not so for NaN
+            self.smallest = smallest
+        if largest > self.largest:
+            self.largest = largest
 
     def together(self) -> OutputFigures | None:
         """The figures of all calls; ``None`` without one."""
         if self.last is None:
             return None
         sparsity = self.zeros / self.elements if self.elements else None
-        if not self.finite:
-            return OutputFigures(self.elements, None, None, None, self.nan, self.inf, sparsity)
-        std = math.sqrt(self.squares / self.finite)
-        return OutputFigures(self.elements, self.mean, std, (self.smallest, self.largest), self.nan, self.inf, sparsity)
+        mean, std = (value if math.isfinite(value) else None for value in self.moments[1:])
+        extremes = (self.smallest, self.largest) if self.smallest <= self.largest else None
+        return OutputFigures(self.elements, mean, std, extremes, self.nan, self.inf, sparsity)
 
     def latest(self) -> OutputFigures | None:
         """The figures of the last call."""
@@ -243,6 +248,10 @@ _COUNTS = (semconv.OUTPUT_STAT_ELEMENT_COUNT, semconv.OUTPUT_STAT_NAN_COUNT, sem
 _TAKEN = {key: semconv.INPUT_STATS[key] for key in semconv.OUTPUTS_STATS}
 """Names of figures of inputs, by those of outputs."""
 _VALUES = (semconv.OUTPUT_STAT_MEAN, semconv.OUTPUT_STAT_STD, semconv.OUTPUT_STAT_MIN, semconv.OUTPUT_STAT_MAX)
+
+
+def _shown(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < _LARGE else f"{value:.4e}"
 
 
 def _figures(found: Mapping[str, Any]) -> OutputFigures:

@@ -222,3 +222,54 @@ def test_cuda_agrees_with_the_reference_without_waiting(dtype: torch.dtype, kind
         torch.cuda.set_sync_debug_mode("default")
     for attributes in store.read()[::299]:
         agree(attributes, reference(tensor))
+
+
+MIXED = torch.tensor([1.0, -2.0, 3.0, 0.5, -0.25, 0.0, 0.0, 2.75]).repeat(50).view(8, 50)
+
+
+def _scaled_reference(tensor: Tensor) -> dict[str, float]:
+    """Figures of finite values, of a copy between -1 and 1, because sums of squares of float64 values may be too large for float64."""
+    scale = float(tensor.abs().amax())
+    scaled = tensor.double() / scale
+    figures = {
+        "mean": scaled.mean(),
+        "std": scaled.std(correction=0),
+        "min": scaled.amin(),
+        "max": scaled.amax(),
+        "abs_max": scaled.abs().amax(),
+    }
+    return {f"inferspan.output.stat.{name}": float(value) * scale for name, value in figures.items()}
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        MIXED * 1e30, MIXED * 1e38, MIXED * 1e-30, (MIXED * 1e36).bfloat16(), MIXED.double() * 1e200, MIXED.double() * 5e307,
+        MIXED.double() * 1e-200, MIXED * 1e-3 + 1000, MIXED * 1e-5 + 16, MIXED.double() * 1e-10 + 1000,
+    ],
+    ids=["large", "largest", "small", "bfloat16", "float64", "largest float64", "small float64", "far", "further", "far float64"],
+)  # fmt: skip
+@pytest.mark.parametrize("road", ["C", "strided", "staged", "pieces"])
+def test_figures_of_any_size(monkeypatch: pytest.MonkeyPatch, road: str, tensor: Tensor) -> None:
+    """Squares of float32 values over 1e19 are none, and neither are those about a mean that is rounded."""
+    if road != "C":
+        monkeypatch.setattr(host, "MOST_MOMENTS", 0)
+    if road == "pieces":
+        monkeypatch.setattr(module, "PIECE", 64)
+        monkeypatch.setattr(module, "LARGEST_STAGED", 0)
+    got = measure(tensor.t() if road == "strided" else tensor)
+    want = _scaled_reference(tensor)
+    assert {key: got.get(key) for key in want} == pytest.approx(want, rel=1e-5)
+
+
+@pytest.mark.parametrize("value", [1e19, 1e30, 3.4e38, 0.1, 1e-30, 1e-45])
+def test_equal_values_do_not_deviate(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
+    """Not by what their mean is rounded."""
+    monkeypatch.setattr(host, "MOST_MOMENTS", 0)
+    assert measure(torch.full((37, 41), value))[semconv.OUTPUT_STAT_STD] == 0.0
+
+
+def test_the_deviation_of_many_values_far_from_zero() -> None:
+    """Over 2^20 values with a mean a million times their deviation."""
+    tensor = (torch.randn(1100, 2000, generator=torch.Generator().manual_seed(3)) * 1e-3 + 1000).t()
+    assert measure(tensor)[semconv.OUTPUT_STAT_STD] == pytest.approx(float(tensor.double().std(correction=0)), rel=1e-6)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 import inferspan
+from inferspan import semconv
 from tests.cases.telemetry import Telemetry
 
 
@@ -50,3 +52,64 @@ def test_on_module_refuses_a_function_that_raises(telemetry: Telemetry) -> None:
         handle.on_module(_takes_one, lambda *_: {"seen": 1})
     telemetry.check()
     assert handle.status().functions == 0
+
+
+class _Calls(nn.Module):
+    """Has one block under two names, and its attention with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = _Block()
+        self.again = self.block
+
+    def forward(self, hidden: Tensor) -> Any:
+        return self.again.attn.q_proj(hidden)
+
+
+@pytest.mark.parametrize("setting", ["modules", "numerics", "memory", "gradients", "control_flow", "attention"])
+@pytest.mark.parametrize("pattern", ["again.attn", "again.a*", "re:again.attn$"])
+def test_a_second_path_of_a_module_is_one_of_its_paths(telemetry: Telemetry, setting: str, pattern: str) -> None:
+    """So a pattern of it matches."""
+    patterns: Any = {setting: [pattern]}
+    telemetry.instrument(_Calls(), **patterns)
+    telemetry.check()
+
+
+def test_a_module_is_recorded_once_under_its_first_path(telemetry: Telemetry) -> None:
+    """However it was selected."""
+    model = _Calls()
+    telemetry.instrument(model, modules=["again.attn.q_proj", "block.attn.q_proj"])
+    model(torch.ones(1, 2))
+    assert [(span.attributes or {})[semconv.MODULE_NAME] for span in telemetry.modules()] == ["block.attn.q_proj"]
+
+
+def test_a_function_runs_at_a_second_path(telemetry: Telemetry) -> None:
+    """Once a call."""
+    model = _Calls()
+    hook = telemetry.instrument(model).on_module("again.*.q_proj", lambda *_: {"seen": 1})
+    model(torch.ones(1, 2))
+    assert hook.calls == 1
+
+
+def test_activations_of_a_second_path(telemetry: Telemetry) -> None:
+    """They are those of the module."""
+    model = _Calls()
+    handle = telemetry.instrument(model, modules="all")
+    model(torch.ones(1, 2))
+    assert [row.name for row in handle.activations("again.attn.q_proj")] == ["block.attn.q_proj"]
+
+
+def test_a_stage_at_a_second_path(telemetry: Telemetry) -> None:
+    """Its module is the stage."""
+    model = _Calls()
+    telemetry.instrument(model, stages={"encode": ["again.attn.q_proj"]})
+    model(torch.ones(1, 2))
+    assert telemetry.spans("encode")
+
+
+def test_modules_that_hold_each_other(telemetry: Telemetry) -> None:
+    """Their paths have no end, and a pattern matches the shortest ones."""
+    model = _Calls()
+    model.block.attn.block = model.block
+    telemetry.instrument(model, modules=["again.attn.q_proj"])
+    telemetry.check()

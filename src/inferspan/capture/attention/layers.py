@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from inferspan.capture.modules.patterns import matches
+from inferspan.capture.modules.patterns import matches, paths_of
 from inferspan.capture.modules.selection import walk
 from inferspan.guard import read_attribute
 from inferspan.records import ModuleInfo
@@ -27,9 +27,12 @@ def _holds(text: str) -> bool:
 
 
 def _candidates(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    paths = paths_of(root)
     for path, module in root.named_modules():
         kind = type(module)
-        if not _holds(path) or issubclass(type(module), nn.ModuleList | nn.ModuleDict | nn.Sequential):
+        if not any(map(_holds, (path, *paths.get(id(module), ())))):
+            continue
+        if issubclass(type(module), nn.ModuleList | nn.ModuleDict | nn.Sequential):
             continue
         if kind.__module__.startswith("torch.nn.") and not _holds(kind.__name__):
             continue
@@ -63,9 +66,9 @@ class Layers:
         found = dict(_candidates(root))
         chosen = set(found)
         if not isinstance(wanted, str):
-            chosen = set()
+            chosen, paths, where = set(), paths_of(root), "inferspan setting 'attention'"
             for pattern in wanted:
-                matched = {path for path, module in found.items() if matches(path, module, pattern, "inferspan setting 'attention'")}
+                matched = {path for path, module in found.items() if matches(path, module, pattern, where, paths)}
                 if not matched:
                     names = ", ".join([*found][:6]) or "none: the model has no module with attn or attention in its path"
                     raise SettingsError(f"inferspan setting 'attention': pattern {brief(pattern)} matches no layer; there are {names}")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
+from inferspan.module_records import joined_moments
 from inferspan.records import AttributeValue
 
 __all__ = ["GradientFigures", "GradientRow", "GradientTotals", "Gradients", "as_attributes", "nonfinite"]
@@ -18,7 +19,7 @@ class GradientFigures:
 
     Attributes:
         elements: all values.
-        mean: mean; ``None``, as are the next four, if no value was finite.
+        mean: mean; ``None``, as are the next four, if no value was finite, or it is too large for a float64.
         std: population standard deviation.
         min: smallest value.
         max: largest value.
@@ -38,32 +39,44 @@ class GradientFigures:
 
     def __str__(self) -> str:
         odd = f", {self.nan:,} NaN and {self.inf:,} Inf" if self.nan or self.inf else ""
-        if self.std is None or self.norm is None:
+        if not self.finite:
             return f"no finite value{odd}"
-        return f"norm {self.norm:.2e}, std {self.std:.2e}{odd}"
+        known = [f"{word} {value:.2e}" for word, value in (("norm", self.norm), ("std", self.std)) if value is not None]
+        return f"{', '.join(known) or 'norm and std are not known'}{odd}"
+
+    @property
+    def finite(self) -> int:
+        """Number of finite values."""
+        return self.elements - self.nan - self.inf
 
     def joined(self, other: GradientFigures | None) -> GradientFigures:
-        """The figures of both together."""
+        """The figures of both together; one that is not known of either is not known of both, apart from the extremes."""
         if other is None:
             return self
         elements, nan, inf = self.elements + other.elements, self.nan + other.nan, self.inf + other.inf
-        if self.mean is None or other.mean is None:
-            known = other if self.mean is None else self
+        if not (self.finite and other.finite):
+            known = self if self.finite else other
             return GradientFigures(elements, known.mean, known.std, known.min, known.max, known.norm, nan, inf)
-        mine, theirs = (one.elements - one.nan - one.inf for one in (self, other))
-        # Joined pairwise: Chan, Golub and LeVeque, 1979.
-        gap, both = other.mean - self.mean, mine + theirs
-        squares = (self.std or 0.0) ** 2 * mine + (other.std or 0.0) ** 2 * theirs + gap * gap * mine * theirs / both
+        _, mean, std = joined_moments(*((one.finite, _number(one.mean), _number(one.std)) for one in (self, other)))
+        norm = math.hypot(_number(self.norm), _number(other.norm))
         return GradientFigures(
             elements,
-            self.mean + gap * theirs / both,
-            math.sqrt(squares / both),
+            _known(mean),
+            _known(std),
             _chosen(min, self.min, other.min),
             _chosen(max, self.max, other.max),
-            math.hypot(self.norm or 0.0, other.norm or 0.0),
+            _known(norm),
             nan,
             inf,
         )
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _chosen(choose: Any, one: float | None, other: float | None) -> float | None:
@@ -180,5 +193,3 @@ def nonfinite(*figures: GradientFigures | None) -> tuple[int, int]:
     """Numbers of NaN and Inf."""
     known = [one for one in figures if one is not None]
     return sum(one.nan for one in known), sum(one.inf for one in known)
-
-

@@ -11,6 +11,7 @@ import math
 import numbers
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from time import perf_counter_ns
 from typing import Any
 
@@ -21,7 +22,7 @@ from inferspan import semconv
 from inferspan.capture.modules.device_rows import DeviceRows, Place
 from inferspan.capture.modules.output_stats import OutputStats
 from inferspan.capture.modules.recorder import current
-from inferspan.guard import count
+from inferspan.guard import count, pass_on
 from inferspan.records import AttributeValue
 from inferspan.text.numbers import counted
 
@@ -38,6 +39,8 @@ LONGEST_TEXT = 256
 SMALL = 16
 """Values of a tensor that are kept one by one."""
 _PREFIX = "inferspan.output.stat."
+_UINT64: Any = getattr(torch, "uint64", None)
+"""``None`` before torch 2.3."""
 
 
 class _Here(threading.local):
@@ -61,7 +64,7 @@ class ModuleFunction:
         when: ``before`` or ``after``.
         modules: paths of the modules that match at present.
         calls: how often it has run.
-        errors: how often it has raised, or returned something else than a mapping or ``None``.
+        errors: how often it has raised, or returned something else than ``None`` or a mapping that can be read.
         seconds: its time in total, on the host.
     """
 
@@ -85,25 +88,30 @@ class ModuleFunction:
             self.active = False
             self._removed(self)
 
-    def run(self, module: nn.Module, args: Any, kwargs: Any, output: Any, name: str) -> Mapping[str, Any] | None:
-        """What it returns for a call of a module; ``None`` if that is nothing or nothing of use. Contains errors of the program's function.
+    def run(self, module: nn.Module, args: Any, kwargs: Any, output: Any, name: str) -> dict[str, Any] | None:
+        """What it returns for a call of a module, at most ``MOST_KEYS``; ``None`` if that is nothing or nothing of use.
 
-        Modules and models that the function calls are not observed.
+        Contains errors of the program's function. Modules and models that the function calls are not observed.
         """
         if _here.runs:
             return None
         call: Any = current.call
         current.call = None
         _here.runs = True
-        result, began = None, perf_counter_ns()
+        result, doing, began = None, "raised", perf_counter_ns()
         try:
             with torch.no_grad():
                 result = self._function(module, args, kwargs, output, name)
-            if result is not None and not isinstance(result, Mapping):
-                self._complain(f"returned {type(result).__name__} instead of a dict or None", name)
-                result = None
+            returned, result = result, None
+            if isinstance(returned, Mapping):
+                doing = "returned a mapping that raises"
+                # Its code and that of its keys is the program's.
+                result = {str(key)[:64]: value for key, value in islice(returned.items(), MOST_KEYS)}
+            elif returned is not None:
+                self.complain(f"returned {type(returned).__name__} instead of a dict or None", name)
         except Exception as error:
-            self._complain(f"raised {type(error).__name__}", name)
+            pass_on(error)
+            self.complain(f"{doing} {type(error).__name__}", name)
         finally:
             _here.runs = False
             current.call = call
@@ -114,7 +122,13 @@ class ModuleFunction:
                 call.overhead += took
         return result
 
-    def _complain(self, what: str, module: str) -> None:
+    def complain(self, what: str, module: str) -> None:
+        """Count an error; the first one is logged.
+
+        Args:
+            what: the function did.
+            module: path of the module at which it ran.
+        """
         self.errors += 1
         count("function of on_module")
         if self.errors == 1:
@@ -132,10 +146,19 @@ class ModuleFunction:
 class _Small:
     """A tensor whose values are read one by one."""
 
-    __slots__ = ("place", "scalar", "whole")
+    __slots__ = ("dtype", "place", "scalar")
 
-    def __init__(self, place: Place[int], *, scalar: bool, whole: bool) -> None:
-        self.place, self.scalar, self.whole = place, scalar, whole
+    def __init__(self, place: Place[int], dtype: torch.dtype, *, scalar: bool) -> None:
+        self.place, self.dtype, self.scalar = place, dtype, scalar
+
+    def values(self, row: Sequence[Any]) -> Any:
+        """What it held: numbers of Python of the same kind."""
+        parts = list(row)
+        if self.dtype is torch.bool:
+            parts = [bool(one) for one in parts]
+        elif self.dtype is _UINT64:
+            parts = [one % (1 << 64) for one in parts]
+        return parts[0] if self.scalar else parts
 
 
 class _Large(int):
@@ -155,11 +178,48 @@ class Returned:
         return {f"{semconv.MODULE_RESULT}.{key}": _sent(value) for key, value in self.values.items()}
 
 
+def _text(value: Any) -> str:
+    """A text of any value; never raises."""
+    try:
+        return str(value)[:LONGEST_TEXT]
+    except Exception as error:
+        pass_on(error)
+        if isinstance(value, int):  # Python gives no decimal digits of very long ones
+            return f"integer of {value.bit_length():,} bits"
+        return f"{type(value).__name__}, whose text raises {type(error).__name__}"
+
+
+def _fits(value: Any) -> bool:
+    """Whether an attribute can hold it, if it is a number."""
+    return math.isfinite(value) if isinstance(value, float) else not isinstance(value, int) or -(1 << 63) <= value < 1 << 63
+
+
 def _sent(value: Any) -> Any:
     parts = value if isinstance(value, list) else [value]
-    if all(math.isfinite(one) if isinstance(one, float) else not isinstance(one, int) or -(1 << 63) <= one < 1 << 63 for one in parts):
+    if len({type(one) for one in parts}) < 2 and all(map(_fits, parts)):
         return value
-    return [str(one) for one in parts] if isinstance(value, list) else str(value)
+    return [_text(one) for one in parts] if isinstance(value, list) else _text(value)
+
+
+def _number(value: Any) -> Any:
+    """A number as one of Python's own; ``None`` for anything else."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, numbers.Real):  # those of NumPy as well
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    # That of NumPy is no number there.
+    return bool(value) if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_") else None
+
+
+def _alike(parts: list[Any]) -> list[Any]:
+    """Numbers of several kinds as floats, if that changes none of them."""
+    if len({type(part) for part in parts}) < 2:
+        return parts
+    try:
+        floats = [float(part) for part in parts]
+    except OverflowError:
+        return parts
+    return floats if all(one == part or part != part for one, part in zip(floats, parts, strict=True)) else parts
 
 
 class Results:
@@ -167,46 +227,53 @@ class Results:
 
     def __init__(self) -> None:
         self._small: DeviceRows[int] = DeviceRows()
+        self._whole: DeviceRows[int] = DeviceRows(torch.int64)
         self._large = OutputStats()
         self._unread: list[Returned] = []
         self._taken = 0
         self.left_out = 0
 
-    def add(self, module: str, step: int | None, time: int, when: str, result: Mapping[str, Any]) -> Returned | None:
-        """Take in what a function has returned; waits for nothing."""
+    def add(self, module: str, step: int | None, time: int, when: str, result: dict[str, Any]) -> Returned | None:
+        """Take in what ``ModuleFunction.run`` has returned; waits for nothing."""
         if self._taken >= MOST_RESULTS:
             self.left_out += 1
             return None
         self._taken += 1
-        values = {str(key)[:64]: self._plain(value) for key, value in list(result.items())[:MOST_KEYS]}
+        values = {key: self._plain(value) for key, value in result.items()}
         returned = Returned(module, step, time, when, {key: value for key, value in values.items() if value is not None})
         self._unread.append(returned)
         return returned
 
     def _plain(self, value: Any) -> Any:
-        if value is None or isinstance(value, bool | int | float):
-            return value
-        if isinstance(value, Tensor):
-            return self._tensor(value)
-        if isinstance(value, numbers.Real):  # NumPy's
-            return int(value) if isinstance(value, numbers.Integral) else float(value)
-        if isinstance(value, Sequence) and not isinstance(value, str | bytes) and len(value) <= SMALL:
-            parts = list(value)
-            if all(isinstance(part, bool | int | float) for part in parts):
-                return parts if len({type(part) for part in parts}) < 2 else [float(part) for part in parts]
+        if value is None:
+            return None
         try:
-            return str(value)[:LONGEST_TEXT]
-        except Exception as error:
-            return f"{type(value).__name__}, whose text raises {type(error).__name__}"
+            if isinstance(value, Tensor):
+                return self._tensor(value)
+            number = _number(value)
+            if number is not None:
+                return number
+            if isinstance(value, Sequence) and not isinstance(value, str | bytes) and len(value) <= SMALL:
+                parts = [_number(part) for part in value]
+                if None not in parts:
+                    return _alike(parts)
+        except Exception as error:  # of code of the program, or a number that is too large for a float
+            pass_on(error)
+            if isinstance(value, Tensor):  # whose text may wait for a device
+                return f"{type(value).__name__}, whose values raise {type(error).__name__}"
+        return _text(value)
 
     def _tensor(self, tensor: Tensor) -> Any:
         plain = type(tensor) in (Tensor, nn.Parameter) and not tensor.is_nested and tensor.layout is torch.strided
         plain = plain and not (tensor.is_meta or tensor.is_quantized or tensor.is_complex())
         if plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             if 0 < tensor.numel() <= SMALL:
-                whole = not tensor.is_floating_point()
-                row = tensor.detach().reshape(1, -1).to(torch.float64, copy=True)
-                return _Small(self._small.append(tensor.numel(), row), scalar=tensor.dim() == 0, whole=whole)
+                row, whole = tensor.detach().reshape(1, -1), not tensor.is_floating_point()
+                if tensor.dtype is _UINT64:  # its bits; those of negative numbers are read as what they mean
+                    row = row.view(torch.int64)
+                row = row.to(torch.int64 if whole else torch.float64, copy=True)
+                place = (self._whole if whole else self._small).append(tensor.numel(), row)
+                return _Small(place, tensor.dtype, scalar=tensor.dim() == 0)
             usual = tensor.is_floating_point() and tensor.element_size() > 1
             index = self._large.append(tensor if usual or not tensor.numel() else tensor.detach().to(torch.float64))
             if index is not None:
@@ -217,14 +284,13 @@ class Results:
     def read(self) -> list[Returned]:
         """The results since the last reading, with plain values; may wait for the device."""
         unread, self._unread = self._unread, []
-        small = {group: rows.tolist() for group, rows in self._small.read().items()}
+        small = {group: rows.tolist() for kind in (self._small, self._whole) for group, rows in kind.read().items()}
         large = self._large.read()
         for returned in unread:
             values: dict[str, Any] = {}
             for key, value in returned.values.items():
                 if isinstance(value, _Small):
-                    parts = [int(one) if value.whole else one for one in small[value.place.group][value.place.order][0]]
-                    values[key] = parts[0] if value.scalar else parts
+                    values[key] = value.values(small[value.place.group][value.place.order][0])
                 elif isinstance(value, _Large):
                     values.update(
                         (f"{key}.{name.removeprefix(_PREFIX)}", one) for name, one in large[value].items() if name.startswith(_PREFIX)

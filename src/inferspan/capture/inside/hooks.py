@@ -20,7 +20,7 @@ from torch import nn
 from inferspan import semconv
 from inferspan.capture.attention.model import ModelAttention, settle
 from inferspan.capture.device.memory import device_of
-from inferspan.capture.modules.patterns import matches
+from inferspan.capture.modules.patterns import matches, paths_of
 from inferspan.capture.modules.selection import select, walk
 from inferspan.capture.values.deferred import Stability
 from inferspan.capture.values.kept import KeptModules
@@ -140,8 +140,9 @@ class Inside:
             planned(module, info, root.get_submodule(head.rpartition(".")[0])).positions = True
         for entry in self.attention.select(root):
             planned(*entry).attends = True
+        paths = paths_of(root) if self.functions else {}
         for function in self.functions:
-            matched = [entry for entry in walk(root) if matches(entry[0], entry[1], function.pattern, "handle.on_module()")]
+            matched = [entry for entry in walk(root) if matches(entry[0], entry[1], function.pattern, "handle.on_module()", paths)]
             function.modules = tuple(path for path, _, _ in matched)
             for path, module, parent in matched:
                 planned(module, ModuleInfo(path, type(module).__name__, None, path), parent).functions[function.when].append(function)
@@ -270,9 +271,12 @@ class InsideLog:
         for function in functions:
             result = function.run(module, *arguments, output, name) if function.active else None
             if result:
-                returned = self._results.add(name, self.step(), perf_counter_ns(), function.when, result)
-                if returned is not None:
-                    self.latest.setdefault(name, []).append(returned)
+                try:
+                    returned = self._results.add(name, self.step(), perf_counter_ns(), function.when, result)
+                    if returned is not None:
+                        self.latest.setdefault(name, []).append(returned)
+                except Exception as error:
+                    function.complain(f"returned what cannot be taken in ({type(error).__name__})", name)
 
     def failure(self, info: ModuleInfo, output: Any, inputs: Any) -> NonfiniteError | None:
         """The error to raise for an output with NaN or Inf; waits for the device."""

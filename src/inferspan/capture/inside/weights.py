@@ -19,7 +19,7 @@ __all__ = ["check_weights"]
 
 
 def check_weights(model: nn.Module | None, pattern: str) -> WeightsVerdict:
-    """Look at the parameters and buffers whose path matches, each once; waits for the device.
+    """Look at the parameters and buffers of which a path matches, each once, under its first such path; waits for the device.
 
     Args:
         model: whose; ``None`` if it does not live any more.
@@ -27,9 +27,13 @@ def check_weights(model: nn.Module | None, pattern: str) -> WeightsVerdict:
     """
     left_out: Counter[str] = Counter()
     rows, found = DeviceCounts(), list[tuple[str, Tensor, tuple[int, int, int] | Counted]]()
-    named: Any = () if model is None else (*model.named_parameters(), *model.named_buffers())
+    seen: set[int] = set()
+    # Tied ones have several paths, of which only the second may match.
+    every: Any = {"remove_duplicate": False}
+    named: Any = () if model is None else (*nn.Module.named_parameters(model, **every), *nn.Module.named_buffers(model, **every))
     for name, tensor in named:
-        if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}.*"):
+        if id(tensor) not in seen and (fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}.*")):
+            seen.add(id(tensor))
             for part in tensors_in(tensor.detach(), left_out):
                 if host.is_freed(part):
                     left_out["without memory"] += 1

@@ -1,7 +1,7 @@
 """Small result tensors that stay on the device where they were computed until they are read.
 
 In: one ``[rows, columns]`` tensor per measurement, appended on the model's path without waiting for the device. Out: all of them
-at once, as float64 on the host; this is the one call that may wait. Results of one kind are packed together every few hundred
+at once, on the host; this is the one call that may wait. Results of one kind are packed together every few hundred
 measurements, so that a long request holds few tensors. An appended tensor is kept as it is and must not be written to afterwards.
 """
 
@@ -68,9 +68,14 @@ class Place(Generic[K]):
 
 
 class DeviceRows(Generic[K]):
-    """Holds measurements; ``kind`` names those that may be packed together and must have the same shape."""
+    """Holds measurements; ``kind`` names those that may be packed together and must have the same shape.
 
-    def __init__(self) -> None:
+    Args:
+        as_type: what they are read as.
+    """
+
+    def __init__(self, as_type: torch.dtype = torch.float64) -> None:
+        self._as_type = as_type
         self._groups: dict[tuple[K, torch.dtype, torch.device, int], _Group] = {}
         self._counts: dict[tuple[K, torch.dtype, torch.device, int], int] = {}
 
@@ -88,7 +93,7 @@ class DeviceRows(Generic[K]):
         return Place(key, index)
 
     def read(self) -> dict[tuple[K, torch.dtype, torch.device, int], Tensor]:
-        """Everything, by group, as float64 ``[n, ...]`` on the host, with one transfer a group; forgets it. May wait for the device."""
+        """Everything, by group, as ``[n, ...]`` on the host, with one transfer a group; forgets it. May wait for the device."""
         groups, self._groups, self._counts = self._groups, {}, {}
         result = {}
         for key, group in groups.items():
@@ -98,7 +103,7 @@ class DeviceRows(Generic[K]):
             self._pack(group)
             with torch.no_grad():
                 whole = group.packed[0] if len(group.packed) == 1 else torch.cat(group.packed)
-                result[key] = (whole.cpu() if whole.device.type != "cpu" else whole).to(torch.float64)
+                result[key] = (whole.cpu() if whole.device.type != "cpu" else whole).to(self._as_type)
         return result
 
     @staticmethod

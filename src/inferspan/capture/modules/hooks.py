@@ -25,7 +25,7 @@ from inferspan.setting_checks import warn_once
 from inferspan.settings import Settings
 
 from .groups import FlowGroup, Held, InsideGroup, Observed, in_hooks_of_a_failure, iterates_hooks
-from .patterns import matches
+from .patterns import matches, paths_of
 from .recorder import same_structure
 from .routers import UNREADABLE, Router, Routing, find_router, has_experts
 from .selection import select, select_stages, walk
@@ -259,8 +259,10 @@ class ModuleObservers:
         """Run a function at modules from the next request on; warns where none matches."""
         root = self._root()
         if root is not None:
-            found = walk(root)
-            function.modules = tuple(path for path, module, _ in found if matches(path, module, function.pattern, "handle.on_module()"))
+            found, paths = walk(root), paths_of(root)
+            function.modules = tuple(
+                path for path, module, _ in found if matches(path, module, function.pattern, "handle.on_module()", paths)
+            )
         with self._lock:
             self.inside.functions.append(function)
             self._changed = True

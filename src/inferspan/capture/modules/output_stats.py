@@ -9,14 +9,15 @@ floats, fake or wrapped tensors, ...) are refused without an error.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from inferspan import semconv
 from inferspan.capture.values import host
+from inferspan.capture.values.moments import Piece, moments, piece_of, reduced
 from inferspan.capture.values.pieces import LARGEST, PIECE, pieces_of
 from inferspan.capture.values.staging import LARGEST_STAGED, Staged, StagedRows
 from inferspan.capture.values.unseen import hidden, unseen
@@ -25,47 +26,10 @@ from inferspan.records import AttributeValue, ModuleInfo
 from .device_rows import DeviceRows, Place, is_plain
 from .shapes import all_tensors
 
-__all__ = ["LARGEST", "OutputStats", "Piece", "moments", "pieces_of", "reduce_piece"]
+__all__ = ["LARGEST", "OutputStats", "pieces_of"]
 
-INF = math.inf
 _functions: Any = torch._C._is_torch_function_mode_enabled
 _dispatches: Any = torch._C._len_torch_dispatch_stack
-
-
-class Piece(NamedTuple):
-    """The number of values in a piece of a tensor, and the results of ``reduce_piece`` on it."""
-
-    values: float
-    max: float
-    min: float
-    mean: float
-    square: float
-    nonfinite: float
-    nan_count: float
-    zeros: float
-
-
-def _reduce(rows: Tensor) -> Tensor:
-    """Of each row of ``[n, values]`` the fields of ``Piece`` after the first, over the finite values, as ``[n, 7]``.
-
-    ``square`` is the sum of squares about their mean.
-    """
-    x = rows if rows.dtype is torch.float64 else rows.float()
-    low = torch.nan_to_num(x, nan=-INF, posinf=-INF, neginf=-INF)
-    largest, buffer = low.amax(1), torch.nan_to_num(x, nan=INF, posinf=INF, neginf=INF)
-    smallest = buffer.amin(1)
-    # Comparisons go to a float buffer that is no longer needed: far faster to sum on a CPU than booleans, and no new memory.
-    nonfinite = torch.eq(low, -INF, out=buffer).sum(1)
-    nan_count = torch.ne(x, x, out=buffer).sum(1)
-    zeros = torch.eq(x, 0, out=buffer).sum(1)
-    mean = torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0).sum(1) / (x.shape[1] - nonfinite)
-    square = torch.sub(x, mean.unsqueeze(1), out=buffer).nan_to_num_(0.0, 0.0, 0.0).square_().sum(1)
-    return torch.stack([largest, smallest, mean, square, nonfinite, nan_count, zeros], 1)
-
-
-def reduce_piece(tensor: Tensor) -> Tensor:
-    """The same of all values of a piece of a tensor, as ``[7]``."""
-    return _reduce(tensor.reshape(1, -1))[0]
 
 
 _Found = Piece | tuple[int, Staged] | Place[tuple[int, ...]] | None
@@ -81,7 +45,7 @@ class OutputStats:
 
     def __init__(self, *, capacity: int = 1 << 20) -> None:
         self._capacity = capacity
-        self._staged = StagedRows(_reduce)
+        self._staged = StagedRows(reduced)
         self._rows: DeviceRows[tuple[int, ...]] = DeviceRows()
         self._places: list[list[_Found]] = []
 
@@ -123,12 +87,12 @@ class OutputStats:
         if tensor.is_cpu and host.is_freed(tensor):
             return None
         if tensor.is_cpu and (known := host.moments(tensor)) is not None:
-            return Piece(number, *known)
+            return known
         if number <= LARGEST_STAGED:
             return number, self._staged.append(tensor)
         with torch.no_grad():
             pieces = list(pieces_of(tensor, PIECE))
-            rows = torch.cat([_reduce(piece.reshape(1, -1)) for piece in pieces])
+            rows = torch.cat([reduced(piece.reshape(1, -1)) for piece in pieces])
         return self._rows.append(tuple(piece.numel() for piece in pieces), rows)
 
     @hidden
@@ -142,15 +106,11 @@ class OutputStats:
             if isinstance(found, Piece):
                 return [found]
             if isinstance(found, Place):
-                return [Piece(*pair) for pair in _counted(found.kind, groups[found.group][found.order])]
-            return [] if found is None else [Piece(found[0], *staged(found[1]))]
+                rows = groups[found.group][found.order]
+                return [piece_of(count, row) for count, row in zip(found.kind, rows, strict=True)]
+            return [] if found is None else [piece_of(found[0], staged(found[1]))]
 
         return [_joined([_attributes(pieces(found)) for found in of_output]) for of_output in places]
-
-
-def _counted(counts: Sequence[int], rows: Sequence[Sequence[float]]) -> Iterator[tuple[float, ...]]:
-    for count, row in zip(counts, rows, strict=True):
-        yield (count, *row)
 
 
 def _joined(found: list[dict[str, AttributeValue]]) -> dict[str, AttributeValue]:
@@ -166,25 +126,10 @@ def _joined(found: list[dict[str, AttributeValue]]) -> dict[str, AttributeValue]
     return {**found[0], **arrays}
 
 
-def moments(pieces: Sequence[Piece]) -> tuple[float, float]:
-    """Mean and population standard deviation over the finite values of all pieces, NaN if there are none."""
-    total = square = finite = 0.0
-    for piece in pieces:
-        n = piece.values - piece.nonfinite
-        if n:
-            # Squares about the mean of each piece, joined pairwise.
-            gap = piece.mean - total / finite if finite else 0.0
-            square += piece.square + gap * gap * n * finite / (n + finite)
-            total += piece.mean * n
-            finite += n
-    if not finite:
-        return math.nan, math.nan
-    return total / finite, math.sqrt(max(square, 0.0) / finite) if math.isfinite(square) else math.nan
-
-
 def _attributes(pieces: Sequence[Piece]) -> dict[str, AttributeValue]:
     mean, std = moments(pieces)
-    largest, smallest = max((piece.max for piece in pieces), default=math.nan), min((piece.min for piece in pieces), default=math.nan)
+    finite = [piece for piece in pieces if piece.values > piece.nonfinite]
+    largest, smallest = max((piece.max for piece in finite), default=math.nan), min((piece.min for piece in finite), default=math.nan)
     doubles = {
         semconv.OUTPUT_STAT_MEAN: mean,
         semconv.OUTPUT_STAT_STD: std,

@@ -18,7 +18,7 @@ from inferspan.records import ModuleInfo
 from inferspan.setting_checks import MODULE_GROUPS, brief
 from inferspan.settings import SettingsError
 
-from .patterns import matches
+from .patterns import matches, paths_of
 from .routers import find_router
 from .stages import Wanted, find_stages
 
@@ -147,9 +147,9 @@ def select(
     if modules == "none":
         found = []
     elif isinstance(modules, tuple):
-        chosen = []
+        chosen, paths = [], paths_of(root)
         for pattern in modules:
-            matched = [entry for entry in found if matches(entry[0], entry[1], pattern, f"inferspan setting {setting!r}")]
+            matched = [entry for entry in found if matches(entry[0], entry[1], pattern, f"inferspan setting {setting!r}", paths)]
             if not matched:
                 names = ", ".join(path for path, _, _ in found[:6]) or "none: the model has no submodule that can be observed"
                 kind = "group" if isinstance(pattern, str) and pattern in MODULE_GROUPS else "pattern"

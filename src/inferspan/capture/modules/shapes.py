@@ -12,8 +12,11 @@ from __future__ import annotations
 
 from collections import ChainMap, Counter, UserDict, deque
 from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import partial
 from itertools import islice
-from types import MappingProxyType, SimpleNamespace
+from numbers import Number
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -34,6 +37,12 @@ MAX_DEPTH = 4
 EVERY_TENSOR, EVERY_ENTRY, EVERY_DEPTH = 1024, 4096, 12
 """The same where nothing may be left out without a word."""
 _UNORDERED = (set, frozenset, deque)
+_VALUES = (
+    str, bytes, bytearray, range, slice, Number, Enum, type(...), type(NotImplemented),
+    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator,
+)  # fmt: skip
+_CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, partial, torch.nn.Module)
+_HOMES_OF_VALUES = frozenset({"datetime", "pathlib", "pathlib._local", "re", "uuid"})
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _as_plain: Any = torch._C.DisableTorchFunctionSubclass
@@ -141,9 +150,8 @@ def describe(value: Any) -> Described:
                     break
             else:
                 return _shared(tuple(found))
-        except Exception as error:
+        except Exception as error:  # of a tensor without a shape, which the walk leaves out
             pass_on(error)
-            pass  # of a tensor without a shape, which the walk leaves out
         found.clear()
     _walk(value, 0, found)
     return _shared(tuple(found))
@@ -179,6 +187,22 @@ def all_tensors(value: Any, wanted: Callable[[Any], bool], found: list[Tensor], 
 
 
 @leave_frame
+def _may_hold(value: Any, kind: Any, inner: dict[str, Any] | None) -> bool:
+    """Whether there may be tensors in an object that is not looked into: in its attributes, or, as in a generator, elsewhere.
+
+    Values without parts, functions and modules have none that a module has returned.
+    """
+    if issubclass(kind, (*_VALUES, *_CODE)) or kind.__module__ in _HOMES_OF_VALUES or kind in (object, MappingProxyType):
+        return False
+    if kind.__module__ == "numpy":
+        return bool(kind.__name__ == "ndarray")
+    if isinstance(value, Mapping):
+        return inner is None
+    slots = [names["__slots__"] for one in kind.__mro__ if "__slots__" in (names := one.__dict__)]
+    return bool(inner) or any(slots) or (inner is None and not slots)
+
+
+@leave_frame
 def every_tensor(value: Any, found: list[Tensor], left_out: Counter[str], depth: int = 0) -> list[Tensor]:
     """Add the tensors in ``value`` to ``found``, also those in sets and queues; ``left_out`` counts what is not looked into.
 
@@ -194,15 +218,16 @@ def every_tensor(value: Any, found: list[Tensor], left_out: Counter[str], depth:
             left_out["too many"] += 1
         return found
     kind = type(value)
-    inner = value.__dict__ if type(getattr(value, "__dict__", None)) is dict and not callable(value) else None
-    if kind in _UNORDERED:
-        parts = list(islice(value, EVERY_ENTRY))
+    inner = value.__dict__ if type(getattr(value, "__dict__", None)) is dict else None
+    unordered: Any = next((base for base in _UNORDERED if issubclass(kind, base)), None)
+    if unordered is not None:
+        parts = list(islice(unordered.__iter__(value), EVERY_ENTRY))
     elif inner is not None and kind.__module__.startswith("transformers.") and not isinstance(value, dict | list | tuple):
         is_cache = any(one.__name__ == "Cache" for one in kind.__mro__)
         parts = [] if is_cache else list(islice(inner.values(), EVERY_ENTRY))
     else:
         parts = list(parts_of(value, EVERY_ENTRY))
-        if inner and not parts and not isinstance(value, dict | list | tuple | Mapping):
+        if not parts and not isinstance(value, dict | list | tuple) and _may_hold(value, kind, inner):
             left_out["other object"] += 1
     if parts and depth >= EVERY_DEPTH:
         left_out["too deep"] += 1

@@ -20,6 +20,8 @@ from inferspan.guard import ask, contain, read_attribute
 from inferspan.records import ModuleBatch, ModuleInfo, ModuleStage
 from inferspan.setting_checks import warn_once
 
+from .patterns import paths_of
+
 __all__ = ["Wanted", "device_of", "find_stages", "with_device", "with_tokens"]
 
 _ENCODERS: Mapping[str, tuple[str, str]] = {
@@ -152,11 +154,16 @@ def find_stages(root: nn.Module, wanted: Wanted) -> dict[str, ModuleStage]:
     if isinstance(wanted, str):
         return told
     found: dict[str, ModuleStage] = {}
+    others = paths_of(root)
     for name, patterns in wanted:
         if not patterns:
             found.update({path: stage for path, stage in told.items() if stage.name == name})
         for pattern in patterns:
-            matched = [path for path in modules if path and fnmatch.fnmatchcase(path, pattern)]
+            matched = [
+                path
+                for path, module in modules.items()
+                if path and any(fnmatch.fnmatchcase(one, pattern) for one in (path, *others.get(id(module), ())))
+            ]
             if not matched:
                 kind = type(root).__name__
                 warn_once("inferspan setting 'stages': pattern %r of stage %r matches no module of %s", pattern, name, kind)

@@ -15,6 +15,7 @@ from torch import Tensor
 from inferspan.extension import load
 
 from .bits import counts_of_rows
+from .moments import Piece
 from .pieces import pieces_of
 
 __all__ = ["address_of", "counts", "is_freed", "moments"]
@@ -28,6 +29,8 @@ KINDS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3
 """As in ``csrc/reductions.c``."""
 MOST_MOMENTS = 1 << 20
 """Values beyond which the threads of torch take moments sooner than one thread of C."""
+LEAST_SQUARES = 1e-280
+"""A sum of squares below which some of them may have been too small for a float64."""
 
 
 def is_freed(tensor: Tensor) -> bool:
@@ -70,12 +73,18 @@ def _by_torch(dense: Tensor) -> tuple[int, int, int]:
     return nan, nonfinite - nan, high - nonfinite
 
 
-def moments(tensor: Tensor) -> tuple[float, ...] | None:
-    """``max, min, mean, square, nonfinite, nan, zeros`` over the finite values; ``None`` where torch operations are to be used."""
+def moments(tensor: Tensor) -> Piece | None:
+    """The figures of a tensor; ``None`` where torch operations are to be used."""
     if moments_of is None or tensor.numel() > MOST_MOMENTS or not tensor.is_contiguous() or tensor.is_neg():
         return None
     address = address_of(tensor)
     if not address:
         return None
-    found: tuple[float, ...] = moments_of(address, tensor.numel(), KINDS[tensor.dtype])
-    return found
+    number = tensor.numel()
+    largest, smallest, mean, square, nonfinite, nan, zeros = moments_of(address, number, KINDS[tensor.dtype])
+    if nonfinite == number:
+        return Piece(number, math.nan, math.nan, math.nan, math.nan, nonfinite, nan, zeros)
+    # The squares of float64 values have no wider type.
+    if not math.isfinite(square) or (square < LEAST_SQUARES and largest > smallest):
+        return None
+    return Piece(number, largest, smallest, mean, math.sqrt(square / (number - nonfinite)), nonfinite, nan, zeros)

@@ -371,7 +371,7 @@ def test_wrong_heads(value: Any) -> None:
         Settings(attention_heads=value)
 
 
-@pytest.mark.parametrize("value", [["ab"], [("a", "b", "c")], [{"a", "b"}]], ids=repr)
+@pytest.mark.parametrize("value", [["ab"], [("a", "b", "c")], [{"a", "b"}]], ids=["text", "three", "set"])
 def test_texts_are_no_pairs(value: Any) -> None:
     """One of two characters is no tag, although Python takes it apart."""
     with pytest.raises(SettingsError, match="session_tags"):

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -48,3 +54,60 @@ def test_results() -> None:
 
     wrapped = guard.guarded("doubling")(double)
     assert (wrapped(4), wrapped.__name__) == (8, "double")
+
+
+class _Broken(Exception):
+    """A class whose module is no text."""
+
+
+_Broken.__module__ = None  # type: ignore[assignment]
+
+
+class _Asked:
+    """A handler whose attributes raise."""
+
+    def __call__(self, number: int, frame: Any) -> None:
+        raise TimeoutError
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+def _given_its_caller(frame: Any) -> None:
+    raise ValueError
+
+
+class _Lazy(asyncio.Future):  # type: ignore[type-arg]
+    """A property in C that raises what it was given."""
+
+    late = property(asyncio.Future.result)
+
+
+def _late() -> Any:
+    loop = asyncio.new_event_loop()
+    lazy = _Lazy(loop=loop)
+    lazy.set_exception(_Broken())
+    loop.close()
+    return guard.read_attribute(lazy, "late", "default")
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [lambda: _boom(_Broken()), lambda: _given_its_caller(sys._getframe()), lambda: inspect.getouterframes(sys._getframe(), context="x")],  # type: ignore[arg-type]
+    ids=["class without a module", "frame as an argument", "frame for the standard library"],
+)
+def test_what_is_no_signal(contained: list[guard.Swallowed], fail: Callable[[], object]) -> None:
+    """Errors that only look like those of a handler are contained, also with a handler that raises when it is looked at."""
+    before = signal.signal(signal.SIGINT, _Asked())
+    try:
+        with guard.contain("test of signals"):
+            fail()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(contained) == 1
+    contained.clear()
+
+
+def test_attributes_that_raise_from_c() -> None:
+    """What a property of the program's raises is its own, whatever its class."""
+    assert _late() == "default"

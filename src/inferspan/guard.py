@@ -8,7 +8,9 @@ as a time limit: Python runs handlers between any two instructions, ours too, so
 
 from __future__ import annotations
 
+import _signal
 import functools
+import inspect
 import logging
 import os
 import signal
@@ -17,7 +19,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 __all__ = [
@@ -40,6 +42,12 @@ _RAISED_BY_OTHERS = sys.stdlib_module_names | {
     "transformers", "triton", "urllib3",
 }  # fmt: skip
 """Packages whose exceptions a line of ours may raise without a frame of theirs: what is called there is code in C."""
+_ASKING = frozenset({"read_attribute", "read_attributes", "ask"})
+"""Functions that run code of the program, also by functions in C that raise what it has given them."""
+_SIGNALS = frozenset(int(number) for number in signal.valid_signals())
+_STARRED = inspect.CO_VARARGS
+_FRAMES = 64
+"""Frames of a traceback that are looked at; a handler runs right above the code that it has interrupted."""
 
 
 def _forked() -> None:
@@ -89,57 +97,84 @@ def report(place: str, error: Exception, *, reason: str = "") -> None:
         try:
             _log.warning("%s failed (%s); your program is not affected, further failures here are only counted", place, label)
             _log.debug("%s: %s", place, traceback.format_exc())
-        except Exception:
-            pass  # of a log handler or filter of the program's
+        except Exception as failure:  # of a log handler or filter of the program's
+            pass_on(failure)
 
 
 def pass_on(error: BaseException) -> None:
     """Raise an exception that has only come through our code: of a signal handler of the program, or one that another thread has put here.
 
-    A handler is known by its code, or by an argument that is the frame it has interrupted. What ``PyThreadState_SetAsyncExc`` raises leaves
-    no frame; it is taken for that where a line of ours raises a class that nothing called from there has.
+    A handler is known by its code, or by its arguments: a signal, and the frame that it has interrupted. What ``PyThreadState_SetAsyncExc``
+    raises leaves no frame; it is taken for that where a line of ours raises a class of the program's.
 
     Raises:
         BaseException: ``error`` itself.
     """
-    trace, last = error.__traceback__, None
-    if trace is None:
-        return
-    on_main = threading.current_thread() is threading.main_thread()
-    handlers = _handlers() if on_main else frozenset()
-    while trace is not None:
-        last = trace.tb_frame
-        if on_main and (last.f_code in handlers or _took_its_caller(last)):
-            raise error
-        trace = trace.tb_next
-    package = type(error).__module__.partition(".")[0]
-    if last is not None and last.f_code.co_filename.startswith(_PACKAGE) and package not in _RAISED_BY_OTHERS:
+    try:
+        foreign = _of_a_handler(error) or _from_a_thread(error)
+    except Exception:  # of what the program has put into its handlers and classes
+        foreign = False
+    if foreign:
         raise error
 
 
-def _handlers() -> frozenset[CodeType]:
+def _of_a_handler(error: BaseException) -> bool:
+    trace = error.__traceback__
+    if trace is None or threading.current_thread() is not threading.main_thread():
+        return False
+    handlers, left = _handlers(), _FRAMES
+    while trace is not None and left:
+        frame = trace.tb_frame
+        if frame.f_code in handlers or _took_a_signal(frame):
+            return True
+        trace, left = trace.tb_next, left - 1
+    return False
+
+
+def _handlers() -> set[CodeType]:
     """The code of the signal handlers that the program has installed."""
     found = set()
-    for number in signal.valid_signals():
-        handler: Any = signal.getsignal(number)
-        if callable(handler):
-            handler = handler.func if isinstance(handler, functools.partial) else handler
-            # Of a function, a method or an object with ``__call__``.
-            for function in (handler, getattr(handler, "__func__", None), vars(type(handler)).get("__call__")):
-                code = getattr(function, "__code__", None)
-                if isinstance(code, CodeType) and not code.co_filename.startswith(_PACKAGE):
-                    found.add(code)
-    return frozenset(found)
+    for number in _SIGNALS:
+        handler: Any = _signal.getsignal(number)
+        if handler is None or isinstance(handler, int):
+            continue
+        if isinstance(handler, functools.partial):
+            handler = handler.func
+        # Of a method, a function or an object that can be called; no attribute of the object itself is asked for.
+        function = getattr(handler, "__func__", None) if isinstance(handler, MethodType) else handler
+        if not isinstance(function, FunctionType):
+            function = getattr(type(function), "__call__", None)  # noqa: B004
+        if isinstance(function, FunctionType) and not function.__code__.co_filename.startswith(_PACKAGE):
+            found.add(function.__code__)
+    return found
 
 
-def _took_its_caller(frame: FrameType) -> bool:
-    """Whether an argument of a function is the frame that has called it: what Python gives a signal handler."""
+def _took_a_signal(frame: FrameType) -> bool:
+    """Whether a function was given a signal and the frame that has called it: what Python gives a handler."""
     caller, code = frame.f_back, frame.f_code
-    if caller is None or code.co_filename.startswith(_PACKAGE):
+    starred = bool(code.co_flags & _STARRED)
+    if caller is None or not (code.co_argcount in (2, 3) or starred):
         return False
-    given = code.co_varnames[: code.co_argcount + bool(code.co_flags & 4)]
-    values = [frame.f_locals.get(name) for name in given]
-    return any(value is caller or (isinstance(value, tuple) and any(one is caller for one in value)) for value in values)
+    values = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
+    if starred:
+        rest = frame.f_locals.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
+        values += rest if isinstance(rest, tuple) else ()
+    number = values[-2] if len(values) > 1 else None
+    return isinstance(number, int) and number in _SIGNALS and values[-1] is caller
+
+
+def _from_a_thread(error: BaseException) -> bool:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    code = None if trace is None else trace.tb_frame.f_code
+    if code is None or not code.co_filename.startswith(_PACKAGE) or code.co_name in _ASKING:
+        return False
+    name = type(error).__module__
+    file = getattr(sys.modules.get(name), "__file__", None)
+    # Classes of libraries in C are raised without a frame of theirs.
+    of_python = name == "__main__" or (isinstance(file, str) and file.endswith(".py"))
+    return of_python and name.partition(".")[0] not in _RAISED_BY_OTHERS
 
 
 def count(place: str) -> None:

@@ -11,6 +11,7 @@ import torch
 from opentelemetry.sdk.trace import ReadableSpan
 from torch import Tensor, nn
 
+import inferspan
 from inferspan import semconv
 from inferspan.settings import SettingsError
 from tests.cases import models
@@ -176,6 +177,34 @@ def test_an_interrupt_is_no_early_exit(telemetry: Telemetry) -> None:
     hook.remove()
     model(torch.full((2, 4), 9.0))
     assert [flow(span) for span in telemetry.forwards()] == [{}, {"branch.path": 0}]
+    telemetry.check()
+
+
+def test_passes_after_one_that_did_not_end(telemetry: Telemetry) -> None:
+    """Of one step: after an interrupt, and before a call that a hook of the program's refuses."""
+    model = Leaves()
+    refuses: list[bool] = []
+
+    def refuse(*_: Any) -> None:
+        if refuses:
+            raise ValueError("refused")
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    model.register_forward_pre_hook(refuse)
+    telemetry.instrument(model, control_flow="all")
+    with inferspan.generation(model, input_tokens=3) as generation, generation.prefill():
+        hook = model.layers[2].register_forward_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model(torch.full((2, 4), 9.0))
+        hook.remove()
+        model(torch.full((2, 4), 3.0))
+        refuses.append(True)
+        with pytest.raises(ValueError, match="refused"):
+            model(torch.full((2, 4), 4.0))
+    (span,) = telemetry.requests()
+    assert flow(span) == {"early_exit.layers": [2], "early_exit.passes": 1}
     telemetry.check()
 
 

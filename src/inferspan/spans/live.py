@@ -153,16 +153,18 @@ class LiveRequestSpan(RequestSpan):
         if self.tell_end is not None:
             with contain("ranks"):
                 self.tell_end(end.end_ns)
-        ending = _Ending(self, end)
+        ending, alone = _Ending(self, end), False
         try:
             if self._can_wait(end) and self.sinks.writer.put_end(ending):
                 self.metrics.waiting.put(ending.measure)
                 return
+            alone = True
             ending.close()
             ending.measure()
         except BaseException:
             # An interrupt of the program's. The hand-over thread does what is left, or this one if that cannot.
-            ending.interrupted()
+            if alone:
+                ending.interrupted()
             self.metrics.waiting.put(ending.measure)
             if not self.sinks.writer.put_end(ending):
                 ending.close()
@@ -264,14 +266,14 @@ class _Ending:
         end: how it ended.
     """
 
-    __slots__ = ("_context", "_done", "_end", "_logged", "_measured", "_part", "scope")
+    __slots__ = ("_context", "_done", "_end", "_logged", "_measured", "_part", "_stepped", "scope")
 
     def __init__(self, scope: LiveRequestSpan, end: RequestEnd) -> None:
         self.scope = scope
         self._end = end
         self._done: tuple[RequestEnd, Sequence[Finding]] | None = None
         self._part = 0
-        self._logged = self._measured = False
+        self._logged = self._measured = self._stepped = False
         # Processors of log records, whose events leave with the end, may read variables of the caller's context.
         self._context = contextvars.copy_context()
 
@@ -297,6 +299,9 @@ class _Ending:
         pause()
         metrics = self.scope.metrics
         metrics.waiting.settle(pause)
+        if self._stepped:  # queued once more, as the interrupt came when it was
+            return
+        self._stepped = True
         metrics.steps(self.scope.request, self._analysed()[0], self.scope.span, pause)
 
     def close(self, pause: Callable[[], None] = lambda: None) -> None:

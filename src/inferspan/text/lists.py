@@ -7,6 +7,8 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from inferspan.guard import pass_on
+
 __all__ = ["entries", "pairs", "whole_number"]
 
 _BYTES = (bytes, bytearray, memoryview, array)
@@ -44,6 +46,7 @@ def whole_number(value: object, limit: int) -> int | None:
     else:
         try:
             number = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-        except Exception:  # no number, or one of the program's
+        except Exception as error:  # no number, or one of the program's
+            pass_on(error)
             number = -1
     return number if 0 <= number < limit else None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import signal
-import threading
+import subprocess
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from inferspan import guard
+from inferspan import SettingsError, guard
 from inferspan.capture.generate import call as generating
 from inferspan.capture.generate.call import GenerateCall
 from inferspan.capture.generate.step_log import StepLog
@@ -129,26 +128,26 @@ def test_a_limit_while_a_module_is_recorded(telemetry: Telemetry, handled: Calla
     assert recorder.current.call is None
 
 
-def test_an_exception_from_another_thread(telemetry: Telemetry) -> None:
-    """What ``PyThreadState_SetAsyncExc`` raises on this thread leaves no frame of its own."""
-    model = models.llama()
-    telemetry.instrument(model)
-    here = ctypes.c_ulong(threading.get_ident())
+def _in_a_line_of_ours(error: Exception) -> None:
+    """Raise it where ``PyThreadState_SetAsyncExc`` does: without a frame of who has asked for it."""
+    names: dict[str, Any] = {}
+    exec(compile("def line(error):\n    raise error", guard.__file__, "exec"), names)
+    names["line"](error)
 
-    def stop() -> None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(here, ctypes.py_object(TimeLimit))
 
-    def generate() -> None:
-        model.generate(models.prompt(), max_new_tokens=3, min_new_tokens=3, do_sample=False)
+def test_an_exception_from_another_thread() -> None:
+    """One of a class of the program's comes out of a line of ours, which raises no such class."""
+    with pytest.raises(TimeLimit), guard.contain("test of time limits"):
+        _in_a_line_of_ours(TimeLimit())
 
-    generate()
-    codes = codes_of(StepLog.end, StepLog.choose, Request.finish)
-    counting = Interrupts(codes)
-    counting.run(generate)
-    for place in range(counting.count):
-        limit = Interrupts(codes, place, stop, TimeLimit)
-        assert limit.run(generate), limit.where
-        telemetry.check()
+
+@pytest.mark.parametrize("kind", [ValueError, subprocess.TimeoutExpired, torch.cuda.OutOfMemoryError, SettingsError])
+def test_an_exception_of_a_library(contained: list[guard.Swallowed], kind: type[Exception]) -> None:
+    """One that code in C, or a line of ours, may have raised is contained."""
+    with guard.contain("test of time limits"):
+        _in_a_line_of_ours(kind("a", 1.0))
+    assert [error.kind for error in contained] == [kind.__name__]
+    contained.clear()
 
 
 @pytest.mark.parametrize("kind", [ValueError, OSError, TimeLimit])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from inferspan.guard import report
 __all__ = ["FlowHook", "hooks_of_model"]
 
 _tracing: Any = torch._C._get_tracing_state
+_CALL: Any = getattr(nn.Module._call_impl, "__code__", None)
 
 
 def _log(engine: object) -> Any:
@@ -52,6 +55,15 @@ class FlowHook(CopiedAway):
             report("control flow", own)
 
 
+def _runs_inside(module: nn.Module, frame: FrameType) -> bool:
+    """Whether a call of the module is around the one that a hook of it is called for."""
+    calls, at = 0, frame.f_back
+    while at is not None and calls < 2:
+        calls += at.f_code is _CALL and at.f_locals.get("self") is module
+        at = at.f_back
+    return calls > 1
+
+
 class _BeforeModel(CopiedAway):
     """Pre-hook of the model itself."""
 
@@ -67,7 +79,7 @@ class _BeforeModel(CopiedAway):
             return
         try:
             if (found := _log(self._engine)) is not None:
-                found[0].enter_model(found[1], (args, kwargs), sys.exc_info()[1])
+                found[0].enter_model(found[1], (args, kwargs), sys.exc_info()[1], partial(_runs_inside, module, sys._getframe()))
         except Exception as own:
             report("control flow", own)
 

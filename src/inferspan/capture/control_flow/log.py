@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -125,15 +125,16 @@ class FlowLog:
         self._exited = self._branched = 0
         self.events: list[tuple[str, int, Attributes]] = []
 
-    def enter_model(self, step: int | None, inputs: Any, handled: BaseException | None) -> None:
+    def enter_model(self, step: int | None, inputs: Any, handled: BaseException | None, runs: Callable[[], bool]) -> None:
         """The model is about to run.
 
         Args:
             step: number of the open step; ``None`` outside of one.
             inputs: its arguments.
             handled: the exception that the program handles meanwhile, if any.
+            runs: whether it runs already; asked only if nothing has told its end, as after an interrupt.
         """
-        if self._depth and step == self._step:
+        if self._depth and runs():
             # The model calls itself.
             self._depth += 1
             return
@@ -147,7 +148,10 @@ class FlowLog:
 
     def leave_model(self, handled: BaseException | None) -> None:
         """It has returned, or raised the exception that is handled now and was not before."""
-        self._depth = max(0, self._depth - 1)
+        if not self._depth:
+            # A hook of the program's has refused the call before it began.
+            return
+        self._depth -= 1
         if not self._depth:
             self._failed = handled is not None and id(handled) != self._handled
 

@@ -25,7 +25,7 @@ from inferspan.capture.modules.selection import select, walk
 from inferspan.capture.values.deferred import Stability
 from inferspan.capture.values.kept import KeptModules
 from inferspan.capture.values.unseen import hidden
-from inferspan.guard import contain
+from inferspan.guard import contain, pass_on
 from inferspan.records import ModuleBatch, ModuleInfo, RequestEnd
 from inferspan.settings import Settings
 
@@ -276,6 +276,7 @@ class InsideLog:
                     if returned is not None:
                         self.latest.setdefault(name, []).append(returned)
                 except Exception as error:
+                    pass_on(error)
                     function.complain(f"returned what cannot be taken in ({type(error).__name__})", name)
 
     def failure(self, info: ModuleInfo, output: Any, inputs: Any) -> NonfiniteError | None:

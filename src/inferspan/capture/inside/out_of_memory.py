@@ -21,7 +21,7 @@ from inferspan import semconv
 from inferspan.attribute_values import exportable_text, shape_attributes
 from inferspan.capture.device.memory import has_allocator, reader_on
 from inferspan.capture.modules.shapes import describe
-from inferspan.guard import contain
+from inferspan.guard import contain, pass_on
 from inferspan.ranks import filled
 from inferspan.records import AttributeValue, RequestEnd
 
@@ -198,5 +198,6 @@ def _snapshot(path: str, device: torch.device | None) -> str:
     except OSError as error:
         return f"none: {error.strerror or type(error).__name__}"
     except Exception as error:
+        pass_on(error)
         return f"none: {type(error).__name__}"
     return exportable_text(path)

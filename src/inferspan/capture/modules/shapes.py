@@ -42,7 +42,7 @@ _VALUES = (
     torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator,
 )  # fmt: skip
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, partial, torch.nn.Module)
-_HOMES_OF_VALUES = frozenset({"datetime", "pathlib", "pathlib._local", "re", "uuid"})
+_HOMES_OF_VALUES = frozenset({"_thread", "datetime", "pathlib", "pathlib._local", "re", "uuid"})
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _as_plain: Any = torch._C.DisableTorchFunctionSubclass
@@ -194,7 +194,7 @@ def _may_hold(value: Any, kind: Any, inner: dict[str, Any] | None) -> bool:
     """
     if issubclass(kind, (*_VALUES, *_CODE)) or kind.__module__ in _HOMES_OF_VALUES or kind in (object, MappingProxyType):
         return False
-    if kind.__module__ == "numpy":
+    if str(kind.__module__).partition(".")[0] == "numpy":
         return bool(kind.__name__ == "ndarray")
     if isinstance(value, Mapping):
         return inner is None

@@ -3,7 +3,8 @@
 In come attempts to send, out come whether they succeeded and, in the log, one sentence when an address stops taking telemetry, at most
 one a minute while that lasts, and one when it is over. Lines of the SDK, of urllib3 and of gRPC about these attempts are kept from the
 log: they are recognised by the thread that runs the attempt, so those about a host's exporters stay. A sentence has the address and
-the likely reason, and neither user, password, query nor header. Nothing raises.
+the likely reason, and neither user, password, query nor header. What a receiver takes and rejects items of is told in its own words,
+without those of our headers. Nothing raises.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from inferspan import guard
+from inferspan.export.client.answers import Taken
 from inferspan.export.client.endpoints import endpoint_of
 from inferspan.export.client.probing import listener_at
 from inferspan.export.reasons import SPEAKS_GRPC, likely_reason, wrong_protocol
-from inferspan.export.variables import per_signal, plain_address, read
+from inferspan.export.variables import per_signal, plain_address, read, without_values
 
-__all__ = ["Delivery", "Destination", "destination_of", "explain_failures_of_the_program", "own_lines_only", "tell_attempt"]
+__all__ = ["Delivery", "Destination", "destination_of", "explain_failures_of_the_program", "own_lines_only", "tell_attempt", "tell_taken"]
 
 _log = logging.getLogger("inferspan")
 EVERY = 60.0
@@ -30,12 +32,14 @@ EVERY = 60.0
 KEPT_LINES = 20
 _LIBRARIES = ("opentelemetry", "urllib3", "requests", "grpc")
 _UNITS = {"traces": "spans", "metrics": "metrics", "logs": "log records"}
+_POINTS = "data points"
 
 
 # ------------------------------------------------------------------------------------------------- lines about our exporters
 class _Attempts(threading.local):
     def __init__(self) -> None:
         self.lines: list[str] | None = None
+        self.taken: list[Taken] = []
 
 
 _attempts = _Attempts()
@@ -78,7 +82,7 @@ def _filter_new_loggers() -> None:
 def own_lines_only() -> Iterator[list[str]]:
     """Keep warnings and errors of the libraries below an exporter out of the log, on this thread; gives their texts."""
     _filter_new_loggers()
-    before, _attempts.lines = _attempts.lines, []
+    before, _attempts.lines, _attempts.taken = _attempts.lines, [], []
     lines = _attempts.lines
     try:
         yield lines
@@ -90,6 +94,12 @@ def tell_attempt(text: str) -> None:
     """Add a description of a failure to the lines of the attempt that runs on this thread, if any."""
     if _attempts.lines is not None:
         _attempts.lines.append(text)
+
+
+def tell_taken(taken: Taken) -> None:
+    """Add what the receiver says of a request that it has taken to the attempt that runs on this thread, if any."""
+    if _attempts.lines is not None and taken != Taken():
+        _attempts.taken.append(taken)
 
 
 class _Explains(logging.Filter):
@@ -160,6 +170,9 @@ class Destination:
         self._reason = ""
         self._lost = _Lost(0, {})
         self._lost_in_all: dict[str, int] = {}
+        self._rejected: dict[str, int] = {}
+        self._next_remark = float("-inf")
+        self._remark = ""
 
     def sent(self, signal: str) -> None:
         """Record a request that arrived."""
@@ -191,6 +204,28 @@ class Destination:
         else:
             text = "inferspan still cannot send to %s: %s; %d requests with %s since the last such line"
             _say(logging.WARNING, text, self.address, reason, lost.requests, _counted(lost.items))
+
+    def rejected(self, signal: str, count: int, words: str) -> None:
+        """Record that the receiver took a request and rejected items of it, or none, with a warning; log a line if one is due.
+
+        Args:
+            signal: ``traces``, ``metrics`` or ``logs``.
+            count: items that it rejected.
+            words: what it says about that.
+        """
+        words = without_values(words, os.environ)
+        with self._lock:
+            unit = _POINTS if signal == "metrics" else _UNITS[signal]
+            if count:
+                self._rejected[unit] = self._rejected.get(unit, 0) + count
+            now = self._clock()
+            if now < self._next_remark or (not count and words == self._remark):
+                return  # the same warning at each request is none the second time
+            self._next_remark, self._remark = now + EVERY, words
+            rejected, self._rejected = self._rejected, {}
+        said = f"rejected {_counted(rejected)}: {words or 'it gives no reason'}" if rejected else f"warns: {words}"
+        text = "inferspan sends %s to %s, which %s; your program is not affected, and this is said at most once a minute"
+        _say(logging.WARNING, text, signal, self.address, said)
 
     def overflowed(self, signal: str, count: int) -> None:
         """Record items that a full queue refused."""
@@ -258,11 +293,11 @@ class Delivery:
 
     @property
     def refused(self) -> int:
-        """Items that were not delivered, since the process began."""
+        """Items that were not delivered, since the process began; of metrics that a receiver rejected, their data points."""
         return self._refused
 
     def attempt(self, send: Callable[[], bool], count: int) -> bool:
-        """Send one request and record its outcome.
+        """Send one request and record its outcome; one that the receiver rejected items of was not delivered.
 
         Args:
             send: sends it, and says whether it arrived.
@@ -275,15 +310,31 @@ class Delivery:
                 sent = send()
             except Exception as caught:
                 error = caught
-        if sent:
-            if self._destination is not None:
-                self._destination.sent(self._signal)
-            return True
+            taken = _attempts.taken
+        failure = next((each.failure for each in taken if each.failure), "")
+        if sent and not failure:
+            return self._arrived(count, taken)
         with self._lock:
             self._refused += count
         guard.count(f"export of {self._signal}")
         if self._destination is not None:
-            self._destination.lost(self._signal, count, likely_reason(self._destination.address, lines, error))
+            self._destination.lost(self._signal, count, failure or likely_reason(self._destination.address, lines, error))
+        return False
+
+    def _arrived(self, count: int, taken: Sequence[Taken]) -> bool:
+        """Record a request that was taken, unless the receiver rejected some of it."""
+        # Of metrics it counts data points, and the number sent is not known here.
+        rejected = sum(each.rejected for each in taken)
+        rejected = rejected if self._signal == "metrics" else min(rejected, count)
+        if self._destination is not None:
+            self._destination.sent(self._signal)
+            if taken:
+                self._destination.rejected(self._signal, rejected, next((each.message for each in taken if each.message), ""))
+        if not rejected:
+            return True
+        with self._lock:
+            self._refused += rejected
+        guard.count(f"export of {self._signal}")
         return False
 
     def overflowed(self, count: int) -> None:

@@ -7,6 +7,7 @@ Endpoint, headers and TLS are read by the exporters themselves, from ``os.enviro
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import gzip
@@ -24,7 +25,8 @@ from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult,
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from inferspan.export import older_exporters
-from inferspan.export.delivery import Delivery, destination_of, own_lines_only, tell_attempt
+from inferspan.export.client.answers import LONGEST_BODY, taken_over_http
+from inferspan.export.delivery import Delivery, destination_of, own_lines_only, tell_attempt, tell_taken
 from inferspan.export.sdk_variables import hidden
 from inferspan.export.variables import per_signal, positive_number, read, stays_here
 from inferspan.setting_checks import shown, warn_once
@@ -70,7 +72,7 @@ def build_exporter(name: str, signal: str, environ: Mapping[str, str]) -> Any:
         made = exporter(**arguments)
     _warn_of_lines(environ, signal, lines)
     _draw_apart()
-    older_exporters.adapt(made, kind)
+    older_exporters.adapt(made, kind, signal)
     if signal == "metrics" and not cuts:
         made.export = older_exporters.in_parts(made.export, METRIC_POINTS)
     client: Any = getattr(made, "_client", None)
@@ -79,7 +81,25 @@ def build_exporter(name: str, signal: str, environ: Mapping[str, str]) -> Any:
         client._compress = functools.partial(gzip.compress, compresslevel=1)
     if kind == "http" and hasattr(client, "export"):
         client.export = _telling(client.export)
+        _hear_answers(client, signal)
     return made
+
+
+def _hear_answers(client: Any, signal: str) -> None:
+    """Tell what the bodies of successes say: the client looks at the status only."""
+    transport: Any = getattr(client, "_transport", None)
+    request = getattr(transport, "request", None)
+    if request is None:
+        return
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = request(*args, **kwargs)
+        with contextlib.suppress(Exception):  # of a body that is broken off: the status counts then
+            if result.status_code is not None and 200 <= result.status_code < 300:
+                tell_taken(taken_over_http(signal, result.headers().get("Content-Type") or "", result.content()[:LONGEST_BODY]))
+        return result
+
+    transport.request = call
 
 
 def _telling(export: Callable[[bytes], Any]) -> Callable[[bytes], Any]:

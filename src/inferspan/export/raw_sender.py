@@ -58,7 +58,6 @@ class OtlpSpanSender:
         self._connect, self._head = connect, head
         self._room, self._limit, self._delay = room, limit, delay
         self._closed = False
-        self._dropped = 0
         self._start()
 
     def _start(self) -> None:
@@ -71,8 +70,8 @@ class OtlpSpanSender:
 
     @property
     def dropped(self) -> int:
-        """Spans that were refused because the queue was full, or that could not be sent."""
-        return self._dropped
+        """Spans that were refused because the queue was full, that could not be sent, or that the receiver rejected."""
+        return self._delivery.refused
 
     def offer(self, spans: bytes, count: int) -> int:
         """Queue results of ``protobuf.span``, joined.
@@ -94,7 +93,6 @@ class OtlpSpanSender:
             if taken:
                 self._queue.append((spans, taken))
                 self._queued += len(spans)
-            self._dropped += count - taken
             wake = self._queued >= WAKE_BYTES
         if taken < count:
             self._delivery.overflowed(count - taken)
@@ -157,13 +155,9 @@ class OtlpSpanSender:
     def _export(self, slabs: list[bytes], count: int) -> bool:
         token = attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
         try:
-            sent = self._delivery.attempt(lambda: self._send_now(slabs), count)
+            return self._delivery.attempt(lambda: self._send_now(slabs), count)
         finally:
             detach(token)
-        if not sent:
-            with self._lock:
-                self._dropped += count
-        return sent
 
     def _send_now(self, slabs: list[bytes]) -> bool:
         with guard.contain("raw span export"):

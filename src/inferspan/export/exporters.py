@@ -234,9 +234,8 @@ class GuardedSpans(SpanExporter):
 
     def export(self, spans: Sequence[Any]) -> SpanExportResult:
         """Send all parts, also after one has failed."""
-        parts = within_limit(spans, _span_size, self._limit)
-        results = [self._delivery.attempt(functools.partial(self._send, part), len(part)) for part in parts]
-        return SpanExportResult.SUCCESS if all(results) else SpanExportResult.FAILURE
+        sent = self._delivery.attempt_all(self._send, within_limit(spans, _span_size, self._limit))
+        return SpanExportResult.SUCCESS if sent else SpanExportResult.FAILURE
 
     def _send(self, spans: Sequence[Any]) -> bool:
         return self._inner().export(spans) is SpanExportResult.SUCCESS
@@ -285,9 +284,8 @@ class GuardedLogs(LogRecordExporter):
 
     def export(self, batch: Sequence[Any]) -> LogRecordExportResult:
         """Send all parts, also after one has failed."""
-        parts = within_limit(batch, _log_size, self._limit)
-        results = [self._delivery.attempt(functools.partial(self._send, part), len(part)) for part in parts]
-        return LogRecordExportResult.SUCCESS if all(results) else LogRecordExportResult.FAILURE
+        sent = self._delivery.attempt_all(self._send, within_limit(batch, _log_size, self._limit))
+        return LogRecordExportResult.SUCCESS if sent else LogRecordExportResult.FAILURE
 
     def _send(self, batch: Sequence[Any]) -> bool:
         return self._inner().export(batch) is LogRecordExportResult.SUCCESS

@@ -21,7 +21,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inferspan.export import variables
-from inferspan.export.delivery import Delivery
+from inferspan.export.delivery import Delivery, begin_end, tell_undelivered
 from inferspan.export.fork import begin_at_zero_in_children, own_id_in_children
 from inferspan.export.older_sdk import joining
 from inferspan.export.sdk_variables import PROVIDERS, hidden
@@ -85,7 +85,7 @@ class Setup:
     """Providers and pipelines that this process has set up."""
 
     lock: threading.RLock = dataclasses.field(default_factory=threading.RLock)
-    pipelines: Pipelines = dataclasses.field(default_factory=Pipelines)
+    pipelines: Pipelines = dataclasses.field(default_factory=lambda: Pipelines(begin=begin_end, tell=tell_undelivered))
     done: bool = False
     hinted: bool = False
     installed: set[str] = dataclasses.field(default_factory=set)

@@ -59,6 +59,7 @@ class OtlpSpanSender:
         self._room, self._limit, self._delay = room, limit, delay
         self._closed = False
         self._start()
+        self._delivery.waits_in(self._waiting)
 
     def _start(self) -> None:
         self._pid = os.getpid()
@@ -72,6 +73,10 @@ class OtlpSpanSender:
     def dropped(self) -> int:
         """Spans that were refused because the queue was full, that could not be sent, or that the receiver rejected."""
         return self._delivery.refused
+
+    def _waiting(self) -> int:
+        """Spans in the queue; in a forked child it still has those of the parent."""
+        return sum([count for _, count in list(self._queue)]) if self._pid == os.getpid() else 0
 
     def offer(self, spans: bytes, count: int) -> int:
         """Queue results of ``protobuf.span``, joined.

@@ -35,6 +35,8 @@ __all__ = ["GuardedLogs", "GuardedMetrics", "GuardedSpans", "build_exporter", "g
 
 LONGEST_TIMEOUT = 86_400_000.0
 """Milliseconds."""
+SHORTEST_TIMEOUT = 0.01
+"""Seconds; nothing is answered in less."""
 
 REQUEST_LIMIT = 3 * 1024 * 1024
 """Bytes of one request: receivers refuse more than 4 MiB over gRPC, 20 MiB over HTTP, and the estimate is not exact."""
@@ -143,7 +145,7 @@ def _draw_apart() -> None:
 
 def _timeout(environ: Mapping[str, str], signal: str) -> float:
     # The specification counts milliseconds, the Python exporters seconds. Nobody means a quarter of an hour.
-    value = positive_number(environ, 10.0, *per_signal(signal, "TIMEOUT"), most=LONGEST_TIMEOUT)
+    value = positive_number(environ, 10.0, *per_signal(signal, "TIMEOUT"), most=LONGEST_TIMEOUT, least=SHORTEST_TIMEOUT)
     return value / 1000 if value >= 1000 else value
 
 

@@ -218,7 +218,8 @@ def raw_sink(tracer_provider: Any, *, scope: InstrumentationScope | None = None)
 def _make(provider: Any, name: str, scope: InstrumentationScope) -> None:
     connect = _CONNECT[name]
     with guard.contain("raw span sink"):  # it stands on private parts of the exporters
-        delay = variables.positive_number(SETUP.environ, 5000, "OTEL_BSP_SCHEDULE_DELAY", most=variables.LONGEST_WAIT) / 1000
+        bounds = {"most": variables.LONGEST_WAIT, "least": variables.SHORTEST_WAIT}
+        delay = variables.positive_number(SETUP.environ, 5000, "OTEL_BSP_SCHEDULE_DELAY", **bounds) / 1000
         delivery = Delivery("traces", destination_of(name, "traces", SETUP.environ))
         sink = OtlpSpanSender(
             lambda: connect(build_exporter(name, "traces", SETUP.environ)),

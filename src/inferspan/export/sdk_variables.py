@@ -57,6 +57,13 @@ class Unusable(NamedTuple):
     name: str
     reason: str
     rest: str | None = None
+    instead: str | None = None
+    """A default that the SDK must be told, because it logs a line where there is none."""
+
+    @property
+    def used(self) -> str | None:
+        """What the SDK is to read."""
+        return self.rest or self.instead
 
 
 def unusable(environ: Mapping[str, str]) -> list[Unusable]:
@@ -83,12 +90,12 @@ def hidden(*, logged: bool = True) -> Iterator[None]:
         try:
             for item in found:
                 os.environ.pop(item.name, None)
-                if item.rest:
-                    os.environ[item.name] = item.rest
+                if item.used:
+                    os.environ[item.name] = item.used
             yield
         finally:
             for item in found:
-                if os.environ.get(item.name) == item.rest:  # otherwise the program has set it in the meantime
+                if os.environ.get(item.name) == (item.used or None):  # otherwise the program has set it in the meantime
                     os.environ[item.name] = before[item.name]
 
 
@@ -122,7 +129,7 @@ def _choices(environ: Mapping[str, str]) -> Iterator[Unusable]:
         yield Unusable("OTEL_TRACES_SAMPLER", f"it must be one of {', '.join(_SAMPLERS)}")
     ratio = environ.get("OTEL_TRACES_SAMPLER_ARG")
     if sampler in _SAMPLERS and "ratio" in sampler and ratio is not None and not _is_ratio(ratio):
-        yield Unusable("OTEL_TRACES_SAMPLER_ARG", "it must be a number from 0 to 1; everything is sampled")
+        yield Unusable("OTEL_TRACES_SAMPLER_ARG", "it must be a number from 0 to 1; everything is sampled", instead="1.0")
     if environ.get("OTEL_METRICS_EXEMPLAR_FILTER", "trace_based") not in _EXEMPLARS:
         yield Unusable("OTEL_METRICS_EXEMPLAR_FILTER", f"it must be one of {', '.join(_EXEMPLARS)}")
     if environ.get(_INTERNAL, "false").strip().lower() not in ("true", "false"):

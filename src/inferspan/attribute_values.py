@@ -21,8 +21,9 @@ from .records import AttributeValue
 from .semconv import OBSERVABLE_UP_DOWN_COUNTER, Metric
 
 __all__ = [
-    "AttributeLimits", "exportable", "exportable_attributes", "exportable_or_text", "exportable_reading", "exportable_text", "number_in",
-    "shape_attributes",
+    "AttributeLimits", "add_event_within_limits", "count_dropped", "count_limit", "exportable", "exportable_attributes",
+    "exportable_or_text", "exportable_reading", "exportable_text", "most_important", "number_in",
+    "set_within_limits", "shape_attributes", "start_within_limits",
 ]  # fmt: skip
 
 _INT64 = 2**63
@@ -53,6 +54,61 @@ class AttributeLimits:
         if isinstance(value, list | tuple) and any(isinstance(item, str) for item in value):
             return tuple(item[: self.length] if isinstance(item, str) else item for item in value)
         return value
+
+
+def _last_to_go(key: str) -> tuple[bool, bool]:
+    """What a reader needs most comes first: whether it failed, then what every trace store of GenAI knows."""
+    return not key.startswith("error."), not key.startswith("gen_ai.")
+
+
+def most_important(attributes: Mapping[str, AttributeValue], most: int) -> dict[str, AttributeValue]:
+    """At most so many of some attributes: those of errors, those of GenAI, then the others, each in their order."""
+    kept = set(sorted(attributes, key=_last_to_go)[: max(0, most)])
+    return {key: value for key, value in attributes.items() if key in kept}
+
+
+def count_limit(owner: Any) -> int | None:
+    """How many attributes a span may have, of a span or tracer of the SDK; ``None`` if there is no limit, or it is not known."""
+    real = getattr(owner, "_tracer", owner)
+    limit = getattr(getattr(real, "_limits", getattr(real, "_span_limits", None)), "max_span_attributes", None)
+    return limit if isinstance(limit, int) else None
+
+
+def count_dropped(owner: Any, count: int) -> None:
+    """Count attributes that were left out, as the SDK counts those that it drops; nothing where it has no such count."""
+    kept: Any = getattr(owner, "_attributes", None)
+    if count > 0 and isinstance(getattr(kept, "dropped", None), int):
+        kept.dropped += count
+
+
+def start_within_limits(tracer: Any, name: str, attributes: Mapping[str, AttributeValue], **options: Any) -> Any:
+    """Start a span of a tracer with no more attributes than it may have, and count the others: see ``set_within_limits``."""
+    limit = count_limit(tracer)
+    kept = attributes if limit is None or len(attributes) <= limit else most_important(attributes, limit)
+    span = tracer.start_span(name, attributes=kept, **options)
+    count_dropped(span, len(attributes) - len(kept))
+    return span
+
+
+def set_within_limits(span: Any, attributes: Mapping[str, AttributeValue]) -> None:
+    """Set attributes on a span, no more than it may have: the SDK would drop the oldest, which say most, and log a line for each."""
+    limit, present = count_limit(span), getattr(span, "_attributes", None)
+    if limit is not None and isinstance(present, Mapping) and len(present) + len(attributes) > limit:
+        new = {key: value for key, value in attributes.items() if key not in present}
+        kept = most_important(new, limit - len(present))
+        attributes = {key: value for key, value in attributes.items() if key in kept or key not in new}
+        count_dropped(span, len(new) - len(kept))
+    span.set_attributes(attributes)
+
+
+def add_event_within_limits(span: Any, name: str, attributes: Mapping[str, AttributeValue], time_ns: int) -> None:
+    """Add an event to a span, with the first of its attributes if it may not have all: the SDK would keep the last and log the others."""
+    limit = getattr(getattr(span, "_limits", None), "max_event_attributes", None)
+    kept = dict(list(attributes.items())[:limit]) if isinstance(limit, int) else attributes
+    span.add_event(name, kept, timestamp=time_ns)
+    events = getattr(span, "events", ()) if len(kept) < len(attributes) else ()
+    if events:
+        count_dropped(events[-1], len(attributes) - len(kept))
 
 
 def exportable_text(text: str) -> str:

@@ -7,14 +7,18 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsPartialSuccess, ExportLogsServiceResponse
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsPartialSuccess, ExportMetricsServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTracePartialSuccess, ExportTraceServiceResponse
 
 from inferspan import guard
 from inferspan.export.delivery import Delivery, Destination, destination_of, own_lines_only
 from inferspan.export.reasons import likely_reason
 from tests.export.program import Program
-from tests.support.otlp_receivers import RECEIVERS, dead_endpoint
+from tests.support.otlp_receivers import RECEIVERS, Received, dead_endpoint
 
 
 class Clock:
@@ -28,15 +32,16 @@ class Clock:
 
 
 @contextmanager
-def http_answers(status: int) -> Iterator[str]:
-    """A server that answers every request with one status."""
+def http_answers(status: int, page: bytes = b"") -> Iterator[str]:
+    """A server that answers every request with one status, and this page."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             self.send_response(status)
-            self.send_header("Content-Length", "0")
+            self.send_header("Content-Length", str(len(page)))
             self.end_headers()
+            self.wfile.write(page)
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -74,6 +79,82 @@ def test_flush_is_false_when_the_receiver_refuses(program: Program, status: int,
     assert words in line
     assert "opentelemetry" not in program.errors
     assert "hunter2" not in program.errors
+
+
+def rejecting(signal: str, count: int, words: str) -> Any:
+    """The answer of a receiver that takes a request and rejects so many items of it."""
+    if signal == "traces":
+        return ExportTraceServiceResponse(partial_success=ExportTracePartialSuccess(rejected_spans=count, error_message=words))
+    if signal == "metrics":
+        return ExportMetricsServiceResponse(partial_success=ExportMetricsPartialSuccess(rejected_data_points=count, error_message=words))
+    return ExportLogsServiceResponse(partial_success=ExportLogsPartialSuccess(rejected_log_records=count, error_message=words))
+
+
+COUNTED = """
+otlp.configure()
+from inferspan import guard
+record()
+flushed = otlp.force_flush(20)
+record()
+print(json.dumps([flushed, otlp.force_flush(20), guard.error_counts()]))
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(("signal", "items"), [("traces", "1 spans"), ("metrics", "1 data points"), ("logs", "1 log records")])
+def test_flush_is_false_when_the_receiver_rejects_items(program: Program, receiver: Received, signal: str, items: str) -> None:
+    """A partial success is no delivery: the flush is false, the items are counted, and one sentence has their number and the reason."""
+    receiver.answers[signal] = rejecting(signal, 1, "too old\x07\nby far, hunter2")
+    assert program(COUNTED, OTEL_EXPORTER_OTLP_HEADERS="team=hunter2") == [[False, False, {f"export of {signal}": 2}]]
+    (line,) = program.log("WARNING")
+    assert line.startswith(f"inferspan sends {signal} to {receiver.endpoint}, which rejected {items}: too old? by far, ...; your program is not affected")
+
+
+@pytest.mark.parametrize("signal", ["traces", "metrics", "logs"])
+def test_warning_of_a_receiver_is_told_once(program: Program, receiver: Received, signal: str) -> None:
+    """An answer with words and no rejected items is a delivery, and its words are one line."""
+    receiver.answers[signal] = rejecting(signal, 0, "use the new path")
+    assert program(COUNTED) == [[True, True, {}]]
+    (line,) = program.log("WARNING")
+    assert line.startswith(f"inferspan sends {signal} to {receiver.endpoint}, which warns: use the new path; ")
+
+
+def test_rejected_packed_spans_are_counted(program: Program, receiver: Received) -> None:
+    """Spans that are sent beside the SDK's pipeline are rejected like the others."""
+    body = """
+    from inferspan.export import protobuf
+    otlp.configure()
+    sink = otlp.raw_sink(trace.get_tracer_provider())
+    static = protobuf.static_part("layer 1", 1, {})
+    sink.offer(b"".join(protobuf.span(b"t" * 16, n.to_bytes(8, "big"), b"p" * 8, 0x100, "", static, n, n + 1) for n in range(1, 11)), 10)
+    print(json.dumps([otlp.force_flush(20), sink.dropped]))
+    os._exit(0)
+    """
+    receiver.answers["traces"] = rejecting("traces", 4, "too old")
+    assert program(body, **TRACES_ONLY) == [[False, 4]]
+    assert [line.partition(";")[0] for line in program.log("WARNING")] == [f"inferspan sends traces to {receiver.endpoint}, which rejected 4 spans: too old"]
+
+
+def test_web_page_is_no_delivery(program: Program) -> None:
+    """A web server that answers everything with a page has taken nothing."""
+    with http_answers(200, b"<!DOCTYPE html><html><body>hello</body></html>") as endpoint:
+        assert program(BODY, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, **TRACES_ONLY) == [[False, True]]
+    (line,) = program.log("WARNING")
+    assert line.startswith(f"inferspan cannot send traces to {endpoint}: it answers with a web page")
+
+
+def test_rejections_are_told_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """The numbers since the last line are in the next one."""
+    clock = Clock()
+    destination = Destination("http://c:4318", clock=clock)
+    for _ in range(3):
+        destination.rejected("traces", 5, "too old")
+        destination.rejected("metrics", 2, "too old")
+        clock.now += 30
+    assert [message.partition(";")[0] for message in caplog.messages] == [
+        "inferspan sends traces to http://c:4318, which rejected 5 spans: too old",
+        "inferspan sends traces to http://c:4318, which rejected 4 data points, 10 spans: too old",
+    ]
 
 
 @pytest.mark.parametrize("protocol", list(RECEIVERS))

@@ -36,6 +36,35 @@ def test_processor_settings(program: Program) -> None:
     assert [line.split("=")[0] for line in program.log("WARNING")] == list(wrong)
 
 
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        ("OTEL_METRIC_EXPORT_INTERVAL", "15000"),
+        ("OTEL_METRIC_EXPORT_TIMEOUT", "30000"),
+        ("OTEL_BSP_SCHEDULE_DELAY", "5000"),
+        ("OTEL_BLRP_SCHEDULE_DELAY", "1000"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "10"),
+    ],
+)
+def test_tiny_times_are_warnings(program: Program, name: str, default: str) -> None:
+    """A time in which nothing can be done is one warning and the default, and the SDK has nothing to say about it."""
+    with RECEIVERS["http/protobuf"]() as received:
+        body = "otlp.configure()\nrecord()\nsys.exit(0 if otlp.force_flush(20) else 1)"
+        program(body, **{name: "0.001", "OTEL_EXPORTER_OTLP_ENDPOINT": received.endpoint})
+    (line,) = program.errors.splitlines()
+    assert line.startswith(f"inferspan WARNING {name}=0.001 is ignored, {default} is used: it must be a number above zero, at least ")
+
+
+def test_wrong_argument_of_a_sampler_is_one_line(program: Program) -> None:
+    """Everything is sampled then, and the SDK does not say it again."""
+    with RECEIVERS["http/protobuf"]() as received:
+        environ = {"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "half", "OTEL_EXPORTER_OTLP_ENDPOINT": received.endpoint}
+        assert program("otlp.configure()\nrecord()\nprint(json.dumps(os.environ['OTEL_TRACES_SAMPLER_ARG']))", **environ) == ["half"]
+    assert len(received.spans()) == 1
+    (line,) = program.errors.splitlines()
+    assert line.startswith("inferspan WARNING OTEL_TRACES_SAMPLER_ARG=half is ignored: ")
+
+
 def test_wrong_variables_of_the_sdk_are_warnings(program: Program) -> None:
     """Limits, filters, samplers and files that do not exist cost a warning each, never the program, and what is right counts."""
     body = """

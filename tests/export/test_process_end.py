@@ -35,7 +35,7 @@ class Program:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.out = ""
+        self.out = self.errors = ""
 
     def start(self, body: str, *arguments: str, **environ: str) -> subprocess.Popen[str]:
         """Start one."""
@@ -53,8 +53,8 @@ class Program:
     def __call__(self, body: str, **environ: str) -> int:
         """Run one to its end and return its exit status."""
         process = self.start(body, **environ)
-        self.out, errors = process.communicate(timeout=120)
-        assert "Traceback" not in errors, errors
+        self.out, self.errors = process.communicate(timeout=120)
+        assert "Traceback" not in self.errors, self.errors
         return process.returncode
 
     def requests(self) -> int:
@@ -110,6 +110,63 @@ def test_handler_of_c_set_later_is_left_in_charge(program: Program) -> None:
         pytest.skip("only Linux tells")
     assert program(body) == 0
     assert program.out == "C"
+
+
+@pytest.mark.parametrize("protocol", list(RECEIVERS))
+@pytest.mark.parametrize(("end", "status"), [("", 0), (TERM, -signal.SIGTERM), ("\nsys.exit(3)", 3)])
+@pytest.mark.parametrize(("kind", "words"), [("silent", "no answer came in time"), ("closed", "nothing listens there")])
+def test_what_is_lost_at_the_end_is_told_once(program: Program, protocol: str, end: str, status: int, kind: str, words: str) -> None:
+    """An exit that is shorter than the exporter's patience loses the rest: one line has numbers, address, time and reason."""
+    with dead_endpoint(kind) as endpoint:
+        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL": protocol, "INFERSPAN_EXIT_TIMEOUT": "2"}
+        assert program("import sys\ninstrument()\ncall()\ncall()" + end, **environ) == status
+    (line,) = program.errors.splitlines()
+    assert line.startswith("inferspan could not deliver 6 spans, ")
+    assert line.endswith(f" metrics to {endpoint} before the program ended (exit_timeout 2 s): {words}")
+
+
+def test_nothing_is_told_at_the_end_if_all_is_delivered(program: Program) -> None:
+    """The exit and SIGTERM of a program whose receiver answers are silent."""
+    with RECEIVERS["http/protobuf"]() as received:
+        for end in ("", TERM):
+            program("instrument()\ncall()" + end, OTEL_EXPORTER_OTLP_ENDPOINT=received.endpoint)
+            assert program.errors == ""
+
+
+def test_a_line_before_the_end_is_not_repeated(program: Program) -> None:
+    """Where the log has said that the address cannot be reached, the end says nothing."""
+    body = "instrument()\ncall()\ninferspan.flush()\ncall()"
+    with dead_endpoint("silent") as endpoint:
+        program(body, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_EXPORTER_OTLP_TIMEOUT="1", INFERSPAN_EXIT_TIMEOUT="1")
+    (line,) = program.errors.splitlines()
+    assert line.startswith("inferspan cannot send ")
+
+
+def test_queue_that_no_request_was_made_for_is_told(program: Program) -> None:
+    """Packed spans and spans of the SDK's queue count, also with no time at all."""
+    with dead_endpoint("silent") as endpoint:
+        body = "instrument(modules='all')\ncall()"
+        program(body, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_METRICS_EXPORTER="none", INFERSPAN_EXIT_TIMEOUT="0.5")
+    (line,) = program.errors.splitlines()
+    assert line.startswith(f"inferspan could not deliver 3 spans to {endpoint} before the program ended (exit_timeout 0.5 s): ")
+
+
+def test_nothing_is_told_of_a_provider_of_the_program(program: Program) -> None:
+    """What the program's own exporter loses is its own affair."""
+    body = """
+    from opentelemetry import trace, metrics
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    host = TracerProvider(shutdown_on_exit=False)
+    host.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    trace.set_tracer_provider(host)
+    instrument()
+    call()
+    """
+    with dead_endpoint("silent") as endpoint:
+        program(body, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_METRICS_EXPORTER="none", INFERSPAN_EXIT_TIMEOUT="1")
+    assert "could not deliver" not in program.errors
 
 
 def test_sigterm_is_held_up_no_longer_than_promised(program: Program) -> None:

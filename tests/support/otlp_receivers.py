@@ -35,6 +35,8 @@ class Received:
     def __init__(self) -> None:
         self.requests: list[tuple[str, Any, dict[str, str], str, int]] = []
         self.endpoint = ""
+        self.answers: dict[str, Any] = {}
+        """Messages that answer requests of a signal, instead of empty ones."""
 
     def of(self, signal: str) -> list[Any]:
         """Messages of one signal."""
@@ -67,9 +69,12 @@ def http_receiver() -> Iterator[Received]:
             signal = self.path.removeprefix("/v1/")
             headers = {key.lower(): value for key, value in self.headers.items()}
             received.requests.append((signal, REQUESTS[signal].FromString(plain), headers, encoding, len(plain)))
+            answer = received.answers[signal].SerializeToString() if signal in received.answers else b""
             self.send_response(200)
-            self.send_header("Content-Length", "0")
+            self.send_header("Content-Type", "application/x-protobuf")
+            self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
+            self.wfile.write(answer)
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
@@ -96,7 +101,7 @@ def grpc_receiver(port: int = 0) -> Iterator[Received]:
             def Export(self, request: Any, context: Any) -> Any:
                 # gRPC decompresses before anything of ours runs, and keeps the encoding to itself.
                 received.requests.append((signal, request, dict(context.invocation_metadata()), "unknown", request.ByteSize()))
-                return reply
+                return received.answers.get(signal, reply)
 
         return Servicer()
 

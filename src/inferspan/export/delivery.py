@@ -3,39 +3,49 @@
 In come attempts to send, out come whether they succeeded and, in the log, one sentence when an address stops taking telemetry, at most
 one a minute while that lasts, and one when it is over. Lines of the SDK, of urllib3 and of gRPC about these attempts are kept from the
 log: they are recognised by the thread that runs the attempt, so those about a host's exporters stay. A sentence has the address and
-the likely reason, and neither user, password, query nor header. Nothing raises.
+the likely reason, and neither user, password, query nor header. What a receiver takes and rejects items of is told in its own words,
+without those of our headers. Nothing raises.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from inferspan import guard
+from inferspan.export.client.answers import Taken
+from inferspan.export.client.destination import Destination, say
 from inferspan.export.client.endpoints import endpoint_of
 from inferspan.export.client.probing import listener_at
 from inferspan.export.reasons import SPEAKS_GRPC, likely_reason, wrong_protocol
 from inferspan.export.variables import per_signal, plain_address, read
 
-__all__ = ["Delivery", "Destination", "destination_of", "explain_failures_of_the_program", "own_lines_only", "tell_attempt"]
+__all__ = [
+    "Delivery",
+    "Destination",
+    "begin_end",
+    "destination_of",
+    "explain_failures_of_the_program",
+    "own_lines_only",
+    "tell_attempt",
+    "tell_taken",
+    "tell_undelivered",
+]
 
-_log = logging.getLogger("inferspan")
-EVERY = 60.0
-"""Seconds between two sentences about one address."""
 KEPT_LINES = 20
 _LIBRARIES = ("opentelemetry", "urllib3", "requests", "grpc")
-_UNITS = {"traces": "spans", "metrics": "metrics", "logs": "log records"}
 
 
 # ------------------------------------------------------------------------------------------------- lines about our exporters
 class _Attempts(threading.local):
     def __init__(self) -> None:
         self.lines: list[str] | None = None
+        self.taken: list[Taken] = []
 
 
 _attempts = _Attempts()
@@ -78,7 +88,7 @@ def _filter_new_loggers() -> None:
 def own_lines_only() -> Iterator[list[str]]:
     """Keep warnings and errors of the libraries below an exporter out of the log, on this thread; gives their texts."""
     _filter_new_loggers()
-    before, _attempts.lines = _attempts.lines, []
+    before, _attempts.lines, _attempts.taken = _attempts.lines, [], []
     lines = _attempts.lines
     try:
         yield lines
@@ -90,6 +100,12 @@ def tell_attempt(text: str) -> None:
     """Add a description of a failure to the lines of the attempt that runs on this thread, if any."""
     if _attempts.lines is not None:
         _attempts.lines.append(text)
+
+
+def tell_taken(taken: Taken) -> None:
+    """Add what the receiver says of a request that it has taken to the attempt that runs on this thread, if any."""
+    if _attempts.lines is not None and taken != Taken():
+        _attempts.taken.append(taken)
 
 
 class _Explains(logging.Filter):
@@ -106,7 +122,7 @@ class _Explains(logging.Filter):
                     reason = _asked()
                 if reason is not None:
                     self.said = True
-                    _say(logging.WARNING, "OpenTelemetry of this program cannot send to its receiver: %s", reason)
+                    say(logging.WARNING, "OpenTelemetry of this program cannot send to its receiver: %s", reason)
         return True
 
 
@@ -133,97 +149,9 @@ def explain_failures_of_the_program() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ one address
-class _Lost(NamedTuple):
-    requests: int
-    items: dict[str, int]
-
-
-class Destination:
-    """One address that our telemetry is sent to, and the log lines about it.
-
-    Args:
-        address: scheme, host and port, or any other name; without secrets.
-        clock: seconds, never going back.
-    """
-
-    def __init__(self, address: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.address = address
-        self._clock = clock
-        self._start()
-
-    def _start(self) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._failing: set[str] = set()
-        self._announced = False
-        self._next_line = float("-inf")
-        self._reason = ""
-        self._lost = _Lost(0, {})
-        self._lost_in_all: dict[str, int] = {}
-
-    def sent(self, signal: str) -> None:
-        """Record a request that arrived."""
-        if not self._failing:
-            return
-        with self._lock:
-            self._failing.discard(signal)
-            if self._failing or not self._announced:
-                return
-            self._announced = False
-            lost, self._lost_in_all, self._lost = self._lost_in_all, {}, _Lost(0, {})
-        _say(logging.WARNING, "inferspan sends to %s again; not sent were %s", self.address, _counted(lost))
-
-    def lost(self, signal: str, count: int, reason: str) -> None:
-        """Record a request that failed, and log a line if one is due."""
-        with self._lock:
-            first = not self._failing and not self._announced
-            self._failing.add(signal)
-            self._count(signal, count)
-            now = self._clock()
-            if now < self._next_line:
-                return
-            self._next_line, self._announced = now + EVERY, True
-            lost, self._lost = self._lost, _Lost(0, {})
-            self._reason = reason
-        if first:
-            text = "inferspan cannot send %s to %s: %s; your program is not affected, and this is said at most once a minute"
-            _say(logging.WARNING, text, signal, self.address, reason)
-        else:
-            text = "inferspan still cannot send to %s: %s; %d requests with %s since the last such line"
-            _say(logging.WARNING, text, self.address, reason, lost.requests, _counted(lost.items))
-
-    def overflowed(self, signal: str, count: int) -> None:
-        """Record items that a full queue refused."""
-        with self._lock:
-            self._count(signal, count, requests=0)
-            now = self._clock()
-            if self._failing or now < self._next_line:
-                return  # the queue is full because nothing can be sent, and another line reports that
-            self._next_line = now + EVERY
-            lost, self._lost = self._lost, _Lost(0, {})
-        text = "inferspan drops telemetry for %s, more comes than can be sent: the queue was full for %s"
-        _say(logging.WARNING, text, self.address, _counted(lost.items))
-
-    def _count(self, signal: str, count: int, *, requests: int = 1) -> None:
-        items = {**self._lost.items, signal: self._lost.items.get(signal, 0) + count}
-        self._lost = _Lost(self._lost.requests + requests, items)
-        self._lost_in_all[signal] = self._lost_in_all.get(signal, 0) + count
-
-    def after_fork(self) -> None:
-        """Reset the state in a forked child, which has sent nothing yet."""
-        self._start()
-
-
-def _counted(items: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {_UNITS.get(signal, signal)}" for signal, count in items.items()) or "none"
-
-
-def _say(level: int, text: str, *args: object) -> None:
-    with contextlib.suppress(Exception):  # of a handler or filter of the program's
-        _log.log(level, text, *args)
-
-
 _destinations: dict[str, Destination] = {}
+_deliveries: list[Delivery] = []
+"""Those that have a destination."""
 
 
 def destination_of(exporter: str, signal: str, environ: Mapping[str, str]) -> Destination:
@@ -253,16 +181,26 @@ class Delivery:
         self._signal, self._destination = signal, destination
         self._lock = threading.Lock()
         self._refused = self._reported = 0
+        self._sending = self._later = 0
+        self._lines: list[str] = []
+        self._waiting: Callable[[], int] = int
+        if destination is not None:
+            _deliveries.append(self)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
 
     @property
+    def destination(self) -> Destination | None:
+        """The address that the items go to, if this logs about it."""
+        return self._destination
+
+    @property
     def refused(self) -> int:
-        """Items that were not delivered, since the process began."""
+        """Items that were not delivered, since the process began; of metrics that a receiver rejected, their data points."""
         return self._refused
 
     def attempt(self, send: Callable[[], bool], count: int) -> bool:
-        """Send one request and record its outcome.
+        """Send one request and record its outcome; one that the receiver rejected items of was not delivered.
 
         Args:
             send: sends it, and says whether it arrived.
@@ -270,20 +208,77 @@ class Delivery:
         """
         error: Exception | None = None
         sent = False
-        with own_lines_only() as lines:
+        with own_lines_only() as lines, self._under_way(count, lines):
             try:
                 sent = send()
             except Exception as caught:
                 error = caught
-        if sent:
-            if self._destination is not None:
-                self._destination.sent(self._signal)
-            return True
+            taken = _attempts.taken
+        failure = next((each.failure for each in taken if each.failure), "")
+        if sent and not failure:
+            return self._arrived(count, taken)
         with self._lock:
             self._refused += count
         guard.count(f"export of {self._signal}")
         if self._destination is not None:
-            self._destination.lost(self._signal, count, likely_reason(self._destination.address, lines, error))
+            self._destination.lost(self._signal, count, failure or likely_reason(self._destination.address, lines, error))
+        return False
+
+    def attempt_all(self, send: Callable[[Sequence[Any]], bool], parts: Iterable[Sequence[Any]]) -> bool:
+        """Send requests one after the other, all of them also after one has failed.
+
+        Args:
+            send: sends one, and says whether it arrived.
+            parts: the items of each.
+        """
+        parts = list(parts)
+        self._later += sum(map(len, parts))
+        done = []
+        for part in parts:
+            self._later -= len(part)
+            done.append(self.attempt(functools.partial(send, part), len(part)))
+        return all(done)
+
+    @contextlib.contextmanager
+    def _under_way(self, count: int, lines: list[str]) -> Iterator[None]:
+        self._sending += count
+        self._lines = lines
+        try:
+            yield
+        finally:
+            self._sending -= count
+
+    def waits_in(self, count: Callable[[], int]) -> None:
+        """Name the function that counts the items that wait to be sent."""
+        self._waiting = count
+
+    def undelivered(self) -> tuple[str, int, str] | None:
+        """Signal and number of the items that were not sent when the process ended, and why; they count as lost. ``None`` without any."""
+        with guard.contain("count of undelivered items"):
+            count = self._waiting() + self._sending + self._later
+            if count <= 0 or self._destination is None:
+                return None
+            self._refused += count
+            guard.count(f"export of {self._signal}")
+            if not self._sending:
+                return self._signal, count, "no time was left to send them"
+            return self._signal, count, likely_reason(self._destination.address, self._lines) if self._lines else "no answer came in time"
+        return None
+
+    def _arrived(self, count: int, taken: Sequence[Taken]) -> bool:
+        """Record a request that was taken, unless the receiver rejected some of it."""
+        # Of metrics it counts data points, and the number sent is not known here.
+        rejected = sum(each.rejected for each in taken)
+        rejected = rejected if self._signal == "metrics" else min(rejected, count)
+        if self._destination is not None:
+            self._destination.sent(self._signal)
+            if taken:
+                self._destination.rejected(self._signal, rejected, next((each.message for each in taken if each.message), ""))
+        if not rejected:
+            return True
+        with self._lock:
+            self._refused += rejected
+        guard.count(f"export of {self._signal}")
         return False
 
     def overflowed(self, count: int) -> None:
@@ -311,5 +306,33 @@ class Delivery:
     def _after_fork(self) -> None:
         self._lock = threading.Lock()
         self._refused = self._reported = 0
+        self._sending = self._later = 0
         if self._destination is not None:
             self._destination.after_fork()
+
+
+# -------------------------------------------------------------------------------------------------- the end of the process
+def begin_end() -> None:
+    """The process is about to end: what cannot be delivered from now on is told by ``tell_undelivered``, in one line for each address."""
+    for delivery in _deliveries:
+        if delivery.destination is not None:
+            delivery.destination.ending = True
+
+
+def tell_undelivered(seconds: float) -> None:
+    """Log what was not delivered when the process ended.
+
+    Args:
+        seconds: that it was to wait.
+    """
+    unsent: dict[Destination, dict[str, int]] = {each.destination: {} for each in _deliveries if each.destination is not None}
+    reasons: dict[Destination, str] = {}
+    for delivery in _deliveries:
+        found = delivery.undelivered()
+        if found is not None and delivery.destination is not None:
+            signal, count, reason = found
+            items = unsent[delivery.destination]
+            items[signal] = items.get(signal, 0) + count
+            reasons.setdefault(delivery.destination, reason)
+    for destination, items in unsent.items():
+        destination.ended(items, reasons.get(destination, ""), seconds)

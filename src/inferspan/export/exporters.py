@@ -7,6 +7,7 @@ Endpoint, headers and TLS are read by the exporters themselves, from ``os.enviro
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import gzip
@@ -24,7 +25,8 @@ from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult,
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from inferspan.export import older_exporters
-from inferspan.export.delivery import Delivery, destination_of, own_lines_only, tell_attempt
+from inferspan.export.client.answers import LONGEST_BODY, taken_over_http
+from inferspan.export.delivery import Delivery, destination_of, own_lines_only, tell_attempt, tell_taken
 from inferspan.export.sdk_variables import hidden
 from inferspan.export.variables import per_signal, positive_number, read, stays_here
 from inferspan.setting_checks import shown, warn_once
@@ -33,6 +35,8 @@ __all__ = ["GuardedLogs", "GuardedMetrics", "GuardedSpans", "build_exporter", "g
 
 LONGEST_TIMEOUT = 86_400_000.0
 """Milliseconds."""
+SHORTEST_TIMEOUT = 0.01
+"""Seconds; nothing is answered in less."""
 
 REQUEST_LIMIT = 3 * 1024 * 1024
 """Bytes of one request: receivers refuse more than 4 MiB over gRPC, 20 MiB over HTTP, and the estimate is not exact."""
@@ -70,7 +74,7 @@ def build_exporter(name: str, signal: str, environ: Mapping[str, str]) -> Any:
         made = exporter(**arguments)
     _warn_of_lines(environ, signal, lines)
     _draw_apart()
-    older_exporters.adapt(made, kind)
+    older_exporters.adapt(made, kind, signal)
     if signal == "metrics" and not cuts:
         made.export = older_exporters.in_parts(made.export, METRIC_POINTS)
     client: Any = getattr(made, "_client", None)
@@ -79,7 +83,25 @@ def build_exporter(name: str, signal: str, environ: Mapping[str, str]) -> Any:
         client._compress = functools.partial(gzip.compress, compresslevel=1)
     if kind == "http" and hasattr(client, "export"):
         client.export = _telling(client.export)
+        _hear_answers(client, signal)
     return made
+
+
+def _hear_answers(client: Any, signal: str) -> None:
+    """Tell what the bodies of successes say: the client looks at the status only."""
+    transport: Any = getattr(client, "_transport", None)
+    request = getattr(transport, "request", None)
+    if request is None:
+        return
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = request(*args, **kwargs)
+        with contextlib.suppress(Exception):  # of a body that is broken off: the status counts then
+            if result.status_code is not None and 200 <= result.status_code < 300:
+                tell_taken(taken_over_http(signal, result.headers().get("Content-Type") or "", result.content()[:LONGEST_BODY]))
+        return result
+
+    transport.request = call
 
 
 def _telling(export: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -123,7 +145,7 @@ def _draw_apart() -> None:
 
 def _timeout(environ: Mapping[str, str], signal: str) -> float:
     # The specification counts milliseconds, the Python exporters seconds. Nobody means a quarter of an hour.
-    value = positive_number(environ, 10.0, *per_signal(signal, "TIMEOUT"), most=LONGEST_TIMEOUT)
+    value = positive_number(environ, 10.0, *per_signal(signal, "TIMEOUT"), most=LONGEST_TIMEOUT, least=SHORTEST_TIMEOUT)
     return value / 1000 if value >= 1000 else value
 
 
@@ -214,9 +236,8 @@ class GuardedSpans(SpanExporter):
 
     def export(self, spans: Sequence[Any]) -> SpanExportResult:
         """Send all parts, also after one has failed."""
-        parts = within_limit(spans, _span_size, self._limit)
-        results = [self._delivery.attempt(functools.partial(self._send, part), len(part)) for part in parts]
-        return SpanExportResult.SUCCESS if all(results) else SpanExportResult.FAILURE
+        sent = self._delivery.attempt_all(self._send, within_limit(spans, _span_size, self._limit))
+        return SpanExportResult.SUCCESS if sent else SpanExportResult.FAILURE
 
     def _send(self, spans: Sequence[Any]) -> bool:
         return self._inner().export(spans) is SpanExportResult.SUCCESS
@@ -265,9 +286,8 @@ class GuardedLogs(LogRecordExporter):
 
     def export(self, batch: Sequence[Any]) -> LogRecordExportResult:
         """Send all parts, also after one has failed."""
-        parts = within_limit(batch, _log_size, self._limit)
-        results = [self._delivery.attempt(functools.partial(self._send, part), len(part)) for part in parts]
-        return LogRecordExportResult.SUCCESS if all(results) else LogRecordExportResult.FAILURE
+        sent = self._delivery.attempt_all(self._send, within_limit(batch, _log_size, self._limit))
+        return LogRecordExportResult.SUCCESS if sent else LogRecordExportResult.FAILURE
 
     def _send(self, batch: Sequence[Any]) -> bool:
         return self._inner().export(batch) is LogRecordExportResult.SUCCESS

@@ -1,12 +1,14 @@
 """What OTLP exporters of releases before 1.45 lack: an HTTP client of their own, small requests of metrics, reasons of gRPC.
 
 In comes an exporter of such a release, and it leaves with the behaviour of a later one: status and error of a failure are told to the
-delivery, a redirection is no success, retries draw from a generator of their own, and spans that are packed already can be sent. These
-releases do not change any more, so their private parts are used as they are.
+delivery, as is what a receiver rejects, a redirection is no success, retries draw from a generator of their own, and spans that are
+packed already can be sent. These releases do not change any more, so their private parts are used as they are. Over gRPC all releases
+are alike in dropping what a receiver rejects.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import random
@@ -15,7 +17,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from inferspan.export.delivery import tell_attempt
+from inferspan.export.client.answers import LONGEST_BODY, taken_by, taken_over_http
+from inferspan.export.delivery import tell_attempt, tell_taken
 
 __all__ = ["MODULES_OF_RETRIES", "adapt", "export_packed", "in_parts", "sends_itself"]
 
@@ -24,26 +27,28 @@ MODULES_OF_RETRIES = (f"{_HTTP}.trace_exporter", f"{_HTTP}.metric_exporter", f"{
 """Until 1.44 each of them draws the jitter of its retries."""
 
 
-def adapt(exporter: Any, kind: str) -> None:
-    """Change an exporter that has just been made; one of 1.45 or later is left as it is.
+def adapt(exporter: Any, kind: str, signal: str) -> None:
+    """Change an exporter that has just been made; one over HTTP of 1.45 or later is left as it is.
 
     Args:
         exporter: for spans, metrics or log records.
         kind: ``http`` or ``grpc``.
+        signal: ``traces``, ``metrics`` or ``logs``.
     """
     if kind == "http" and sends_itself(exporter):
         # It is followed as a GET, and what a page of a login answers to that is a success.
         exporter._session.post = functools.partial(exporter._session.post, allow_redirects=False)
-        exporter._export = _telling(exporter._export)
-    if kind == "grpc" and _tells_no_details():
-        connect = exporter._initialize_channel_and_stub
+        exporter._export = _telling(exporter._export, signal)
+    connect = getattr(exporter, "_initialize_channel_and_stub", None)
+    if kind == "grpc" and connect is not None:
+        details = _tells_no_details()
 
         def connect_and_tell() -> None:
             connect()
-            exporter._client.Export = _telling_grpc(exporter._client.Export)
+            exporter._client.Export = _telling_grpc(exporter._client.Export, details=details)
 
         exporter._initialize_channel_and_stub = connect_and_tell
-        exporter._client.Export = _telling_grpc(exporter._client.Export)
+        exporter._client.Export = _telling_grpc(exporter._client.Export, details=details)
 
 
 def _tells_no_details() -> bool:
@@ -58,8 +63,8 @@ def sends_itself(exporter: Any) -> bool:
     return not hasattr(exporter, "_client") and hasattr(exporter, "_export") and hasattr(exporter, "_session")
 
 
-def _telling(post: Callable[..., Any]) -> Callable[..., Any]:
-    """One attempt over HTTP that tells why it failed; the exporter's line has no status if it would have tried again."""
+def _telling(post: Callable[..., Any], signal: str) -> Callable[..., Any]:
+    """One attempt over HTTP that tells why it failed, and what was rejected; the exporter's line has no status if it would try again."""
 
     def call(data: bytes, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -72,21 +77,27 @@ def _telling(post: Callable[..., Any]) -> Callable[..., Any]:
             tell_attempt(f"code: {status}")
         if 300 <= status < 400:
             raise sys.modules["requests"].exceptions.TooManyRedirects(f"code: {status}")
+        if status < 300:
+            with contextlib.suppress(Exception):  # of a body that is broken off: the status counts then
+                tell_taken(taken_over_http(signal, response.headers.get("Content-Type") or "", response.content[:LONGEST_BODY]))
         return response
 
     return call
 
 
-def _telling_grpc(export: Callable[..., Any]) -> Callable[..., Any]:
-    """One attempt over gRPC that tells the details of a failure; the exporter's line has its code only."""
+def _telling_grpc(export: Callable[..., Any], *, details: bool) -> Callable[..., Any]:
+    """One attempt over gRPC that tells what was rejected and, with ``details``, those of a failure: the exporter's line has its code."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            return export(*args, **kwargs)
+            response = export(*args, **kwargs)
         except Exception as error:
-            details = getattr(error, "details", None)
-            tell_attempt(str(details()) if callable(details) else repr(error))
+            if details:
+                said = getattr(error, "details", None)
+                tell_attempt(str(said()) if callable(said) else repr(error))
             raise
+        tell_taken(taken_by(response))
+        return response
 
     return call
 

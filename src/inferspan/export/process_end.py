@@ -45,10 +45,20 @@ class ProcessEnd:
     Args:
         flush: sends everything; is given seconds.
         close: sends everything and closes, for good; is given seconds.
+        begin: called first when the process ends.
+        tell: called when time is up or all is sent; is given the seconds promised. Tells what was not delivered.
     """
 
-    def __init__(self, flush: Callable[[float], bool], close: Callable[[float], bool]) -> None:
+    def __init__(
+        self,
+        flush: Callable[[float], bool],
+        close: Callable[[float], bool],
+        *,
+        begin: Callable[[], None] = lambda: None,
+        tell: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
         self._flush, self._close = flush, close
+        self._begin, self._tell = begin, tell
         self._timeout: float | None = None
         self._signal_timeout = 0.0
         self._follows_sigterm = False
@@ -104,8 +114,16 @@ class ProcessEnd:
         return leave
 
     def _at_exit(self) -> None:
-        self._close(SHARE * (self._timeout or 0.0))
+        self._send_last(self._close, self._timeout or 0.0)
         self._finish()
+
+    def _send_last(self, send: Callable[[float], bool], timeout: float) -> None:
+        """Send what there is and tell what was not delivered: nothing else says so when the process has ended."""
+        with contain("end of the process"):
+            self._begin()
+        send(SHARE * timeout)
+        with contain("end of the process"):
+            self._tell(timeout)
 
     # ---------------------------------------------------------------------------------------------------------- SIGTERM
     def flush_at_sigterm(self, timeout: float, *, over_handlers: bool) -> bool:
@@ -151,7 +169,9 @@ class ProcessEnd:
     def _on_sigterm(self, previous: Any, number: int, frame: FrameType | None) -> None:
         # A second signal is not held up.
         first, self._ending = not self._ending, True
-        if first:
+        if first and previous == signal.SIG_DFL:
+            self._send_last(self._flush, self._signal_timeout)
+        elif first:  # the program decides whether it ends
             self._flush(SHARE * self._signal_timeout)
         if callable(previous):
             self._ending = False

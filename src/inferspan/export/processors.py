@@ -15,10 +15,17 @@ from inferspan.export.delivery import Delivery
 __all__ = ["BoundedLogs", "BoundedSpans"]
 
 
+def _queue(processor: Any) -> Any:
+    # Private to the SDK; without it its own way of dropping counts.
+    return getattr(getattr(processor, "_batch_processor", None), "_queue", None)
+
+
+def _held(processor: Any) -> int:
+    return len(_queue(processor) or ())
+
+
 def _is_full(processor: Any) -> bool:
-    # Both attributes are private to the SDK; without them its own way of dropping counts.
-    batch = getattr(processor, "_batch_processor", None)
-    queue, size = getattr(batch, "_queue", None), getattr(batch, "_max_queue_size", None)
+    queue, size = _queue(processor), getattr(getattr(processor, "_batch_processor", None), "_max_queue_size", None)
     return queue is not None and isinstance(size, int) and len(queue) >= size
 
 
@@ -28,6 +35,7 @@ class BoundedSpans(BatchSpanProcessor):
     def __init__(self, exporter: Any, delivery: Delivery, **options: Any) -> None:
         super().__init__(exporter, **options)
         self._delivery = delivery
+        delivery.waits_in(lambda: _held(self))
 
     def on_end(self, span: Any) -> None:
         """Queue a span that has ended."""
@@ -43,6 +51,7 @@ class BoundedLogs(BatchLogRecordProcessor):
     def __init__(self, exporter: Any, delivery: Delivery, **options: Any) -> None:
         super().__init__(exporter, **options)
         self._delivery = delivery
+        delivery.waits_in(lambda: _held(self))
 
     def on_emit(self, log_record: Any) -> None:
         """Queue a log record."""

@@ -21,7 +21,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inferspan.export import variables
-from inferspan.export.delivery import Delivery
+from inferspan.export.delivery import Delivery, begin_end, tell_undelivered
 from inferspan.export.fork import begin_at_zero_in_children, own_id_in_children
 from inferspan.export.older_sdk import joining
 from inferspan.export.sdk_variables import PROVIDERS, hidden
@@ -57,6 +57,8 @@ _NEEDED_BY_FILES = (
 )
 METRIC_INTERVAL = 15_000.0
 """Milliseconds; the interval that the bundled dashboards and Prometheus assume."""
+SHORTEST_INTERVAL = 100.0
+"""Milliseconds: a collection has to fit in, and the reader's thread must not begin before its provider is there."""
 
 
 class Built(NamedTuple):
@@ -85,7 +87,7 @@ class Setup:
     """Providers and pipelines that this process has set up."""
 
     lock: threading.RLock = dataclasses.field(default_factory=threading.RLock)
-    pipelines: Pipelines = dataclasses.field(default_factory=Pipelines)
+    pipelines: Pipelines = dataclasses.field(default_factory=lambda: Pipelines(begin=begin_end, tell=tell_undelivered))
     done: bool = False
     hinted: bool = False
     installed: set[str] = dataclasses.field(default_factory=set)
@@ -298,7 +300,7 @@ def _batches(environ: Mapping[str, str], prefix: str, queue_size: int, delay: fl
     if batch > queue:
         text = "%s_MAX_EXPORT_BATCH_SIZE=%d is ignored, %d is used: no batch is larger than the queue"
         warn_once(text, prefix, batch, queue)
-    wait = variables.positive_number(environ, delay, f"{prefix}_SCHEDULE_DELAY", most=variables.LONGEST_WAIT)
+    wait = variables.positive_number(environ, delay, f"{prefix}_SCHEDULE_DELAY", most=variables.LONGEST_WAIT, least=variables.SHORTEST_WAIT)
     variables.positive_number(environ, 30_000, f"{prefix}_EXPORT_TIMEOUT", most=variables.LONGEST_WAIT)  # the SDK does not use it
     return {
         "max_queue_size": queue,
@@ -325,8 +327,8 @@ def _reader(item: Built, environ: Mapping[str, str], provider: Any = None) -> An
         reader = item.exporter
     else:
         most = variables.LONGEST_WAIT
-        interval = variables.positive_number(environ, METRIC_INTERVAL, "OTEL_METRIC_EXPORT_INTERVAL", most=most)
-        timeout = variables.positive_number(environ, 30_000, "OTEL_METRIC_EXPORT_TIMEOUT", most=most)
+        interval = variables.positive_number(environ, METRIC_INTERVAL, "OTEL_METRIC_EXPORT_INTERVAL", most=most, least=SHORTEST_INTERVAL)
+        timeout = variables.positive_number(environ, 30_000, "OTEL_METRIC_EXPORT_TIMEOUT", most=most, least=SHORTEST_INTERVAL)
         reader = PeriodicExportingMetricReader(item.exporter, export_interval_millis=interval, export_timeout_millis=timeout)
     _own_item("metrics", item, reader, provider)
     return reader

@@ -58,8 +58,8 @@ class OtlpSpanSender:
         self._connect, self._head = connect, head
         self._room, self._limit, self._delay = room, limit, delay
         self._closed = False
-        self._dropped = 0
         self._start()
+        self._delivery.waits_in(self._waiting)
 
     def _start(self) -> None:
         self._pid = os.getpid()
@@ -71,8 +71,12 @@ class OtlpSpanSender:
 
     @property
     def dropped(self) -> int:
-        """Spans that were refused because the queue was full, or that could not be sent."""
-        return self._dropped
+        """Spans that were refused because the queue was full, that could not be sent, or that the receiver rejected."""
+        return self._delivery.refused
+
+    def _waiting(self) -> int:
+        """Spans in the queue; in a forked child it still has those of the parent."""
+        return sum([count for _, count in list(self._queue)]) if self._pid == os.getpid() else 0
 
     def offer(self, spans: bytes, count: int) -> int:
         """Queue results of ``protobuf.span``, joined.
@@ -94,7 +98,6 @@ class OtlpSpanSender:
             if taken:
                 self._queue.append((spans, taken))
                 self._queued += len(spans)
-            self._dropped += count - taken
             wake = self._queued >= WAKE_BYTES
         if taken < count:
             self._delivery.overflowed(count - taken)
@@ -157,13 +160,9 @@ class OtlpSpanSender:
     def _export(self, slabs: list[bytes], count: int) -> bool:
         token = attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
         try:
-            sent = self._delivery.attempt(lambda: self._send_now(slabs), count)
+            return self._delivery.attempt(lambda: self._send_now(slabs), count)
         finally:
             detach(token)
-        if not sent:
-            with self._lock:
-                self._dropped += count
-        return sent
 
     def _send_now(self, slabs: list[bytes]) -> bool:
         with guard.contain("raw span export"):
@@ -219,7 +218,8 @@ def raw_sink(tracer_provider: Any, *, scope: InstrumentationScope | None = None)
 def _make(provider: Any, name: str, scope: InstrumentationScope) -> None:
     connect = _CONNECT[name]
     with guard.contain("raw span sink"):  # it stands on private parts of the exporters
-        delay = variables.positive_number(SETUP.environ, 5000, "OTEL_BSP_SCHEDULE_DELAY", most=variables.LONGEST_WAIT) / 1000
+        bounds = {"most": variables.LONGEST_WAIT, "least": variables.SHORTEST_WAIT}
+        delay = variables.positive_number(SETUP.environ, 5000, "OTEL_BSP_SCHEDULE_DELAY", **bounds) / 1000
         delivery = Delivery("traces", destination_of(name, "traces", SETUP.environ))
         sink = OtlpSpanSender(
             lambda: connect(build_exporter(name, "traces", SETUP.environ)),

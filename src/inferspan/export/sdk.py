@@ -22,7 +22,7 @@ from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, set_span_in_context
 
-from inferspan.attribute_values import AttributeLimits
+from inferspan.attribute_values import AttributeLimits, count_dropped
 from inferspan.guard import contain
 from inferspan.records import AttributeValue
 
@@ -175,6 +175,7 @@ class SpanStarter:
         attributes: Mapping[str, AttributeValue],
         failure: str | None,
         links: Sequence[tuple[SpanContext, Mapping[str, AttributeValue]]] = (),
+        dropped: int = 0,
     ) -> None:
         """Start a span and end it.
 
@@ -184,9 +185,10 @@ class SpanStarter:
             parent: context of its parent.
             start: nanoseconds since the epoch.
             end: likewise.
-            attributes: of the span; the SDK applies its limits.
+            attributes: of the span, within the limits of the tracer.
             failure: type of the exception that ended it.
             links: contexts of the spans that it is linked to, with attributes of each link.
+            dropped: how many attributes it has lost to the limit of their number.
         """
         above = self._request if parent.span_id == self._request.get_span_context().span_id else NonRecordingSpan(parent)
         around = set_span_in_context(above, self._context)
@@ -199,6 +201,7 @@ class SpanStarter:
             span = self._tracer.start_span(name, context=around, attributes=attributes, links=linked, start_time=start)
         finally:
             detach(token)
+        count_dropped(span, dropped)
         if failure is not None:
             span.set_status(Status(StatusCode.ERROR, failure))
         span.end(end_time=end)

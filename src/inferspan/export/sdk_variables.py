@@ -15,7 +15,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from inferspan.export.variables import SIGNALS, is_provided
+from inferspan.export.client.headers import sendable
+from inferspan.export.variables import SIGNALS, is_provided, per_signal, read
 from inferspan.setting_checks import shown, warn_once
 
 __all__ = ["PROVIDERS", "Unusable", "hidden", "import_sdk", "unusable"]
@@ -56,11 +57,18 @@ class Unusable(NamedTuple):
     name: str
     reason: str
     rest: str | None = None
+    instead: str | None = None
+    """A default that the SDK must be told, because it logs a line where there is none."""
+
+    @property
+    def used(self) -> str | None:
+        """What the SDK is to read."""
+        return self.rest or self.instead
 
 
 def unusable(environ: Mapping[str, str]) -> list[Unusable]:
     """Variables of the SDK and of the OTLP exporters that would make them fail."""
-    checks = (_limits, _choices, _detectors, _resource, _context, _providers, _files, _credentials, _codes)
+    checks = (_limits, _choices, _detectors, _resource, _context, _providers, _files, _credentials, _codes, _headers)
     return [item for check in checks for item in check(environ)]
 
 
@@ -75,19 +83,19 @@ def hidden(*, logged: bool = True) -> Iterator[None]:
         found = unusable(os.environ)
         for item in found:
             if logged and os.environ[item.name].strip():
-                # The key itself instead of the path of its file is a secret.
-                value = "" if item.name.endswith("CLIENT_KEY") else f"={shown(os.environ[item.name])}"
+                # The key itself instead of the path of its file is a secret, and headers are often one.
+                value = "" if item.name.endswith(("CLIENT_KEY", "HEADERS")) else f"={shown(os.environ[item.name])}"
                 warn_once("%s%s is %s: %s", item.name, value, "used in part" if item.rest else "ignored", item.reason)
         before = {item.name: os.environ[item.name] for item in found}
         try:
             for item in found:
                 os.environ.pop(item.name, None)
-                if item.rest:
-                    os.environ[item.name] = item.rest
+                if item.used:
+                    os.environ[item.name] = item.used
             yield
         finally:
             for item in found:
-                if os.environ.get(item.name) == item.rest:  # otherwise the program has set it in the meantime
+                if os.environ.get(item.name) == (item.used or None):  # otherwise the program has set it in the meantime
                     os.environ[item.name] = before[item.name]
 
 
@@ -121,7 +129,7 @@ def _choices(environ: Mapping[str, str]) -> Iterator[Unusable]:
         yield Unusable("OTEL_TRACES_SAMPLER", f"it must be one of {', '.join(_SAMPLERS)}")
     ratio = environ.get("OTEL_TRACES_SAMPLER_ARG")
     if sampler in _SAMPLERS and "ratio" in sampler and ratio is not None and not _is_ratio(ratio):
-        yield Unusable("OTEL_TRACES_SAMPLER_ARG", "it must be a number from 0 to 1; everything is sampled")
+        yield Unusable("OTEL_TRACES_SAMPLER_ARG", "it must be a number from 0 to 1; everything is sampled", instead="1.0")
     if environ.get("OTEL_METRICS_EXEMPLAR_FILTER", "trace_based") not in _EXEMPLARS:
         yield Unusable("OTEL_METRICS_EXEMPLAR_FILTER", f"it must be one of {', '.join(_EXEMPLARS)}")
     if environ.get(_INTERNAL, "false").strip().lower() not in ("true", "false"):
@@ -223,3 +231,27 @@ def _codes(environ: Mapping[str, str]) -> Iterator[Unusable]:
         good = [word for word in words if word.upper() in StatusCode.__members__]
         if good != words:
             yield Unusable(_RETRYABLE, "it must be names of gRPC's status codes", ",".join(good) or None)
+
+
+def _headers(environ: Mapping[str, str]) -> Iterator[Unusable]:
+    for name, signals in (
+        ("OTEL_EXPORTER_OTLP_HEADERS", SIGNALS),
+        *((f"OTEL_EXPORTER_OTLP_{signal.upper()}_HEADERS", (signal,)) for signal in SIGNALS),
+    ):
+        good, others = sendable(environ.get(name, ""), _protocols(environ, *signals))
+        if others:
+            over_grpc = "grpc" in _protocols(environ, *signals)
+            rule = "over gRPC names have small letters, and values ASCII" if over_grpc else "values are Latin-1"
+            which = f"header{'s' * (len(others) > 1)} {', '.join(others)}"
+            yield Unusable(name, f"the {which} cannot be sent: {rule}, without control characters", good or None)
+
+
+def _protocols(environ: Mapping[str, str], *signals: str) -> set[str]:
+    """The protocols that some signals are sent by."""
+    found = set()
+    for signal in signals:
+        chosen = [name.strip().lower() for name in environ.get(f"OTEL_{signal.upper()}_EXPORTER", "").split(",")]
+        protocol = (read(environ, *per_signal(signal, "PROTOCOL")) or ("", "http/protobuf"))[1].lower()
+        named = {"grpc" if name == "otlp_proto_grpc" else "http/protobuf" for name in chosen if name.startswith("otlp_proto_")}
+        found |= named or {"grpc" if protocol.startswith("grpc") else "http/protobuf"}
+    return found

@@ -82,16 +82,24 @@ class Pipelines:
 
     Args:
         clock: seconds, never going back.
+        begin: called first when the process ends.
+        tell: called last then; is given the seconds that it was to wait, and tells what was not delivered.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        begin: Callable[[], None] = lambda: None,
+        tell: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
         self._clock = clock
         self._pipelines: tuple[tuple[Pipeline, _Worker], ...] = ()
         self._changing = threading.RLock()
         """Held while one of these tuples is replaced by one with more or fewer; who reads them has all of one moment."""
         self._sources: tuple[Callable[[], None], ...] = ()
         self._source_worker: _Worker | None = None
-        self._end = ProcessEnd(self.force_flush, self.shutdown)
+        self._end = ProcessEnd(self.force_flush, self.shutdown, begin=begin, tell=tell)
         self._follows_fork = False
 
     def add(self, pipeline: Pipeline) -> None:

@@ -18,6 +18,7 @@ from inferspan.setting_checks import shown, warn_once, without_secrets
 
 __all__ = [
     "LONGEST_WAIT",
+    "SHORTEST_WAIT",
     "SIGNALS",
     "choose_exporters",
     "destination",
@@ -36,6 +37,8 @@ __all__ = [
 SIGNALS = ("traces", "metrics", "logs")
 LONGEST_WAIT = threading.TIMEOUT_MAX * 1000 / 2
 """Milliseconds that a thread can be asked to wait."""
+SHORTEST_WAIT = 10.0
+"""Milliseconds between two batches: a thread that waits for less does nothing else."""
 _PROTOCOLS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 _NEAREST = {"http/json": "http/protobuf", "http": "http/protobuf", "protobuf": "http/protobuf", "grpc/protobuf": "grpc"}
 """Protocols of OpenTelemetry that no Python exporter speaks, and other names, with the protocol that comes nearest."""
@@ -48,8 +51,10 @@ def read(environ: Mapping[str, str], *names: str) -> tuple[str, str] | None:
     return next(((name, value) for name in names if (value := environ.get(name, "").strip())), None)
 
 
-def positive_number(environ: Mapping[str, str], default: float, *names: str, most: float = float("inf")) -> float:
-    """A variable that must be a number above zero and at most ``most``; a wrong one is a warning and the default."""
+def positive_number(
+    environ: Mapping[str, str], default: float, *names: str, most: float = float("inf"), least: float = 0.0
+) -> float:
+    """A variable that must be a number above zero, from ``least`` to ``most``; a wrong one is a warning and the default."""
     found = read(environ, *names)
     if found is None:
         return default
@@ -58,10 +63,11 @@ def positive_number(environ: Mapping[str, str], default: float, *names: str, mos
         value = float(text)
     except ValueError:
         value = 0.0
-    if 0 < value < float("inf") and value <= most:
+    if 0 < value < float("inf") and least <= value <= most:
         return value
     too_large = f", at most {most:g}" if most < value < float("inf") else ""
-    warn_once("%s=%s is ignored, %g is used: it must be a number above zero%s", name, shown(text), default, too_large)
+    too_small = f", at least {least:g}" if value < least else ""
+    warn_once("%s=%s is ignored, %g is used: it must be a number above zero%s", name, shown(text), default, too_large or too_small)
     return default
 
 

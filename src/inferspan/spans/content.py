@@ -12,6 +12,7 @@ from typing import Any
 from opentelemetry._logs import LogRecord, NoOpLogger, SeverityNumber
 
 from inferspan import semconv
+from inferspan.attribute_values import set_within_limits
 from inferspan.messages import structured, to_json
 from inferspan.records import AttributeValue, Failure, RequestEnd
 
@@ -59,11 +60,11 @@ def set_content(span: Any, end: RequestEnd, *, maps: bool) -> None:
     """
     global _maps_taken
     if maps and _maps_taken:
-        span.set_attributes(_messages(end, structured))
+        set_within_limits(span, _messages(end, structured))
         kept = getattr(span, "attributes", None)
         _maps_taken = not isinstance(kept, Mapping) or all(key in kept for key in _messages(end, len))
     if not maps or not _maps_taken:
-        span.set_attributes(_messages(end, to_json))
+        set_within_limits(span, _messages(end, to_json))
 
 
 def content_event(logger: Any, attributes: Mapping[str, AttributeValue], end: RequestEnd, context: Any) -> None:

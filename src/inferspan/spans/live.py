@@ -22,7 +22,7 @@ from opentelemetry.trace import Span, Status, StatusCode
 from inferspan import semconv
 from inferspan.analysis.drift import monitor_for
 from inferspan.analysis.findings import Finding
-from inferspan.attribute_values import exportable_attributes
+from inferspan.attribute_values import add_event_within_limits, exportable_attributes, set_within_limits
 from inferspan.guard import contain
 from inferspan.metrics.requests import RequestMetrics
 from inferspan.ranks import ranks
@@ -140,7 +140,7 @@ class LiveRequestSpan(RequestSpan):
         else:
             rule = ",".join(self.settings.keep_words)
             said = {semconv.DETAIL_KEPT: False, semconv.DETAIL_RULE: rule, semconv.DETAIL_SPANS: held.spans + held.lost}
-        self.span.set_attributes(said)
+        set_within_limits(self.span, said)
         return end
 
     # ------------------------------------------------------------------------------------------------------------ end
@@ -186,14 +186,14 @@ class LiveRequestSpan(RequestSpan):
 
     def finish_span(self, end: RequestEnd, *, exception: bool = True) -> None:
         """Set the attributes of the end on the span; add its exception as an event, unless that was sent as a log record."""
-        self.span.set_attributes(self._end_attributes(end))
+        set_within_limits(self.span, self._end_attributes(end))
         for bad in end.bad_outputs:
-            self.span.add_event(semconv.NONFINITE_EVENT, nonfinite_attributes(bad), timestamp=bad.time_ns)
+            add_event_within_limits(self.span, semconv.NONFINITE_EVENT, nonfinite_attributes(bad), bad.time_ns)
         for name, time_ns, attributes in end.events:
-            self.span.add_event(name, attributes, timestamp=time_ns)
+            add_event_within_limits(self.span, name, attributes, time_ns)
         if end.failure is not None:
             if exception:
-                self.span.add_event(semconv.EXCEPTION_EVENT, exception_attributes(end.failure), timestamp=end.end_ns)
+                add_event_within_limits(self.span, semconv.EXCEPTION_EVENT, exception_attributes(end.failure), end.end_ns)
             self.span.set_status(Status(StatusCode.ERROR, end.failure.message or end.failure.type))
         if self.settings.content_on_spans and self.third_party is None and (end.input_messages or end.output_messages):
             set_content(self.span, end, maps=self.settings.content_format == "structured")

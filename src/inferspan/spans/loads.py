@@ -10,7 +10,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, Status, StatusCode
 
 from inferspan import semconv
-from inferspan.attribute_values import exportable_attributes
+from inferspan.attribute_values import add_event_within_limits, exportable_attributes, set_within_limits
 from inferspan.guard import contain
 from inferspan.records import AttributeValue, LoadEnd
 
@@ -41,11 +41,11 @@ class _LoadSpan:
             attributes: dict[str, AttributeValue] = {**end.attributes, **end.checkpoint}
             if end.failure is not None:
                 attributes |= {semconv.ERROR_TYPE: end.failure.type, semconv.FAILED: True}
-                self._span.add_event(semconv.EXCEPTION_EVENT, exception_attributes(end.failure), timestamp=end.end_ns)
+                add_event_within_limits(self._span, semconv.EXCEPTION_EVENT, exception_attributes(end.failure), end.end_ns)
                 self._span.set_status(Status(StatusCode.ERROR, end.failure.message or end.failure.type))
             elif end.checkpoint:
-                self._span.add_event(semconv.CHECKPOINT_LOADED_EVENT, exportable_attributes(end.checkpoint), timestamp=end.end_ns)
-            self._span.set_attributes(exportable_attributes(attributes))
+                add_event_within_limits(self._span, semconv.CHECKPOINT_LOADED_EVENT, exportable_attributes(end.checkpoint), end.end_ns)
+            set_within_limits(self._span, exportable_attributes(attributes))
         with contain("span of a load"), our_call():
             self._span.end(end_time=end.end_ns)
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from opentelemetry._logs import LogRecord, SeverityNumber
 
-from inferspan.attribute_values import exportable_or_text, exportable_text
+from inferspan.attribute_values import add_event_within_limits, exportable_or_text, exportable_text, set_within_limits
 from inferspan.guard import contain, report
 from inferspan.records import AttributeValue
 
@@ -68,7 +68,7 @@ def emit(
             now = perf_counter_ns() + target.offset
             attributes = _sendable(describe(), session)
             with our_call():
-                target.span.add_event(name, attributes, timestamp=now)
+                add_event_within_limits(target.span, name, attributes, now)
         return
     now = time.time_ns()
     with our_call():
@@ -85,7 +85,7 @@ def emit(
         span = tracer().start_span(name, context=context, start_time=now, record_exception=False, set_status_on_exception=False)
     attributes = _sendable(describe(), session) if span.is_recording() else {}
     with our_call():
-        span.set_attributes(attributes)
+        set_within_limits(span, attributes)
         span.end(end_time=now)
 
 

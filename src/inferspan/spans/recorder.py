@@ -15,7 +15,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind
 
 from inferspan import semconv
-from inferspan.attribute_values import AttributeLimits
+from inferspan.attribute_values import AttributeLimits, start_within_limits
 from inferspan.caller import caller_attributes
 from inferspan.export.otlp import current_provider, span_parts
 from inferspan.export.sdk import SpanParts, SpanStarter, attribute_limits, wants_order, wants_start
@@ -64,8 +64,8 @@ class _Destination(NamedTuple):
     @classmethod
     def of(cls, parts: SpanParts, processors: Any) -> _Destination:
         tracer = parts.tracer
-        if wants_start(tracer):  # then the SDK applies the limits
-            return cls(tracer, processors, True, None, None, wants_order(tracer))
+        if wants_start(tracer):
+            return cls(tracer, processors, True, attribute_limits(tracer), None, wants_order(tracer))
         sender = direct_sender(current_provider("traces"), scope=parts.scope) if is_ours(parts) else None
         return cls(tracer, processors, False, attribute_limits(tracer), sender, wants_order(tracer))
 
@@ -135,11 +135,12 @@ class SpanRecorder(RequestSinks):
             attributes = {**self._start_attributes(start, third_party), **session_attributes(current)}
             tracer = self._tracer()
             if not batch or self._shows_batches:
-                span = tracer.start_span(
+                span = start_within_limits(
+                    tracer,
                     name,
+                    attributes,
                     context=current,
                     kind=_KINDS[self.settings.span_kind] if not (batch or start.nested or third_party or further) else SpanKind.INTERNAL,
-                    attributes=attributes,
                     links=links,
                     start_time=start.start_ns,
                     record_exception=False,

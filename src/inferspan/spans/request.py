@@ -37,7 +37,7 @@ class RequestSpan:
         tracer: the tracer of the request.
         starter: starts and ends spans, if a processor acts when they start; else ``None``.
         sender: takes packed spans; ``None`` where spans go through the provider.
-        limits: limits of the provider that attributes may exceed; ``None`` if none can, or if the SDK applies them.
+        limits: limits of the provider that attributes may exceed; ``None`` if none can.
         figures: counts what becomes spans, for summaries.
     """
 

@@ -18,7 +18,13 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from inferspan import clock, semconv
-from inferspan.attribute_values import exportable_attributes, exportable_text
+from inferspan.attribute_values import (
+    add_event_within_limits,
+    exportable_attributes,
+    exportable_text,
+    set_within_limits,
+    start_within_limits,
+)
 from inferspan.guard import contain
 from inferspan.metrics.stages import StageMetrics
 from inferspan.records import AttributeValue, Failure
@@ -149,7 +155,7 @@ class Stage(Scope):
     def add(self, attributes: Mapping[str, AttributeValue]) -> None:
         """Set attributes of the span while it is open."""
         with our_call():
-            self.span.set_attributes(attributes)
+            set_within_limits(self.span, attributes)
 
     def _describe(self, context: otel_context.Context) -> tuple[str, dict[str, Any]]:
         """Name of the span and its attributes, which can be sent."""
@@ -171,11 +177,12 @@ class Stage(Scope):
         self.offset = clock.offset() if around is None else around.offset
         name, attributes = self._describe(current)
         with our_call():
-            self.span = self.recorder.tracer().start_span(
+            self.span = start_within_limits(
+                self.recorder.tracer(),
                 name,
+                attributes,
                 context=current,
                 kind=SpanKind.INTERNAL,
-                attributes=attributes,
                 links=links,
                 start_time=self._start + self.offset,
                 record_exception=False,
@@ -240,11 +247,11 @@ class Stage(Scope):
                 found[semconv.STAGE_SELF_TIME] = self.self_time or 0.0
                 if self.memory_delta is not None:
                     found[semconv.MEMORY_DELTA] = self.memory_delta
-                span.set_attributes(found)
+                set_within_limits(span, found)
                 if error is not None:
                     failure = self.recorder.failure_of(error, content=self.recorder.settings.content_on_spans)
-                    span.set_attributes({semconv.ERROR_TYPE: failure.type, semconv.FAILED: True})
-                    span.add_event(semconv.EXCEPTION_EVENT, exception_attributes(failure), timestamp=end_ns)
+                    set_within_limits(span, {semconv.ERROR_TYPE: failure.type, semconv.FAILED: True})
+                    add_event_within_limits(span, semconv.EXCEPTION_EVENT, exception_attributes(failure), end_ns)
                     span.set_status(Status(StatusCode.ERROR, failure.message or failure.type))
         finally:
             span.end(end_time=end_ns)

@@ -253,7 +253,7 @@ class SpanWriter:
         own = SpanContext(trace_id, span_id, False, flags, state)
         parent = SpanContext(trace_id, parent_id, False, flags, state)
         if scope.starter is not None:
-            scope.starter.record(name, span_id, parent, start, end, attributes, failure, links)
+            scope.starter.record(name, span_id, parent, start, end, attributes, failure, links, dropped)
             return
         scope.parts.hand_in(name, own, parent, start, end, attributes, failure, dropped, links)
 

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from opentelemetry.util.re import parse_env_headers
 
+from inferspan.export.client.headers import sendable
 from inferspan.export.variables import per_signal, plain_address, read
 from inferspan.setting_checks import shown
 
@@ -102,7 +103,7 @@ def endpoint_of(
         url=url,
         secure=secure,
         source=source,
-        headers=parse_env_headers(option("HEADERS") or "", liberal=True),
+        headers=parse_env_headers(sendable(option("HEADERS") or "", (protocol,)).text, liberal=True),
         timeout=seconds if seconds is not None else _seconds(option("TIMEOUT")),
         compression=_compression(option("COMPRESSION"), text),
         certificate=option("CERTIFICATE"),

@@ -14,18 +14,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from inferspan.export.client.answers import LONGEST_BODY, SERVICES, Taken, cleaned, response_type, taken_by, taken_over_http
 from inferspan.export.client.endpoints import Endpoint
 from inferspan.export.reasons import likely_reason
 
 __all__ = ["Answer", "Client", "connect"]
 
 ACCEPTED, AGAIN, REFUSED, IN_VAIN = "accepted", "again", "refused", "in vain"
-_SERVICES = {"traces": ("trace", "Trace"), "metrics": ("metrics", "Metrics"), "logs": ("logs", "Logs")}
 _HTTP_AGAIN = (408, 429, 502, 503, 504)
 _HTTP_REFUSED = (400, 413, 422)
 _GRPC_AGAIN = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED", "OUT_OF_RANGE", "DATA_LOSS")
 _GRPC_REFUSED = ("INVALID_ARGUMENT", "INTERNAL", "FAILED_PRECONDITION", "UNKNOWN")
-_LONGEST_TEXT = 300
 
 
 @dataclass(frozen=True)
@@ -76,25 +75,8 @@ def _is_reached(reason: str) -> bool:
     return not any(word in reason for word in ("nothing listens", "host name", "no route", "no answer", "cannot be reached"))
 
 
-def _partial(response: Any) -> tuple[int, str]:
-    """Rejected items and message of a response, whichever signal it is of."""
-    part = response.partial_success
-    count = next((value for field, value in part.ListFields() if field.name.startswith("rejected_")), 0)
-    return int(count), _cleaned(part.error_message)
-
-
-def _cleaned(text: str) -> str:
-    """A message of a receiver in one line of printable characters."""
-    text = " ".join(text.split())
-    return "".join(each if each.isprintable() else "?" for each in text)[:_LONGEST_TEXT]
-
-
-def _response_type(signal: str) -> Any:
-    import importlib
-
-    module, name = _SERVICES[signal]
-    service = importlib.import_module(f"opentelemetry.proto.collector.{module}.v1.{module}_service_pb2")
-    return getattr(service, f"Export{name}ServiceResponse")
+def _accepted(taken: Taken) -> Answer:
+    return Answer(IN_VAIN, taken.failure) if taken.failure else Answer(ACCEPTED, taken.message, rejected=taken.rejected)
 
 
 class _Http:
@@ -121,7 +103,6 @@ class _Http:
         self._pack: Callable[[bytes], bytes] = {"gzip": lambda data: gzip.compress(data, 1), "deflate": zlib.compress}.get(
             endpoint.compression, lambda data: data
         )
-        self._response = _response_type(endpoint.signal)
 
     def send(self, data: bytes) -> Answer:
         """POST the request."""
@@ -136,9 +117,9 @@ class _Http:
             return Answer(IN_VAIN if _is_final(reason) else AGAIN, reason, reached=_is_reached(reason))
 
     def _read(self, answer: Any) -> Answer:
-        status, body = answer.status_code, answer.raw.read(65536, decode_content=True)
+        status, body = answer.status_code, answer.raw.read(LONGEST_BODY, decode_content=True)
         if status in (200, 202, 204):
-            return self._accepted(answer.headers.get("Content-Type", ""), body)
+            return _accepted(taken_over_http(self.endpoint.signal, answer.headers.get("Content-Type", ""), body))
         reason = likely_reason(self.endpoint.address, [f"code: {status}"])
         if status == 400 and b"HTTPS server" in body:
             return Answer(IN_VAIN, "it speaks TLS: write https:// in front of the address")
@@ -149,23 +130,6 @@ class _Http:
             return Answer(REFUSED, f"{reason} ({text})" if text else reason)
         return Answer(IN_VAIN, reason)
 
-    def _accepted(self, kind: str, body: bytes) -> Answer:
-        if not body:
-            return Answer(ACCEPTED)
-        try:
-            if "json" in kind:
-                import json
-
-                part = json.loads(body).get("partialSuccess") or {}
-                count = next((int(value) for key, value in part.items() if key.startswith("rejected")), 0)
-                return Answer(ACCEPTED, _cleaned(str(part.get("errorMessage", ""))), rejected=count)
-            count, message = _partial(self._response.FromString(body))
-        except Exception:  # whatever answers 200 with a page of its own, such as a web server
-            if b"<html" in body.lower() or "html" in kind:
-                return Answer(IN_VAIN, "it answers with a web page: that is no receiver for OTLP")
-            return Answer(ACCEPTED)
-        return Answer(ACCEPTED, message, rejected=count)
-
     def close(self) -> None:
         """Close the connection."""
         self._session.close()
@@ -174,7 +138,7 @@ class _Http:
 def _status_text(body: bytes) -> str:
     """The message of a ``google.rpc.Status``: a receiver's own words, from field 2; empty if there is none."""
     found = re.search(rb"\x12[\x00-\x7f\x80-\xff]{1,2}([\x20-\x7e]{8,300})", body)
-    return _cleaned(found[1].decode("ascii")) if found else ""
+    return cleaned(found[1].decode("ascii")) if found else ""
 
 
 def _number(text: str | None) -> float | None:
@@ -201,20 +165,20 @@ class _Grpc:
             self._channel = grpc.secure_channel(endpoint.url, grpc.ssl_channel_credentials(trusted, key, chain), compression=packing)
         else:
             self._channel = grpc.insecure_channel(endpoint.url, compression=packing)
-        module, name = _SERVICES[endpoint.signal]
+        module, name = SERVICES[endpoint.signal]
         self._call = self._channel.unary_unary(
             f"/opentelemetry.proto.collector.{module}.v1.{name}Service/Export",
-            response_deserializer=_response_type(endpoint.signal).FromString,
+            response_deserializer=response_type(endpoint.signal).FromString,
         )
         self._headers = tuple((key.lower(), value) for key, value in endpoint.headers.items())
 
     def send(self, data: bytes) -> Answer:
         """Call ``Export`` of the signal's service."""
         try:
-            count, message = _partial(self._call(data, timeout=self.endpoint.timeout, metadata=self._headers))
+            response = self._call(data, timeout=self.endpoint.timeout, metadata=self._headers)
         except self._failure as error:
             return self._failed(error)
-        return Answer(ACCEPTED, message, rejected=count)
+        return _accepted(taken_by(response))
 
     def _failed(self, error: Any) -> Answer:
         code, details = error.code().name, error.details() or ""
@@ -225,7 +189,7 @@ class _Grpc:
                 return Answer(REFUSED, "the request was too large for it")
             return Answer(AGAIN, reason)
         if code in _GRPC_REFUSED and not _is_final(reason):
-            return Answer(REFUSED, f"{reason} ({_cleaned(details)})")
+            return Answer(REFUSED, f"{reason} ({cleaned(details)})")
         again = code in _GRPC_AGAIN and not _is_final(reason)
         return Answer(AGAIN if again else IN_VAIN, reason, reached=_is_reached(reason))
 

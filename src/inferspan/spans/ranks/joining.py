@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from opentelemetry.trace import Span, SpanContext, TraceFlags
 
 from inferspan import semconv
+from inferspan.attribute_values import set_within_limits
 from inferspan.export.sdk import move_span
 from inferspan.records import RequestStart
 
@@ -94,4 +95,4 @@ def _join(scope: Joinable, above: SpanContext) -> None:
         else:
             span.add_link(above)
             return
-    span.set_attribute(semconv.RANKS_JOINED, True)
+    set_within_limits(span, {semconv.RANKS_JOINED: True})

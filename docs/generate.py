@@ -170,8 +170,17 @@ A wrong argument raises `SettingsError`, which names the setting, the value and 
 names. OpenTelemetry's own `OTEL_*` variables set the destination of telemetry.
 
 The environment never raises. A variable with a wrong value, a file that it names and that is missing, wrong or cannot be written, an
-unknown variable `INFERSPAN_...`, an exporter or protocol that is not here (`prometheus`, `http/json`): each logs one warning that names the
-variable, and the next source, the default or the nearest thing that works counts.
+unknown variable `INFERSPAN_...`, an exporter or protocol that is not here (`prometheus`, `http/json`): each logs one warning that names
+the variable, and the next source, the default or the nearest thing that works counts. Headers in `OTEL_EXPORTER_OTLP_HEADERS` that the
+protocol cannot send (over HTTP a value that is not Latin-1, over gRPC one that is not ASCII or a name that ends in `-bin`, control
+characters) are left out, and the warning has their names without their values. Times have a least value: `OTEL_METRIC_EXPORT_INTERVAL` and
+`OTEL_METRIC_EXPORT_TIMEOUT` from 100 ms, `OTEL_BSP_SCHEDULE_DELAY` and `OTEL_BLRP_SCHEDULE_DELAY` from 10 ms, `OTEL_EXPORTER_OTLP_TIMEOUT`
+from 0.01 s. Below, the default counts.
+
+Where OpenTelemetry's limits (`OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT`, `OTEL_EVENT_ATTRIBUTE_COUNT_LIMIT`) allow less than a request has, its
+span keeps what it began with; of what comes later errors come first, then `gen_ai.*`, then the others in their order.
+`dropped_attributes_count` has the number of those left out. Log records of inferspan are left to the SDK, which keeps the last and logs a
+line.
 
 ```python
 import inferspan

@@ -77,7 +77,7 @@ def _given_its_caller(frame: Any) -> None:
     raise ValueError
 
 
-class _Lazy(asyncio.Future):  # type: ignore[type-arg]
+class _Lazy(asyncio.Future):
     """A property in C that raises what it was given."""
 
     late = property(asyncio.Future.result)

@@ -8,7 +8,7 @@ as a time limit: Python runs handlers between any two instructions, ours too, so
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]  # signal.getsignal() makes an enum of each answer
 import functools
 import inspect
 import logging

@@ -7,8 +7,6 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inferspan.guard import pass_on
-
 __all__ = ["entries", "pairs", "whole_number"]
 
 _BYTES = (bytes, bytearray, memoryview, array)
@@ -46,7 +44,6 @@ def whole_number(value: object, limit: int) -> int | None:
     else:
         try:
             number = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-        except Exception as error:  # no number, or one of the program's
-            pass_on(error)
+        except Exception:  # no number, or one of the program's
             number = -1
     return number if 0 <= number < limit else None

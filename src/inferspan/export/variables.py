@@ -66,7 +66,7 @@ def positive_number(
     if 0 < value < float("inf") and least <= value <= most:
         return value
     too_large = f", at most {most:g}" if most < value < float("inf") else ""
-    too_small = f", at least {least:g}" if value < least else ""
+    too_small = f", at least {least:g}" if value < least and least > 0 else ""
     warn_once("%s=%s is ignored, %g is used: it must be a number above zero%s", name, shown(text), default, too_large or too_small)
     return default
 

@@ -153,7 +153,8 @@ def _took_a_signal(frame: FrameType) -> bool:
     """Whether a function was given a signal and the frame that has called it: what Python gives a handler."""
     caller, code = frame.f_back, frame.f_code
     starred = bool(code.co_flags & _STARRED)
-    if caller is None or not (code.co_argcount in (2, 3) or starred):
+    # Not a frame of ours: Python keeps what ``f_locals`` has read with the frame, the exception itself among it.
+    if caller is None or code.co_filename.startswith(_PACKAGE) or not (code.co_argcount in (2, 3) or starred):
         return False
     values = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
     if starred:

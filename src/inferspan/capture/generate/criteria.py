@@ -16,7 +16,7 @@ import torch
 
 from inferspan import semconv
 from inferspan.capture.stopping.criterion import stops_of
-from inferspan.capture.values.unseen import unseen
+from inferspan.capture.values.unseen import AS_IT_IS, dispatches, functions, without_modes
 from inferspan.guard import report
 from inferspan.records import AttributeValue
 
@@ -58,16 +58,17 @@ def _observed_class(plain: type) -> type:
         def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
             watched = self._inferspan
             limit = watched[1].max_length if watched is not None and watched[1].custom and asked_in_turn else None
-            if limit is None:
-                answers, done = None, plain.__call__(self, input_ids, scores, **kwargs)
-            else:
+            answers: list[tuple[Any, Any]] | None = None
+            if limit is not None and isinstance(input_ids, torch.Tensor) and input_ids.shape[1] >= limit:
+                # At the last allowed token the limit ends every row.
                 answers, done = self._noting(input_ids, scores, kwargs)
+            else:
+                done = plain.__call__(self, input_ids, scores, **kwargs)
             if watched is not None:
                 # Not ``contain``, for the reason that ``prepare_inputs`` has.
                 try:
-                    with unseen():
-                        if answers and limit is not None and input_ids.shape[1] >= limit:
-                            # At the last allowed token the limit ends every row.
+                    with without_modes() if functions() or dispatches() else AS_IT_IS:
+                        if answers is not None:
                             others = [answer for criterion, answer in answers if not _is_limit(criterion)]
                             watched[0](watched[1], input_ids, functools.reduce(operator.or_, others, torch.zeros_like(done)))
                         else:

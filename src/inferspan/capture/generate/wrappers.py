@@ -18,7 +18,7 @@ from inferspan.capture.compile.state import is_compiling, loaded
 from inferspan.capture.model_info import has_plain_generate
 from inferspan.capture.owner import Owner
 from inferspan.capture.recording import Request, run_recorded
-from inferspan.capture.values.unseen import unseen
+from inferspan.capture.values.unseen import AS_IT_IS, dispatches, functions, without_modes
 from inferspan.guard import contain, report
 
 from .arguments import generate_arguments, loop_config, main_input, pass_end
@@ -130,7 +130,7 @@ def prepare_inputs(original: Any, model: Any, args: tuple[Any, ...], kwargs: dic
     # Not ``contain``: between the device's last result and its next work, each half microsecond is the user's.
     steps = call.steps
     try:
-        with unseen():
+        with without_modes() if functions() or dispatches() else AS_IT_IS:
             if steps.open:
                 call.look_at_inputs()
             if not call.ordinary:
@@ -157,7 +157,7 @@ def update_model_kwargs(original: Any, model: Any, args: tuple[Any, ...], kwargs
     if type(call) is not GenerateCall:  # in a loop by hand there may be another adapter
         return original(*args, **kwargs)
     try:
-        with unseen():
+        with without_modes() if functions() or dispatches() else AS_IT_IS:
             call.fresh = True
             outputs = args[0] if args else kwargs.get("outputs")
             logits = None

@@ -13,29 +13,32 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["hidden", "modes", "unseen"]
+__all__ = ["AS_IT_IS", "dispatches", "functions", "hidden", "modes", "unseen", "without_modes"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_functions: Any = torch._C._is_torch_function_mode_enabled
-_dispatches: Any = torch._C._len_torch_dispatch_stack
-_AS_IT_IS: AbstractContextManager[None] = nullcontext()
+functions: Any = torch._C._is_torch_function_mode_enabled
+"""In C: whether there is a mode of functions on this thread."""
+dispatches: Any = torch._C._len_torch_dispatch_stack
+"""In C: how many modes of the dispatcher there are."""
+AS_IT_IS: AbstractContextManager[None] = nullcontext()
 
 
 @contextmanager
-def _without_modes() -> Iterator[None]:
+def without_modes() -> Iterator[None]:
+    """A context without modes; for code that runs in each step and asks ``functions`` and ``dispatches`` itself, see ``unseen``."""
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         yield
 
 
 def unseen() -> AbstractContextManager[None]:
     """A context without modes of torch functions and of the dispatcher on this thread; they are back, in their order, after it."""
-    return _without_modes() if _functions() or _dispatches() else _AS_IT_IS
+    return without_modes() if functions() or dispatches() else AS_IT_IS
 
 
 def modes() -> bool:
     """Whether a mode of the program, or one of ours, would see operations on this thread; two calls in C."""
-    return bool(_functions() or _dispatches())
+    return bool(functions() or dispatches())
 
 
 def hidden(function: Callable[P, R]) -> Callable[P, R]:
@@ -43,8 +46,8 @@ def hidden(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if _functions() or _dispatches():
-            with _without_modes():
+        if functions() or dispatches():
+            with without_modes():
                 return function(*args, **kwargs)
         return function(*args, **kwargs)
 

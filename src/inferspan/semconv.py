@@ -1548,6 +1548,7 @@ class ErrorPlaces(NamedTuple):
 
 ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("instrument",), "the model is not instrumented"),
+    ErrorPlaces(("count of undelivered items",), "how many spans, points or records the line about undelivered telemetry names"),
     ErrorPlaces(("start of *()",), "the request is not recorded"),
     ErrorPlaces(("start of generate()",), "parts of the request are not recorded"),
     ErrorPlaces(("attributes of generate()",), "configuration of the call on the request span"),

@@ -10,21 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 __all__ = [
-    "FlowCall",
-    "FlowEdge",
-    "ModuleCall",
-    "ModuleCalls",
-    "ModuleColumns",
-    "ModuleInfo",
-    "ModuleRow",
-    "ModuleStage",
-    "Moments",
-    "NumberMeanDeviation",
-    "PassFacts",
-    "PassFlow",
-    "PassRun",
-    "RowFigures",
-    "joined_moments",
+    "FlowCall", "FlowEdge", "ModuleCall", "ModuleCalls", "ModuleColumns", "ModuleInfo", "ModuleRow", "ModuleStage", "Moments",
+    "NumberMeanDeviation", "PassFacts", "PassFlow", "PassRun", "RowFigures", "joined_moments",
 ]  # fmt: skip
 
 

@@ -16,32 +16,25 @@ from inferspan.capture.modules.hook_pair import CopiedAway
 from inferspan.capture.modules.recorder import current
 from inferspan.guard import report
 
+from .log import FlowLog
+
 __all__ = ["FlowHook", "hooks_of_model"]
 
 _tracing: Any = torch._C._get_tracing_state
 _CALL: Any = getattr(nn.Module._call_impl, "__code__", None)
 
 
-def _log(engine: object) -> Any:
-    """The control flow of the request that is looked at on this thread now, and the number of its open step; ``None`` without one."""
-    call: Any = current.call
-    looking = call.looking if call is not None and call.engine is engine else None
-    passes = None if looking is None else looking.passes
-    return None if passes is None or passes.flow is None else (passes.flow, passes.step())
-
-
-class FlowHook(CopiedAway):
-    """Pre-hook of a module.
+class _Hook(CopiedAway):
+    """Base of the hooks: of calls in a request whose control flow is looked at on this thread.
 
     Args:
-        number: of the module.
-        engine: observers of its model.
+        engine: observers of the model.
     """
 
-    __slots__ = ("_engine", "_number")
+    __slots__ = ("_engine",)
 
-    def __init__(self, number: int, engine: object) -> None:
-        self._number, self._engine = number, engine
+    def __init__(self, engine: object) -> None:
+        self._engine = engine
 
     @leave_alone
     def __call__(self, module: nn.Module, args: Any = (), kwargs: Any = None, *_: Any) -> None:
@@ -49,10 +42,34 @@ class FlowHook(CopiedAway):
         if is_dynamo_compiling() or _tracing():
             return
         try:
-            if (found := _log(self._engine)) is not None:
-                found[0].enter(self._number, found[1], (args, kwargs))
+            call: Any = current.call
+            looking = call.looking if call is not None and call.engine is self._engine else None
+            passes = None if looking is None else looking.passes
+            if passes is not None and passes.flow is not None:
+                self._note(passes.flow, passes.step(), module, (args, kwargs))
         except Exception as own:
             report("control flow", own)
+
+    def _note(self, log: FlowLog, step: int | None, module: nn.Module, given: Any) -> None:
+        raise NotImplementedError
+
+
+class FlowHook(_Hook):
+    """Pre-hook of a module.
+
+    Args:
+        number: of the module.
+        engine: observers of its model.
+    """
+
+    __slots__ = ("_number",)
+
+    def __init__(self, number: int, engine: object) -> None:
+        super().__init__(engine)
+        self._number = number
+
+    def _note(self, log: FlowLog, step: int | None, module: nn.Module, given: Any) -> None:
+        log.enter(self._number, step, given)
 
 
 def _runs_inside(module: nn.Module, frame: FrameType) -> bool:
@@ -64,44 +81,22 @@ def _runs_inside(module: nn.Module, frame: FrameType) -> bool:
     return calls > 1
 
 
-class _BeforeModel(CopiedAway):
-    """Pre-hook of the model itself."""
+class _BeforeModel(_Hook):
+    """Pre-hook of the model itself: a pass begins."""
 
-    __slots__ = ("_engine",)
+    __slots__ = ()
 
-    def __init__(self, engine: object) -> None:
-        self._engine = engine
-
-    @leave_alone
-    def __call__(self, module: nn.Module, args: Any = (), kwargs: Any = None, *_: Any) -> None:
-        """Note that a pass begins."""
-        if is_dynamo_compiling() or _tracing():
-            return
-        try:
-            if (found := _log(self._engine)) is not None:
-                found[0].enter_model(found[1], (args, kwargs), sys.exc_info()[1], partial(_runs_inside, module, sys._getframe()))
-        except Exception as own:
-            report("control flow", own)
+    def _note(self, log: FlowLog, step: int | None, module: nn.Module, given: Any) -> None:
+        log.enter_model(step, given, sys.exc_info()[1], partial(_runs_inside, module, sys._getframe()))
 
 
-class _AfterModel(CopiedAway):
-    """Forward hook of the model itself, called after a failure as well."""
+class _AfterModel(_Hook):
+    """Forward hook of the model itself, called after a failure as well: the pass has ended."""
 
-    __slots__ = ("_engine",)
+    __slots__ = ()
 
-    def __init__(self, engine: object) -> None:
-        self._engine = engine
-
-    @leave_alone
-    def __call__(self, module: nn.Module, args: Any = (), *_: Any) -> None:
-        """Note how the pass has ended."""
-        if is_dynamo_compiling() or _tracing():
-            return
-        try:
-            if (found := _log(self._engine)) is not None:
-                found[0].leave_model(sys.exc_info()[1])
-        except Exception as own:
-            report("control flow", own)
+    def _note(self, log: FlowLog, step: int | None, module: nn.Module, given: Any) -> None:
+        log.leave_model(sys.exc_info()[1])
 
 
 def hooks_of_model(root: nn.Module, engine: object) -> list[Any]:

@@ -22,7 +22,7 @@ _log = logging.getLogger("inferspan")
 _told: set[str] = set()
 """Lines that have been logged."""
 
-ABI = 12
+ABI = 13
 """Version of the interface between C and Python: incremented here and in ``csrc/module.c`` with every change of it."""
 NAME = "inferspan.capture.modules._recorder"
 CONTENTS = (

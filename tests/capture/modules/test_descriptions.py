@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import itertools
 import random
 import warnings
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +20,21 @@ import torch
 from torch import nn
 
 from inferspan.capture.modules import recorder, shapes
-from tests.capture.modules.recorders import IMPLEMENTATIONS, IN_C_CODE, INFOS, Counted, Implementation, in_c, observe, rows_of
+from tests.capture.modules.recorders import IMPLEMENTATIONS, IN_C_CODE, INFOS, Counted, Implementation, described_by, in_c, observe, rows_of
+
+
+@dataclass
+class _State:
+    """Not a container of Python, but looked into."""
+
+    held: Any
+
+
+class _Opaque:
+    """Not looked into."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
 
 
 def _values() -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -29,6 +48,8 @@ def _values() -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         forms += [
             ((one,), {}), ((one, x), {}), ((), {"hidden": one}), ((one,), {"mask": x, "cache": None}), (((one, x),), {}), (([one],), {}),
             (({"a": one},), {}), ((None, one), {}), ((one, 3, "text", True, 0.5), {}), ((nn.Parameter(one),), {}), ((object(), one), {}),
+            ((one, _State(one)), {}), ((one, _State(None)), {}), ((one, _Opaque(one)), {}), ((one, SimpleNamespace(held=one)), {}),
+            ((one,), {"state": _State(one)}), ((one, MappingProxyType({"a": one})), {}), ((one,), {"state": _Opaque(one)}),
             ((one,) * 20, {}), ((), {f"k{place}": one for place in range(20)}), ((one,) * 9, {"mask": y}), ((((one, x), y), z), {}),
         ]  # fmt: skip
     return [*forms, ((), {}), ((None,), {}), ((nested,), {}), ((x, nested), {}), (((nested,),), {}), ((tuple([x] * 20),), {})]
@@ -40,10 +61,14 @@ def test_shapes_of_everything(implementation: Implementation, running: None) -> 
     module, engine = Counted(), object()
     observed, log = observe(implementation, module, engine), implementation.log()
     log.engine, recorder.current.call = engine, log
-    forms = _values()
+    forms, x = _values(), torch.ones(1, 2)
+    ordered = OrderedDict(a=x, b=torch.ones(3))
+    ordered.move_to_end("a")
+    answers: list[Any] = [None, torch.ones(2), (x, None), [torch.ones(3)], ordered, {"a": x, "b": (x, x)}, {"a": x, "b": _State(x)}, {}]
+    answers += [{"a": _Opaque(x), "c": x}, {place: x for place in range(20)}, {"a": {"b": x}}, {"a": torch.ones(3), "b": None}]
     draw = random.Random(0)
-    for args, kwargs in [*forms, *draw.choices(forms, k=300)]:
-        (given, _), more = draw.choice(forms), draw.choice((None, torch.ones(2), (torch.ones(1, 2), None), [torch.ones(3)]))
+    for args, kwargs in [*forms, *draw.choices(forms, k=600)]:
+        (given, _), more = draw.choice(forms), draw.choice(answers)
         module.answer = lambda *_, given=given, more=more, **__: given or more
         log.calls_left = 1
         output = observed(*args, **kwargs)
@@ -54,6 +79,51 @@ def test_shapes_of_everything(implementation: Implementation, running: None) -> 
         assert row[3] <= row[4]
         assert row[7:] == (None, None)
         assert row[1:3] == (-1, INFOS[0])
+
+
+@in_c
+def test_new_sizes_are_described_once(running: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by each layer: Python takes 20 us for what a decoder layer gets."""
+    asked: list[Any] = []
+
+    def describe(value: Any) -> Any:
+        asked.append(value)
+        return shapes.describe(value)
+
+    engine, log = object(), IN_C_CODE.log()
+    log.engine, recorder.current.call = engine, log
+    layers = [Counted() for _ in range(8)]
+    for layer in layers:
+        layer.answer = lambda hidden, **_: (hidden, None)
+    with described_by(monkeypatch, describe):
+        observers = [observe(IN_C_CODE, layer, engine) for layer in layers]
+        for size in (5, 1, 7, 1):
+            log.calls_left = len(layers)
+            for observer in observers:
+                observer(torch.ones(1, size), places=(torch.ones(size), torch.ones(size)), cache=_Opaque(None), mask=None)
+            columns = log.cut().columns()
+            assert {*columns.inputs} == {shapes.describe((torch.ones(1, size), torch.ones(size), torch.ones(size)))}
+            assert {*columns.outputs} == {shapes.describe(torch.ones(1, size))}
+    assert len(asked) == 6
+
+
+@in_c
+def test_kinds_of_arguments_are_not_kept_alive(running: None) -> None:
+    """Nor is a class that is made at the place of a collected one taken for it."""
+    engine, log = object(), IN_C_CODE.log()
+    log.engine, recorder.current.call = engine, log
+    observer, x = observe(IN_C_CODE, Counted(), engine), torch.ones(2)
+    for turn in range(40):
+        kind = _Opaque if turn % 2 else _State
+        made: Any = type("Made", (), {}) if turn % 2 else dataclass(type("Made", (), {"__annotations__": {"held": Any}}))
+        one = made() if turn % 2 else made(x)
+        reference = weakref.ref(made)
+        log.calls_left = 1
+        observer(x, one)
+        assert log.cut().columns().inputs == [shapes.describe((x, kind(x)))]
+        del one, made
+        gc.collect()
+        assert reference() is None
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

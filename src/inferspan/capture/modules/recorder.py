@@ -17,7 +17,7 @@ from inferspan.records import ModuleColumns
 
 from . import call_log
 from .call_log import current
-from .shapes import MAX_ENTRIES, describe
+from .shapes import MAX_ENTRIES, describe, looks_into
 
 __all__ = ["FRAMES", "IN_C", "CallLog", "ModuleCaller", "attach_callers", "bind", "current", "detach_callers", "same_structure"]
 
@@ -52,6 +52,7 @@ def bind() -> None:
             call_impl=nn.Module._call_impl,
             hook_tables=vars(torch_calls),
             columns=ModuleColumns,
+            looks_into=looks_into,
             most_entries=MAX_ENTRIES,
         )
 

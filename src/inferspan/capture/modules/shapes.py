@@ -25,7 +25,7 @@ from torch import Tensor
 from inferspan.capture.compile.state import leave_frame
 from inferspan.guard import pass_on
 
-__all__ = ["Described", "all_tensors", "describe", "describe_like", "every_tensor", "first_tensor", "parts_of"]
+__all__ = ["Described", "all_tensors", "describe", "describe_like", "every_tensor", "first_tensor", "looks_into", "parts_of"]
 
 Described = tuple[tuple[Any, Any], ...]
 _known: dict[Described, Described] = {}
@@ -65,12 +65,23 @@ def _tensor(value: Tensor) -> tuple[Any, Any] | None:
 
 
 @leave_frame
+def looks_into(kind: Any) -> bool:
+    """Whether ``describe`` looks for tensors in objects of this class, which is none of the containers of Python."""
+    return (
+        kind is SimpleNamespace
+        or kind is MappingProxyType
+        or "__dataclass_fields__" in getattr(kind, "__dict__", ())
+        or Mapping in getattr(kind, "__mro__", ())
+    )
+
+
+@leave_frame
 def _held(value: Any, kind: Any, most: int) -> Any:
     """What an object holds, past its own methods: the values of a mapping, the fields of a dataclass, those of a namespace."""
+    if not looks_into(kind):
+        return ()
     names: Any = getattr(kind, "__dict__", ())
     mapping = Mapping in getattr(kind, "__mro__", ())
-    if not mapping and kind is not SimpleNamespace and "__dataclass_fields__" not in names:
-        return ()
     if "__slots__" in names and "__dataclass_fields__" in names:
         return [getattr(value, name, None) for name in islice(names["__dataclass_fields__"], most)]
     inner = getattr(value, "__dict__", None)
@@ -259,7 +270,7 @@ def describe_like(known: Described, values: tuple[Any, ...]) -> Described:
                     if type(part) is not Tensor or part.dtype is not dtype or part.shape != shape:
                         return describe(values)
                     place += 1
-            elif value is not None and kind not in _SCALARS and isinstance(value, (dict, list, tuple, Tensor)):
+            elif value is not None and kind not in _SCALARS and (isinstance(value, (dict, list, tuple, Tensor)) or looks_into(kind)):
                 break
         else:
             if place == len(known):

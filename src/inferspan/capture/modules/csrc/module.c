@@ -2,7 +2,7 @@
 #include "recorder.h"
 
 /* Incremented here and in extension.py with every change of the interface between C and Python. */
-#define ABI 12
+#define ABI 13
 
 State state;
 
@@ -36,11 +36,11 @@ static PyObject *
 bind(PyObject *module, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"current", "describe", "failed", "error_type", "tensor", "clock", "tracing", "call_impl", "hook_tables", "columns",
-                            "most_entries", NULL};
-    PyObject *given[10];
+                            "looks_into", "most_entries", NULL};
+    PyObject *given[11];
     Py_ssize_t entries;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOOn:bind", names, &given[0], &given[1], &given[2], &given[3], &given[4], &given[5],
-                                     &given[6], &given[7], &given[8], &given[9], &entries))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOOOOn:bind", names, &given[0], &given[1], &given[2], &given[3], &given[4], &given[5],
+                                     &given[6], &given[7], &given[8], &given[9], &given[10], &entries))
         return NULL;
     if (!PyType_Check(given[4]) || !PyDict_Check(given[8])) {
         PyErr_SetString(PyExc_TypeError, "tensor must be a class, and hook_tables a dictionary");
@@ -48,13 +48,15 @@ bind(PyObject *module, PyObject *args, PyObject *kwargs)
     }
     PyObject **places[] = {&state.current, &state.describe, &state.failed, &state.error_type, (PyObject **)&state.tensor,
                             &state.perf_counter, &state.tracing,
-                            &state.call_impl, &state.hook_tables, &state.columns};
-    for (int place = 0; place < 10; place++) {
+                            &state.call_impl, &state.hook_tables, &state.columns, &state.looks_into};
+    for (int place = 0; place < 11; place++) {
         PyObject *before = *places[place];
         *places[place] = owned(given[place]);
         Py_XDECREF(before);
     }
     state.most_entries = entries;
+    if (state.descriptions)
+        PyDict_Clear(state.descriptions); /* they are those of another describe() */
     return find_view(given[4]) < 0 ? NULL : owned(Py_None);
 }
 

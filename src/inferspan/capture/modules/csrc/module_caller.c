@@ -152,6 +152,8 @@ record_return(CallLog *log, ModuleCaller *caller, uint64_t serial, Boundaries *b
         goto failure;
     if (Py_TYPE(output) == state.tensor || Py_TYPE(output) == &PyTuple_Type)
         outputs = describe_like(&caller->outputs, output, NULL);
+    else if (PyDict_Check(output))
+        outputs = describe_like(&caller->outputs, state.empty, output);
     else
         outputs = PyObject_CallFunctionObjArgs(state.describe, output, NULL);
     if (!outputs)

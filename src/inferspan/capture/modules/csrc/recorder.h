@@ -84,6 +84,7 @@ typedef struct {
     /* Given to bind() by recorder.py. */
     PyObject *current;        /* .call is the request that runs on this thread */
     PyObject *describe;       /* shapes.describe */
+    PyObject *looks_into;     /* shapes.looks_into */
     PyObject *failed;         /* called with an exception of ours */
     PyObject *error_type;     /* failures.error_type */
     PyTypeObject *tensor;     /* torch.Tensor itself, no subclass */
@@ -102,6 +103,7 @@ typedef struct {
 
     PyTypeObject *calls_type, *call_log_type, *native_events_type, *boundary_events_type, *boundaries_type, *caller_type, *figures_type, *kept_type, *template_type;
     PyObject *empty; /* () */
+    PyObject *descriptions; /* by the bytes of their key; NULL until there are some */
     PyObject *str_append, *str_call, *str_call_impl, *str_dict, *str_dtype, *str_forward, *str_instead, *str_modules, *str_native, *str_other, *str_record,
         *str_is_view, *str_nbytes, *str_requires_grad, *str_seconds, *str_shape, *str_slot, *str_stage, *str_storage, *str_version;
     PyObject *str_hook_tables[HOOK_TABLES], *str_global_hook_tables[HOOK_TABLES];

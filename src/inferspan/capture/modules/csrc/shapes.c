@@ -1,4 +1,5 @@
-/* Describes inputs and outputs of module calls, by comparing them with those of the last call. shapes.py is its counterpart in Python. */
+/* Describes inputs and outputs of module calls: by comparing them with those of the last call, then by looking up a key that all modules
+ * share, so that of the layers of a model only the first one pays for new sizes. shapes.py is its counterpart in Python. */
 #include "recorder.h"
 
 /* A pass over the plain tensors in the inputs or outputs of a module. */
@@ -11,7 +12,38 @@ typedef struct {
     int64_t *key;     /* being built */
 } Walk;
 
-enum { LONGEST_KEY = 256, UNSIGNED = 1 };
+enum { LONGEST_KEY = 256, UNSIGNED = 1, MOST_KEYS = 4096, KINDS = 8 };
+
+/* Types that shapes.looks_into was asked about and looks into none of. The references are weak: a class of the program may go. */
+static struct {
+    PyTypeObject *type;
+    PyObject *reference;
+} opaque[KINDS];
+static int next_kind;
+
+/* Whether a description never has tensors in objects of this type, which is no container: 1 or 0; -1 with an exception set. */
+static int
+is_opaque(PyTypeObject *type)
+{
+    for (int place = 0; place < KINDS; place++)
+        if (opaque[place].type == type && PyWeakref_GetObject(opaque[place].reference) == (PyObject *)type)
+            return 1;
+    PyObject *found = PyObject_CallFunctionObjArgs(state.looks_into, type, NULL);
+    int open = found ? PyObject_IsTrue(found) : -1;
+    Py_XDECREF(found);
+    if (open)
+        return open < 0 ? -1 : 0;
+    PyObject *reference = PyWeakref_NewRef((PyObject *)type, NULL);
+    if (!reference)
+        return -1;
+    int place = next_kind;
+    next_kind = (next_kind + 1) % KINDS;
+    PyObject *before = opaque[place].reference;
+    opaque[place].type = type;
+    opaque[place].reference = reference;
+    Py_XDECREF(before);
+    return 1;
+}
 
 static int64_t
 kind_of(const DLTensor *seen)
@@ -98,7 +130,9 @@ goes_on(Walk *walk, PyObject *value)
         }
         return 1;
     }
-    return is_scalar(type) || !(PyDict_Check(value) || PyList_Check(value) || PyTuple_Check(value) || PyType_IsSubtype(type, state.tensor));
+    if (is_scalar(type))
+        return 1;
+    return PyDict_Check(value) || PyList_Check(value) || PyTuple_Check(value) || PyType_IsSubtype(type, state.tensor) ? 0 : is_opaque(type);
 }
 
 /* Whether the walk reaches the end of `value`, a tensor or a tuple of inputs or outputs, and of the values of `named` (NULL or a dict), and
@@ -132,25 +166,63 @@ walk_through(Walk *walk, PyObject *value, PyObject *named)
            : walk->at == walk->last->length && walk->last->known == walk->known;
 }
 
-static void
-build_key(Description *last, PyObject *value, PyObject *named)
+/* The key of a tensor or tuple and of the values of `named`: 1 and its numbers in `*length`; 0 if it has none; -1 with an exception set. */
+static int
+build_key(Description *last, PyObject *value, PyObject *named, int64_t *key, int32_t *length)
 {
-    int64_t key[LONGEST_KEY];
+    if (!state.view || last->length == NO_KEY)
+        return 0;
     Walk walk = {.how = BUILD, .last = last, .known = last->known, .key = key};
-    int64_t *more = NULL;
-    if (walk_through(&walk, value, named) <= 0) {
-        PyErr_Clear();
-        last->length = NO_KEY;
-        return;
-    }
-    if (last->known != walk.known)
-        return;
-    if (walk.at > SHORT_KEY && !(more = PyMem_Malloc((size_t)walk.at * sizeof(int64_t))))
-        return;
-    memcpy(more ? more : last->brief, key, (size_t)walk.at * sizeof(int64_t));
-    PyMem_Free(last->more);
+    int built = walk_through(&walk, value, named);
+    *length = walk.at;
+    if (built >= 0 || !PyErr_ExceptionMatches(PyExc_Exception))
+        return built;
+    PyErr_Clear();
+    return 0;
+}
+
+/* This is the last description now; `length` is that of the key, which may be UNKNOWN_KEY or NO_KEY. */
+static void
+keep(Description *last, PyObject *known, const int64_t *key, int32_t length)
+{
+    int64_t *more = NULL, *former = last->more;
+    size_t bytes = length > 0 ? (size_t)length * sizeof(int64_t) : 0;
+    if (length > SHORT_KEY && !(more = PyMem_Malloc(bytes)))
+        length = UNKNOWN_KEY;
+    else if (bytes)
+        memcpy(more ? more : last->brief, key, bytes);
+    PyObject *before = last->known;
+    last->known = owned(known);
+    last->length = length;
     last->more = more;
-    last->length = walk.at;
+    PyMem_Free(former);
+    Py_XDECREF(before);
+}
+
+/* The description with this key, a borrowed reference; NULL if none is known, or with an exception set. */
+static PyObject *
+look_up(PyObject *key)
+{
+    if (!state.descriptions && !(state.descriptions = PyDict_New()))
+        return NULL;
+    return PyDict_GetItemWithError(state.descriptions, key);
+}
+
+/* Add what Python has found, if it is sure to be that of the key: another thread may have changed a tensor since the key was built, and Python
+ * looks at eight tensors only. */
+static int
+learn(Description *last, PyObject *value, PyObject *named, PyObject *found, PyObject *name, const int64_t *key, int32_t length)
+{
+    Walk walk = {.how = BY_PAIRS, .last = last, .known = found};
+    int same = walk_through(&walk, value, named);
+    if (same <= 0)
+        return same;
+    if (PyDict_Size(state.descriptions) >= MOST_KEYS)
+        PyDict_Clear(state.descriptions);
+    if (PyDict_SetItem(state.descriptions, name, found) < 0)
+        return -1;
+    keep(last, found, key, length);
+    return 1;
 }
 
 void
@@ -164,29 +236,11 @@ forget_description(Description *last)
     Py_XDECREF(known);
 }
 
-PyObject *
-describe_like(Description *last, PyObject *value, PyObject *named)
+/* Ask shapes.describe. */
+static PyObject *
+describe(PyObject *value, PyObject *named)
 {
-    PyObject *known = owned(last->known), *found, *values = NULL;
-    Walk walk = {.how = last->length >= 0 && state.view ? BY_KEY : BY_PAIRS, .last = last, .known = known};
-    int same = walk_through(&walk, value, named);
-    if (same == 0 && walk.how == BY_KEY && last->length == NO_KEY) {
-        walk = (Walk){.how = BY_PAIRS, .last = last, .known = known};
-        same = walk_through(&walk, value, named);
-    }
-    if (same > 0) {
-        /* Python may have run since: only the description that is still the last one may get a key. */
-        if (walk.how == BY_PAIRS && last->length == UNKNOWN_KEY && state.view && last->known == known)
-            build_key(last, value, named);
-        return known;
-    }
-    Py_DECREF(known);
-    if (same < 0) {
-        /* For example a nested tensor, which has no shape; shapes.describe handles it. */
-        if (!PyErr_ExceptionMatches(PyExc_Exception))
-            return NULL;
-        PyErr_Clear();
-    }
+    PyObject *values = NULL;
     if (named) {
         Py_ssize_t count = PyTuple_Size(value);
         PyObject *given = PyTuple_GetSlice(value, 0, count < 8 ? count : 8);
@@ -199,19 +253,61 @@ describe_like(Description *last, PyObject *value, PyObject *named)
         if (!values)
             return NULL;
     }
-    found = PyObject_CallFunctionObjArgs(state.describe, values ? values : value, NULL);
+    PyObject *found = PyObject_CallFunctionObjArgs(state.describe, values ? values : value, NULL);
     Py_XDECREF(values);
     if (found && !PyTuple_Check(found)) {
         Py_DECREF(found);
         PyErr_SetString(PyExc_TypeError, "describe() has not returned a tuple");
         return NULL;
     }
-    if (found) {
-        PyObject *before = last->known;
-        last->known = owned(found);
-        if (last->length != NO_KEY)
-            last->length = UNKNOWN_KEY;
-        Py_DECREF(before);
+    return found;
+}
+
+PyObject *
+describe_like(Description *last, PyObject *value, PyObject *named)
+{
+    PyObject *known = owned(last->known), *found;
+    Walk walk = {.how = last->length >= 0 && state.view ? BY_KEY : BY_PAIRS, .last = last, .known = known};
+    int same = walk_through(&walk, value, named);
+    if (same == 0 && walk.how == BY_KEY && last->length == NO_KEY) {
+        walk = (Walk){.how = BY_PAIRS, .last = last, .known = known};
+        same = walk_through(&walk, value, named);
     }
+    if (same > 0) {
+        int64_t key[LONGEST_KEY];
+        int32_t length = UNKNOWN_KEY;
+        if (walk.how == BY_PAIRS && last->length == UNKNOWN_KEY) {
+            int built = build_key(last, value, named, key, &length);
+            /* Python may have run since: only the description that is still the last one may get a key. */
+            if (last->known == known && built >= 0)
+                keep(last, known, key, built ? length : NO_KEY);
+            if (built < 0)
+                Py_CLEAR(known);
+        }
+        return known;
+    }
+    Py_DECREF(known);
+    if (same < 0) {
+        /* For example a nested tensor, which has no shape; shapes.describe handles it. */
+        if (!PyErr_ExceptionMatches(PyExc_Exception))
+            return NULL;
+        PyErr_Clear();
+    }
+    int64_t key[LONGEST_KEY];
+    int32_t length = UNKNOWN_KEY;
+    int built = build_key(last, value, named, key, &length);
+    PyObject *name = built > 0 ? PyBytes_FromStringAndSize((char *)key, (Py_ssize_t)(length * sizeof(int64_t))) : NULL;
+    found = name ? look_up(name) : NULL;
+    if (found) {
+        Py_INCREF(found);
+        keep(last, found, key, length);
+    }
+    else if (!PyErr_Occurred() && (found = describe(value, named))) {
+        if ((same = name ? learn(last, value, named, found, name, key, length) : 0) == 0)
+            keep(last, found, NULL, last->length == NO_KEY ? NO_KEY : UNKNOWN_KEY);
+        if (same < 0)
+            Py_CLEAR(found);
+    }
+    Py_XDECREF(name);
     return found;
 }

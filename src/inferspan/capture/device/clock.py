@@ -43,8 +43,8 @@ a transformer.
 The worst error is work on something else, launched between the two in less than this time (eight launches at most): as above.
 """
 MOST_DEVICES = 8
-READ_AT = 64
-"""Boundaries that are collected before they are read."""
+READ_AT = 1024
+"""Boundaries that are collected before they are read: on an H200 a reading takes 0.1 ms beside 1.5 us for each boundary."""
 MOST_WAITING = 1024
 """Passes that may wait for the device; if the loop runs further ahead, the oldest ones are dropped."""
 _log = logging.getLogger("inferspan")

@@ -1050,7 +1050,7 @@ ATTRIBUTES = (
     Attribute(ERROR_TYPE, "string", f"{_R}, {_PSM}", f"class of the exception, `{CANCELLED}` for a request that its caller has cancelled"),
     Attribute(NESTED, "boolean", _R, "true on a generate() inside a generate(); left out of the usage metrics"),
     Attribute(INPUT_MODALITIES, "string[]", _R, "what a model that takes more than text was given, of `text`, `image`, `audio`, `video`; one that is not listed was not given; absent where embeddings hide it"),
-    Attribute(BATCH_SIZE, "int", _R, "rows the caller passed; absent where neither a layer nor the name of an argument says which axis they are"),
+    Attribute(BATCH_SIZE, "int", _R, "rows the caller passed to the model, all its passes together: a pipeline passes a row for each chunk of a long input, for each label of zero-shot classification; absent where neither a layer nor the name of an argument says which axis they are"),
     Attribute(NUM_BEAMS, "int", _R, "beams"),
     Attribute(DO_SAMPLE, "boolean", _R, "sampling or greedy"),
     Attribute(REPETITION_PENALTY, "double", _R, "if not 1"),

@@ -161,3 +161,123 @@ def test_queries_of_a_detector(telemetry: Telemetry) -> None:
     """The last query is no more than any other."""
     _, attributes = _run(telemetry, _Detector(), torch.randn(2, 3, 4, 4))
     assert semconv.LOGITS_ENTROPY not in attributes
+
+
+TINY: dict[str, Any] = {"vocab_size": 60, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+SOUND: dict[str, Any] = {
+    "conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2, "tdnn_dim": (16, 16), "tdnn_kernel": (3, 3), "tdnn_dilation": (1, 1), "xvector_output_dim": 12,
+}  # fmt: skip
+PICTURES = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+
+
+def _head(kind: str, config: str, **options: Any) -> Any:
+    import transformers
+
+    return getattr(transformers, kind)(getattr(transformers, config)(**options)).eval()
+
+
+def _electra() -> Any:
+    return _head("ElectraForPreTraining", "ElectraConfig", **TINY, embedding_size=24)
+
+
+def _funnel() -> Any:
+    sizes = {"vocab_size": 60, "d_model": 24, "n_head": 2, "d_head": 12, "d_inner": 32, "block_sizes": [1, 1], "num_decoder_layers": 1}
+    return _head("FunnelForPreTraining", "FunnelConfig", **sizes)
+
+
+class _Scores(nn.Module):
+    """A score for each token of a text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(60, 4), nn.Linear(4, 1)
+
+    def forward(self, input_ids: Tensor) -> Any:
+        return ModelOutput(logits=self.head(self.embedding(input_ids))[..., 0])
+
+
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [
+        (_electra, {"input_ids": IDS}),
+        (_electra, {"inputs_embeds": torch.randn(3, 8, 24)}),
+        (_electra, {"input_ids": IDS[:, :2]}),
+        (_funnel, {"input_ids": IDS}),
+        (
+            lambda: _head("TapasForQuestionAnswering", "TapasConfig", **TINY),
+            {"input_ids": IDS[:, :2], "token_type_ids": torch.zeros(3, 2, 7, dtype=torch.long)},
+        ),
+        (_Scores, {"input_ids": IDS}),
+    ],
+    ids=["ELECTRA", "ELECTRA, embeddings", "ELECTRA, as many tokens as labels", "Funnel", "TAPAS, as many tokens as labels", "own"],
+)
+def test_a_score_for_each_token(telemetry: Telemetry, make: Callable[[], Any], given: dict[str, Any]) -> None:
+    """A score for each position is no choice between positions, even if there are as many of them as the configuration has labels."""
+    logits, attributes = _run(telemetry, make(), **given)
+    assert logits.dim() == 2
+    assert not [key for key in attributes if key.startswith("inferspan.logits")]
+
+
+def test_as_many_classes_as_tokens(telemetry: Telemetry) -> None:
+    """The control: where the configuration has that many labels, they are classes."""
+    logits, attributes = _run(telemetry, _classifier(num_labels=8), input_ids=IDS)
+    assert attributes[semconv.LOGITS_ENTROPY] == pytest.approx(_entropy(logits), rel=1e-4)
+
+
+def test_one_of_several_texts_is_chosen(telemetry: Telemetry) -> None:
+    """A multiple choice has a score for each text: a choice between these, however many labels the configuration has."""
+    logits, attributes = _run(telemetry, _head("BertForMultipleChoice", "BertConfig", **SIZES), input_ids=IDS.repeat(4, 1, 1))
+    assert attributes[semconv.LOGITS_ENTROPY] == pytest.approx(_entropy(logits), rel=1e-4)
+
+
+def _speaker() -> Any:
+    return _head("Wav2Vec2ForXVector", "Wav2Vec2Config", **TINY, **SOUND)
+
+
+def _answers() -> Any:
+    return _head("ViltForQuestionAnswering", "ViltConfig", **TINY, image_size=16, patch_size=8, num_labels=5)
+
+
+def _scene() -> Any:
+    from transformers import ResNetConfig
+
+    kind: Any = ResNetConfig
+    backbone = kind(embedding_size=8, hidden_sizes=[8], depths=[1], layer_type="basic", out_features=["stage1"])
+    sizes = {**TINY, "backbone_config": backbone, "hidden_size": 24, "max_img_size": 16, "visual_prompt_size": 2}
+    return _head("TvpForVideoGrounding", "TvpConfig", **sizes, max_grid_row_position_embeddings=4, max_grid_col_position_embeddings=4)
+
+
+def _masked_positions() -> Any:
+    return _head("ModernBertForMaskedLM", "ModernBertConfig", **SIZES, sparse_prediction=True, cls_token_id=3, sep_token_id=3)
+
+
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [
+        (_speaker, {"input_values": torch.randn(3, 800)}),
+        (_answers, {"input_ids": IDS, "pixel_values": PICTURES}),
+        (_scene, {"input_ids": IDS[:1], "pixel_values": PICTURES[:1, None], "attention_mask": torch.ones_like(IDS[:1])}),
+        (_masked_positions, {"input_ids": IDS, "labels": torch.where(RIGHT.bool(), IDS, -100)}),
+    ],
+    ids=["an embedding", "independent answers", "times", "masked tokens alone"],
+)
+def test_scores_of_other_things(telemetry: Telemetry, make: Callable[[], Any], given: dict[str, Any]) -> None:
+    """Logits that are none of a choice: states of a speaker, answers each by itself, times, masked tokens."""
+    _, attributes = _run(telemetry, make(), **given)
+    assert not [key for key in attributes if key.startswith("inferspan.logits")]
+
+
+def test_frames_of_a_recognizer(telemetry: Telemetry) -> None:
+    """A recognizer with a CTC loss can generate, but its last frame is no more than any other."""
+    import transformers
+
+    if not hasattr(transformers, "ParakeetForCTC"):
+        pytest.skip("a transformers without that model")
+    encoder = {
+        "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_mel_bins": 80,
+        "subsampling_conv_channels": 8,
+    }  # fmt: skip
+    model = _head("ParakeetForCTC", "ParakeetCTCConfig", vocab_size=60, encoder_config=encoder, pad_token_id=0)
+    _, attributes = _run(telemetry, model, input_features=torch.randn(2, 64, 80))
+    assert not [key for key in attributes if key.startswith("inferspan.logits")]

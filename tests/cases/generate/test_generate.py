@@ -247,6 +247,21 @@ def test_encoder_outputs_given(telemetry: Telemetry) -> None:
     assert telemetry.usage() == [(7, 4), (5, 4)]
 
 
+@pytest.mark.parametrize("options", [{"num_beams": 3}, {"num_return_sequences": 2, "do_sample": True}], ids=["beams", "sequences"])
+@pytest.mark.parametrize("masked", [True, False], ids=["mask", "no mask"])
+def test_encoder_outputs_that_are_widened(telemetry: Telemetry, options: dict[str, Any], masked: bool) -> None:
+    """The rows that the caller passed count, with their mask, though transformers repeats those of the object in place."""
+    model = models.t5()
+    mask = torch.tensor([[1, 1, 1, 1, 1, 0, 0], [1] * 7])
+    with torch.no_grad():
+        encoded = model.get_encoder()(models.prompt(2, 7), attention_mask=mask)
+    telemetry.instrument(model)
+    _generate(model, encoder_outputs=encoded, **({"attention_mask": mask} if masked else {}), **{**_exactly(4), **options})
+    telemetry.check()
+    assert telemetry.only()[semconv.SEQUENCE_INPUT_TOKENS] == ((5, 7) if masked else (7, 7))
+    assert telemetry.only()[semconv.BATCH_SIZE] == 2
+
+
 @pytest.mark.parametrize("frames", [100, 250], ids=["short", "long"])
 @pytest.mark.parametrize("options", [{}, {"return_timestamps": True}, {"num_beams": 2}], ids=["plain", "timestamps", "beams"])
 def test_whisper(telemetry: Telemetry, frames: int, options: dict[str, Any]) -> None:

@@ -50,7 +50,8 @@ class Arguments(NamedTuple):
     input_ids: Any = None
     inputs_embeds: Any = None
     attention_mask: Any = None
-    encoder_outputs: Any = None
+    encoded: Tensor | None = None
+    """Hidden states of an encoder, [rows, width, hidden], that the caller ran beforehand."""
     caches: tuple[Any, ...] = ()
     """Caches of keys and values from earlier calls."""
     streamed: bool = False
@@ -95,7 +96,7 @@ def generate_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Argu
         input_ids=kwargs.get("input_ids"),
         inputs_embeds=kwargs.get("inputs_embeds"),
         attention_mask=kwargs.get("attention_mask"),
-        encoder_outputs=kwargs.get("encoder_outputs"),
+        encoded=_encoded(kwargs.get("encoder_outputs")),
         caches=(kwargs.get("cache"), kwargs.get("past_key_values")),
         streamed=kwargs.get("streamer") is not None,
         streamer=_weakly(kwargs.get("streamer")),
@@ -107,6 +108,15 @@ def generate_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Argu
         adapters=call_adapters(kwargs),
         names=frozenset(kwargs),
     )
+
+
+def _encoded(outputs: Any) -> Tensor | None:
+    """The hidden states among the outputs of an encoder, taken before the call: transformers widens that object in place for beams."""
+    if isinstance(outputs, dict):
+        outputs = _get(outputs, "last_hidden_state")
+    elif isinstance(outputs, tuple | list) and outputs:
+        outputs = outputs[0]
+    return outputs if isinstance(outputs, Tensor) else None
 
 
 def _weakly(item: Any) -> Callable[[], Any] | None:

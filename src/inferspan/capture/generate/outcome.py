@@ -109,7 +109,7 @@ def input_modalities(run: Run, model: Any, inputs: list[int] | None, *, text_onl
 def modalities_given(run: Run, model: Any, split: Modalities) -> dict[str, AttributeValue]:
     """The modalities that the request had, of a model that takes more than text."""
     arguments = run.arguments
-    if arguments.inputs_embeds is not None or arguments.encoder_outputs is not None or "mm_encoder_outputs" in arguments.names:
+    if arguments.inputs_embeds is not None or arguments.encoded is not None or "mm_encoder_outputs" in arguments.names:
         return {}  # what those were made of is not known
     tokens = prompt_of(arguments, read_attribute(model, "main_input_name", "input_ids")) is not None
     found = given_modalities(arguments.features, split.given, tokens=tokens)

@@ -24,15 +24,6 @@ from .tokens import Generated, Loop, count_input, count_output, sequences_of
 __all__ = ["input_tokens", "output_tokens"]
 
 
-def _encoded(outputs: Any) -> Any:
-    """The hidden states of an encoder, [rows, width, hidden], that the caller ran beforehand."""
-    if isinstance(outputs, dict):
-        outputs = dict.get(outputs, "last_hidden_state")
-    elif isinstance(outputs, tuple | list) and outputs:
-        outputs = outputs[0]
-    return outputs if isinstance(outputs, Tensor) else None
-
-
 def input_tokens(run: Run, model: Any) -> list[int] | None:
     """Tokens of each row of the prompt, ``None`` where they are not known. Waits for the device."""
     main_input = read_attribute(model, "main_input_name", "input_ids")
@@ -54,7 +45,7 @@ def input_tokens(run: Run, model: Any) -> list[int] | None:
 
 
 def _count(arguments: Arguments, loop: Loop | None, main_input: str, *, text: bool) -> list[int] | None:
-    encoded = _encoded(arguments.encoder_outputs)
+    encoded = arguments.encoded
     return count_input(
         input_ids=prompt_of(arguments, main_input),
         inputs_embeds=arguments.inputs_embeds if encoded is None else encoded,

@@ -1,8 +1,9 @@
 """Which logits of a plain forward pass choose something: the next token or a class.
 
 In: the logits that a model returned and what it was called with. Out: the rows ``[n, classes]`` whose softmax is the distribution of a
-choice, or ``None`` where there is none or it is not known: a single score, independent labels, a label for each position, queries of a
-detector, rows whose last real position cannot be told.
+choice, or ``None`` where there is none or it is not known: a single score, independent labels, a label or a score for each position,
+queries of a detector, an embedding, rows whose last real position cannot be told. What the shapes of input and output and the
+configuration tell decides; heads for which these cannot tell are listed by name.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from inferspan.capture.model_info import unwrapped
 from inferspan.capture.signatures import positional_names
 from inferspan.guard import ask, read_attribute
 
@@ -20,6 +22,17 @@ __all__ = ["Masks", "choices", "masks_of", "reads"]
 
 _NO_CHOICE = frozenset({"regression", "multi_label_classification"})
 """Kinds of problem, as configurations of transformers name them, whose scores do not exclude each other."""
+
+_NO_CHOICE_HEADS = {
+    "ElectraForPreTraining": "whether each token was replaced",
+    "FunnelForPreTraining": "whether each token was replaced",
+    "TapasForQuestionAnswering": "whether each token is in a cell of the answer",
+    "TvpForVideoGrounding": "begin and length of a scene, as shares of the video",
+    "ViltForQuestionAnswering": "answers that do not exclude each other: its loss and its pipeline take the sigmoid of each",
+}
+"""Classes of transformers whose two-dimensional logits are no choice, with what they are. Their shapes may be those of one: as many
+positions as the configuration has labels, which are two by default, or independent answers without a ``problem_type``."""
+_TOKENS = frozenset({"input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds"})
 
 Masks = tuple[Any, Any]
 """Mask of the (decoder's) positions, and their ids or else the first tensor, as the model was given them."""
@@ -45,28 +58,63 @@ def masks_of(model: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 
 def _generates(model: object) -> bool:
     """Whether the logits of a position are those of the token after it."""
-    return bool(ask(model, "can_generate"))
+    if not ask(model, "can_generate"):
+        return False
+    if read_attribute(model, "main_input_name", "input_ids") in _TOKENS:
+        return True
+    # A recognizer with a CTC loss has the same method, but its positions are frames of the sound: no token goes in.
+    names = positional_names(type(_base(model)))
+    return not names or not _TOKENS.isdisjoint(names)
 
 
-def choices(logits: Tensor, model: object, masks: Masks) -> Tensor | None:
+def _base(model: object) -> object:
+    return unwrapped(model) if isinstance(model, nn.Module) else model
+
+
+def _of_transformers(model: object) -> bool:
+    return callable(read_attribute(model, "can_generate"))
+
+
+def _is_listed(model: object) -> bool:
+    kinds = type(_base(model)).__mro__
+    return any(kind.__name__ in _NO_CHOICE_HEADS and kind.__module__.startswith("transformers.") for kind in kinds)
+
+
+def _is_choice(logits: Tensor, output: dict[str, Any], model: object, ids: object) -> bool:
+    """Whether logits ``[rows, classes]`` are scores of classes, one of which is chosen in each row."""
+    beside = dict.get(output, "embeddings")
+    if isinstance(beside, Tensor) and beside.shape == logits.shape:
+        return False  # of a speaker: the states before its last layer go by the name of logits
+    if _is_listed(model):
+        return False
+    if not isinstance(ids, Tensor) or ids.dim() < 2 or ids.is_nested:
+        return True
+    if _of_transformers(model) and ids.shape[0] != logits.shape[0]:
+        return False  # of the masked positions only
+    # Ids have two axes and embeddings three; three of ids are those of a multiple choice, which has one score for each of the second.
+    positions = ids.dim() == (3 if ids.is_floating_point() else 2) and ids.shape[:2] == logits.shape
+    return not positions or read_attribute(read_attribute(model, "config"), "num_labels") == logits.shape[1]
+
+
+def choices(logits: Tensor, output: dict[str, Any], model: object, masks: Masks) -> Tensor | None:
     """The rows of ``logits`` that choose a token or class.
 
     Args:
         logits: ``[rows, classes]`` or ``[rows, positions, classes]``.
+        output: what they were returned in.
         model: that returned them.
         masks: see ``masks_of``.
     """
     problem = read_attribute(read_attribute(model, "config"), "problem_type")
     if logits.dim() not in (2, 3) or logits.shape[-1] < 2 or problem in _NO_CHOICE:
         return None
-    if logits.dim() == 2:
-        return logits
     mask, ids = masks
-    if not _generates(model):
-        # A model of the user's own: one position of logits for each that went in.
-        own = not callable(read_attribute(model, "can_generate"))
-        if not (own and isinstance(ids, Tensor) and ids.shape == logits.shape[:2]):
-            return None
+    if logits.dim() == 2:
+        return logits if _is_choice(logits, output, model, ids) else None
+    # A model of the user's own: one position of logits for each that went in.
+    own = not _of_transformers(model) and isinstance(ids, Tensor) and ids.shape == logits.shape[:2]
+    if not (own or _generates(model)):
+        return None
     if mask is None:
         mask = _not_padding(logits, model, ids)
     return logits[:, -1] if mask is None else _last_real(logits, mask)

@@ -96,7 +96,7 @@ def logit_facts(output: Any, owner: Owner, masks: Masks) -> tuple[dict[str, Attr
         return {}, False
     with contain("logit statistics"):
         whole = whole_logits(logits, vocabulary=owner.sharded_vocabulary())
-        rows = choices(whole, owner.model, masks) if reads(whole) and isinstance(whole, Tensor) else None
+        rows = choices(whole, output, owner.model, masks) if reads(whole) and isinstance(whole, Tensor) else None
         if rows is None:
             return {}, whole is None
         ring = LogitRing(top_k=0, capacity=1)

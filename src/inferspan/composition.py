@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import sys
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from inferspan.samplers.loop import SamplerLoop
 
 __all__ = [
-    "HAND_OVER", "Providers", "begin_export", "deferred", "display", "flush_given", "follow_origins", "hand_over", "recorder_for",
+    "HAND_OVER", "Providers", "begin_export", "deferred", "display", "follow_origins", "hand_over", "recorder_for",
     "reports", "set_up_export", "stage_recorder", "start", "target_for", "writer",
 ]  # fmt: skip
 
@@ -139,9 +138,11 @@ def recorder_for(settings: Settings, providers: Providers) -> tuple[SpanRecorder
     """A recorder of requests, and the meters of its metrics."""
     tracer_provider, meter_provider, logger_provider = providers
     meters = machine.meters_of(meter_provider)
+    otlp.in_use("metrics", meter_provider)
     request_metrics = RequestMetrics(meters.meter, settings, waiting=meters.waiting)
-    tracer, logger = tracer_source(tracer_provider, _before_a_request, _follow_provider), logger_source(logger_provider)
-    return SpanRecorder(settings, tracer, request_metrics, writer, logger, follow=_follow_provider), meters
+    found = partial(_follow_provider, settings)
+    tracer, logger = tracer_source(tracer_provider, _before_a_request, found), logger_source(logger_provider)
+    return SpanRecorder(settings, tracer, request_metrics, writer, logger, follow=found), meters
 
 
 def stage_recorder(settings: Settings, providers: Providers, recording: Recording | None = None) -> StageRecorder:
@@ -150,10 +151,12 @@ def stage_recorder(settings: Settings, providers: Providers, recording: Recordin
 
     tracer_provider, meter_provider, logger_provider = providers
     meters = machine.meters_of(meter_provider)
+    otlp.in_use("metrics", meter_provider)
     if meters.stages is None:
         meters.stages = StageMetrics(meters.meter)
     memory = MemoryReader(allocator=settings.allocator, host=settings.host)
-    tracer, logger = tracer_source(tracer_provider, _before_a_request, _follow_provider), logger_source(logger_provider)
+    found = partial(_follow_provider, settings)
+    tracer, logger = tracer_source(tracer_provider, _before_a_request, found), logger_source(logger_provider)
     return StageRecorder(
         settings, tracer, failure_of, logger=logger, metrics=meters.stages, memory=memory, recording=recording, hand_over=hand_over
     )
@@ -171,19 +174,6 @@ def hand_over(seconds: float = HAND_OVER) -> bool:
     if not done:
         # A processor holds the hand-over thread up.
         machine.settle()
-    return done
-
-
-def flush_given(providers: Providers, seconds: float) -> bool:
-    """Flush the providers that the program has given; whether all of them say that they have sent everything."""
-    done, end = True, time.monotonic() + seconds
-    for provider in providers:
-        force_flush = getattr(provider, "force_flush", None)
-        if force_flush is not None:
-            sent = False
-            with contain("flush of a provider"):
-                sent = force_flush(max(1, round((end - time.monotonic()) * 1000))) is not False
-            done = done and sent
     return done
 
 
@@ -260,9 +250,11 @@ def _hand_over_first() -> None:
         _flushed_first.append(otlp.flush_first(lambda: (writer.flush(HAND_OVER), None)[1]))
 
 
-def _follow_provider(owner: Any) -> None:
-    """Have ends of requests written before a provider, or the processor of its tracers, sends or closes."""
+def _follow_provider(settings: Settings, owner: Any) -> None:
+    """Have ends of requests written before a provider, or the processor of its tracers, sends or closes, and before the process ends."""
     do_before_flush(owner, hand_over, writer.exits)
+    # Without a provider and a destination there was nothing to be done at the end; the program has set its provider since.
+    otlp.hand_over_at_end(settings, again=False)
 
 
 def _before_a_request() -> None:

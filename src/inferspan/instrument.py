@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -143,7 +142,6 @@ class Handle(InsideHandle, PausableHandle):
     def __init__(self, instrumentation: _Instrumentation | None, settings: Settings) -> None:
         self._instrumentation: _Instrumentation | None = instrumentation
         self._recorder: Any = None if instrumentation is None else instrumentation.recorder
-        self._providers: Providers = (None, None, None) if instrumentation is None else instrumentation.providers
         self._pauses = None if instrumentation is None else instrumentation.pauses
         self._settings = settings
 
@@ -225,18 +223,15 @@ class Handle(InsideHandle, PausableHandle):
         return next(reversed(self.requests()), None)
 
     def flush(self, timeout: float | None = 30.0) -> bool:
-        """Hand everything recorded so far to the span processors and send it, also through the providers that were given.
+        """Do what ``inferspan.flush()`` does; if it is true, the session file holds all that has ended.
 
         Args:
             timeout: longest time in seconds; ``None`` for no limit on the hand-over.
 
         Returns:
-            Whether all of it was done in that time and nothing was refused; the session file then holds all that has ended.
+            As ``inferspan.flush()``.
         """
-        begun = time.monotonic()
-        done = flush(timeout)
-        left = 30.0 if timeout is None else max(0.0, timeout - (time.monotonic() - begun))
-        return composition.flush_given(self._providers, left) and done
+        return flush(timeout)
 
     def __repr__(self) -> str:
         instrumentation = self._instrumentation
@@ -340,13 +335,14 @@ def uninstrument(model: Any) -> bool:
 
 
 def flush(timeout: float | None = 30.0) -> bool:
-    """Hand everything recorded so far to the span processors, and send it where the pipelines are our own.
+    """Hand everything recorded so far to the span processors, and send it: ``force_flush()`` of the program's providers in use is called.
 
     Args:
         timeout: longest time in seconds; ``None`` for no limit on the hand-over.
 
     Returns:
-        Whether all of it was done in that time, and nothing recorded since the last flush was refused by one of our destinations.
+        Whether all of it was done in that time, nothing recorded since the last flush was refused by a destination of inferspan's own, and
+        no provider of the program raised or returned ``False``. Those of the SDK say nothing of what a receiver has refused.
     """
     composition.deferred.catch_up()
     done = composition.writer.flush(timeout)

@@ -1581,7 +1581,7 @@ ERROR_PLACES: tuple[ErrorPlaces, ...] = (
     ErrorPlaces(("analysis",), "the analysis of what was generated, and its findings"),
     ErrorPlaces(("evaluation event",), "the events of findings"),
     ErrorPlaces(("summary",), "figures of `handle.summary()` and `session.summary()`"),
-    ErrorPlaces(("flush of a provider",), "`handle.flush()` says that not everything was sent"),
+    ErrorPlaces(("flush of a provider",), "a provider of the program is not flushed at `flush()` or SIGTERM, or what has ended is not handed over before"),
     ErrorPlaces(("text of an exception",), "message and stack trace of a failure"),
     ErrorPlaces(("size of a batch",), "`inferspan.batch.size`"),
     ErrorPlaces(("size of the vocabulary",), "statistics of sharded logits"),

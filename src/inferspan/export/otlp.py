@@ -8,6 +8,7 @@ environment is a warning that names the variable.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
@@ -18,7 +19,17 @@ from inferspan.export import variables
 from inferspan.export.deferred import Refused, threads_can_start
 from inferspan.export.delivery import explain_failures_of_the_program, own_lines_only
 from inferspan.export.older_sdk import renew_in_children
-from inferspan.export.providers import INSTALL, SETUP, Built, current_provider, extend, file_exporter, host_has_none, take_over
+from inferspan.export.providers import (
+    INSTALL,
+    SETUP,
+    Built,
+    current_provider,
+    extend,
+    file_exporter,
+    host_has_none,
+    set_provider,
+    take_over,
+)
 from inferspan.export.sdk import SpanParts, queue_room, span_parts
 from inferspan.export.sdk_variables import hidden
 from inferspan.setting_checks import shown, warn_once
@@ -45,6 +56,7 @@ __all__ = [
     "force_flush",
     "hand_over_at_end",
     "ids",
+    "in_use",
     "look_at_sigterm",
     "queue_room",
     "raw_sink",
@@ -214,8 +226,10 @@ def _limit_file(settings: Settings) -> None:
         LIMITS[os.path.abspath(settings.session_file)] = int(settings.session_file_limit * 2**20)
 
 
-def hand_over_at_end(settings: Settings) -> None:
-    """Before the process ends, hand what is still queued to the providers, the host's included, and flush those of ours."""
+def hand_over_at_end(settings: Settings, *, again: bool = True) -> None:
+    """Before the process ends, hand what waits to the providers, also the host's, and flush; ``again``: in place of an earlier call."""
+    if not again and SETUP.pipelines.closes_at_exit:
+        return
     SETUP.pipelines.close_at_exit(settings.exit_timeout)
     wanted = settings.flush_on_sigterm
     if wanted is False:
@@ -331,13 +345,13 @@ def _wrong_with_config(error: Exception) -> str:
 
 # --------------------------------------------------------------------------------------------------------------- the end
 def force_flush(timeout: float) -> bool:
-    """Send everything recorded so far through our own pipelines.
+    """Send everything recorded so far through our own pipelines and the program's providers that something is recorded with.
 
     Args:
         timeout: longest time in seconds that the caller will wait.
 
     Returns:
-        Whether all of it was sent in that time.
+        Whether all of it was sent in that time, as far as the providers of the program say so.
     """
     return SETUP.pipelines.force_flush(timeout)
 
@@ -357,6 +371,22 @@ def shutdown(timeout: float) -> bool:
 def look_at_sigterm() -> None:
     """Flush on SIGTERM also if the program has set the default disposition since ``hand_over_at_end``; cheap."""
     SETUP.pipelines.look_at_sigterm()
+
+
+def in_use(signal: str, provider: Any = None) -> None:
+    """Something is recorded with this provider, or with the global one whenever it is set: flush it too, unless it is ours."""
+    if provider is None:
+        SETUP.pipelines.borrow_found(_LOOKUPS[signal])
+    elif provider is not set_provider(signal) or _of_the_program(signal) is not None:
+        SETUP.pipelines.borrow(provider)
+
+
+def _of_the_program(signal: str) -> Any:
+    ours = signal in SETUP.installed or SETUP.pipelines.owns(f"{signal}-config")
+    return None if ours else set_provider(signal)
+
+
+_LOOKUPS = {signal: functools.partial(_of_the_program, signal) for signal in variables.SIGNALS}
 
 
 def flush_first(source: Callable[[], None]) -> Callable[[], None]:

@@ -75,6 +75,11 @@ class ProcessEnd:
             with contain("end of the process"):
                 action()
 
+    @property
+    def closes_at_exit(self) -> bool:
+        """Whether ``close_at_exit`` has been called."""
+        return self._timeout is not None
+
     def close_at_exit(self, timeout: float) -> None:
         """Close when the interpreter, a process of ``multiprocessing`` or a worker of billiard's pools ends.
 

@@ -128,7 +128,7 @@ def current_provider(signal: str) -> Any:
         reason = "it cannot be made"
     else:
         reason = "no package provides it"
-    provider = _set_provider(signal)
+    provider = set_provider(signal)
     if provider is not None:
         return provider
     warn_once("%s=%s is ignored: %s", variable, shown(named), reason)
@@ -163,7 +163,7 @@ def _global_provider(signal: str) -> Any:
     return _logs.get_logger_provider()
 
 
-def _set_provider(signal: str) -> Any:
+def set_provider(signal: str) -> Any:
     """The provider that has been set, read without having the API read the environment."""
     if signal == "traces":
         from opentelemetry import trace

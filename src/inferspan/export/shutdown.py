@@ -1,8 +1,9 @@
-"""Flush and close inferspan's own pipelines under one deadline, however many there are.
+"""Flush and close inferspan's own pipelines under one deadline, however many there are; flush the program's providers, never close them.
 
 Each pipeline (a batch processor with its exporter, a metric reader) has a daemon thread that sleeps until it is asked: an interpreter
 that is exiting refuses new threads, and one dead collector must not use up the time of the others. The caller waits until the
-deadline and no longer; unfinished work is abandoned then. Nothing raises.
+deadline and no longer; unfinished work is abandoned then. A provider of the program has such a thread too: its processors may wait for
+an exporter without a limit. Nothing raises.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import contextlib
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from inferspan import guard
 from inferspan.export.process_end import ProcessEnd
@@ -74,11 +76,41 @@ class _Worker:
             job, outcome = item
             with guard.contain(f"{self._name} pipeline"):
                 outcome.success = job()
-            outcome.done.set()
+            done = outcome.done
+            del item, job, outcome  # while it waits for the next one, this thread keeps no provider
+            done.set()
+
+
+class _Borrowed:
+    """A provider of the program, and the thread that flushes it; the provider is not kept alive, and the thread ends with it."""
+
+    def __init__(self, provider: Any, worker: _Worker) -> None:
+        self.worker = worker
+        self.provider: Callable[[], Any] = lambda: provider
+        with contextlib.suppress(TypeError):
+            self.provider = weakref.ref(provider, lambda _: worker.stop())
+
+
+def _flush_of(provider: Any) -> Callable[[float], bool]:
+    """A flush that is true if the provider does not deny that it has sent everything: many return nothing."""
+
+    def flush(seconds: float) -> bool:
+        # What waited behind a flush that was given up is not done late.
+        return _is_closed(provider) or (seconds > 0 and provider.force_flush(max(1, int(seconds * 1000))) is not False)
+
+    return flush
+
+
+def _is_closed(provider: Any) -> bool:
+    """Whether the program has shut a provider down, as far as the SDK's show it: it holds nothing, and refuses to flush."""
+    group = getattr(provider, "_active_span_processor", None) or getattr(provider, "_multi_log_record_processor", None)
+    parts = getattr(group, "_span_processors", None) or getattr(group, "_log_record_processors", None) or ()
+    holders = [provider, *parts, *(getattr(part, "_batch_processor", None) for part in parts)]
+    return any(getattr(holder, name, None) is True for holder in holders for name in ("_shutdown", "done"))
 
 
 class Pipelines:
-    """All pipelines of one process, and the hooks that close them at its end.
+    """All pipelines of one process, the providers of the program that something is recorded with, and the hooks that close them at its end.
 
     Args:
         clock: seconds, never going back.
@@ -95,6 +127,8 @@ class Pipelines:
     ) -> None:
         self._clock = clock
         self._pipelines: tuple[tuple[Pipeline, _Worker], ...] = ()
+        self._borrowed: tuple[_Borrowed, ...] = ()
+        self._lookups: tuple[Callable[[], Any], ...] = ()
         self._changing = threading.RLock()
         """Held while one of these tuples is replaced by one with more or fewer; who reads them has all of one moment."""
         self._sources: tuple[Callable[[], None], ...] = ()
@@ -106,6 +140,33 @@ class Pipelines:
         """Take over a pipeline and start the thread that will flush and close it."""
         with self._changing:
             self._pipelines += ((pipeline, self._worker(pipeline.name)),)
+
+    def owns(self, name: str) -> bool:
+        """Whether a pipeline of this name is open."""
+        return any(pipeline.name == name for pipeline, _ in self._pipelines)
+
+    def borrow(self, provider: Any) -> None:
+        """Flush a provider of the program with the pipelines from now on, once, and as long as it exists; it is never closed."""
+        if not callable(getattr(provider, "force_flush", None)):
+            return
+        with self._changing:
+            known = [each for each in self._borrowed if each.provider() is not None]
+            if not any(each.provider() is provider for each in known):
+                known.append(_Borrowed(provider, self._worker("provider")))
+            self._borrowed = tuple(known)
+
+    def borrow_found(self, lookup: Callable[[], Any]) -> None:
+        """Borrow the provider that ``lookup`` finds, now and again before each flush; it returns ``None`` if there is none."""
+        with self._changing:
+            if lookup not in self._lookups:
+                self._lookups += (lookup,)
+        # Now, and not first in a handler of signals: what that has interrupted may hold a lock that starting a thread takes.
+        self._look_up()
+
+    def _look_up(self) -> None:
+        for lookup in self._lookups:
+            with guard.contain("flush of a provider"):
+                self.borrow(lookup())
 
     def flush_first(self, source: Callable[[], None]) -> Callable[[], None]:
         """Call ``source`` before every flush and at the end, so that it hands over what it holds; returns a function that removes it."""
@@ -121,20 +182,24 @@ class Pipelines:
         return remove
 
     def force_flush(self, timeout: float) -> bool:
-        """Send everything recorded so far.
+        """Send everything recorded so far, also through the providers of the program.
 
         Args:
             timeout: longest time in seconds that the caller will wait.
 
         Returns:
-            Whether all of it was sent in that time.
+            Whether all of it was sent in that time, as far as the providers of the program say so.
         """
         return self._flush(timeout, here=True)
 
     def _flush(self, timeout: float, *, here: bool) -> bool:
         deadline = self._clock() + timeout
         handed_over = self._hand_over(deadline, here=here)
-        jobs = [(worker, self._flushing(pipeline, deadline)) for pipeline, worker in self._pipelines]
+        self._look_up()
+        jobs = [(worker, self._flushing(pipeline.flush, deadline)) for pipeline, worker in self._pipelines]
+        # The thread of one that has been collected has ended; these are kept until they are flushed.
+        borrowed = [(each.worker, provider) for each in self._borrowed if (provider := each.provider()) is not None]
+        jobs += [(worker, self._flushing(_flush_of(provider), deadline)) for worker, provider in borrowed]
         return self._wait(jobs, deadline, here=here) and handed_over
 
     def shutdown(self, timeout: float) -> bool:
@@ -175,6 +240,11 @@ class Pipelines:
             worker.stop()
         return closed
 
+    @property
+    def closes_at_exit(self) -> bool:
+        """Whether ``close_at_exit`` has been called."""
+        return self._end.closes_at_exit
+
     def close_at_exit(self, timeout: float) -> None:
         """Shut down when the process ends: see ``ProcessEnd.close_at_exit``."""
         self._end.close_at_exit(timeout)
@@ -202,6 +272,8 @@ class Pipelines:
         self._changing = threading.RLock()  # who held it does not exist in the child
         for _, worker in self._pipelines:
             worker.start()
+        for each in self._borrowed:
+            each.worker.start()
         if self._source_worker is not None:
             self._source_worker.start()
 
@@ -224,8 +296,8 @@ class Pipelines:
 
         return job
 
-    def _flushing(self, pipeline: Pipeline, deadline: float) -> Callable[[], bool]:
-        return lambda: pipeline.flush(max(0.0, deadline - self._clock()))
+    def _flushing(self, flush: Callable[[float], bool], deadline: float) -> Callable[[], bool]:
+        return lambda: flush(max(0.0, deadline - self._clock()))
 
     def _closing(self, pipeline: Pipeline, deadline: float) -> Callable[[], bool]:
         def job() -> bool:

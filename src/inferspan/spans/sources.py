@@ -24,6 +24,7 @@ def tracer_source(provider: Any, before: Callable[[], None], found_provider: Cal
         found_provider: called with the provider that the tracer is kept of.
     """
     kept: list[Any] = []
+    otlp.in_use("traces", provider)
 
     def tracer() -> Any:
         before()
@@ -38,6 +39,7 @@ def tracer_source(provider: Any, before: Callable[[], None], found_provider: Cal
         if provider is not None or otlp.span_parts(found) is not None:
             with contain("flush of a provider"):
                 found_provider(owner)
+                otlp.in_use("traces", provider)
             kept.append(found)
         return found
 
@@ -46,4 +48,5 @@ def tracer_source(provider: Any, before: Callable[[], None], found_provider: Cal
 
 def logger_source(provider: Any) -> Callable[[], Any]:
     """Returns a function that gives the logger of the events."""
+    otlp.in_use("logs", provider)
     return lambda: (provider or otlp.current_provider("logs")).get_logger(semconv.SCOPE, version())

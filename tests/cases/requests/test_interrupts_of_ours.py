@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from inferspan import semconv
 from inferspan.capture import recording
 from inferspan.capture.call import Call
 from inferspan.capture.generate import call as generating
@@ -131,3 +132,22 @@ def test_an_interrupt_at_the_end_of_a_span_loses_no_request(telemetry: Telemetry
         telemetry.check()
         assert len(telemetry.requests()) == before + 1, interrupts.where
         assert handle.summary().requests == len(telemetry.requests()), interrupts.where
+
+
+def test_an_interrupt_while_tokens_are_counted_leaves_no_negative_count(telemetry: Telemetry) -> None:
+    """Tokens of a request that was interrupted in its first step are none, or as many as were chosen."""
+    model = models.llama()
+    telemetry.instrument(model)
+    codes = codes_of(GenerateCall.choose, GenerateCall._note_rows, GenerateCall._settle)
+
+    def generate() -> None:
+        model.generate(models.prompt(1), **OPTIONS)
+
+    counting = Interrupts(codes)
+    counting.run(generate)
+    assert counting.count > 5
+    for place in range(counting.count):
+        interrupts = Interrupts(codes, place)
+        assert interrupts.run(generate), place
+        told = (telemetry.requests()[-1].attributes or {}).get(semconv.OUTPUT_TOKENS)
+        assert told in (0, 1, 2), interrupts.where

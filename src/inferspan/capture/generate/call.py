@@ -226,8 +226,9 @@ class GenerateCall:
             steps.token_known(now)
         before = loop.width
         if loop.prompt_width is None:
-            loop.prompt_width = before = width - (loop.width or 1)
-            loop.rows = shape[0]
+            # The width of the prompt comes last: after an interrupt before it no token counts, and after it the other two are known.
+            before, loop.rows, loop.width = width - (loop.width or 1), shape[0], width
+            loop.prompt_width = before
             self._note_rows(loop)
             if steps.length is None and steps.embedded:
                 steps.without_ids = max(0, steps.embedded - loop.prompt_width)

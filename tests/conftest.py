@@ -92,7 +92,10 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def nothing_borrowed() -> Iterator[None]:
     """A flush of a later test does not reach the providers of this one, which may fail on purpose and wait for a collection of garbage."""
     yield
-    providers.SETUP.pipelines._borrowed = ()
+    pipelines = providers.SETUP.pipelines
+    for flusher in pipelines._flushers:
+        flusher.stop()
+    pipelines._flushers = ()
 
 
 @pytest.fixture(autouse=True)

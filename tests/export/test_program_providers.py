@@ -18,13 +18,21 @@ from typing import Any
 
 import pytest
 import torch
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.metrics import Histogram, MeterProvider
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    InMemoryMetricReader,
+    MetricExporter,
+    MetricExportResult,
+    MetricsData,
+    PeriodicExportingMetricReader,
+)
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import inferspan
+from inferspan import semconv
 
 QUIET: dict[str, Any] = {"nvml": False, "host": False, "allocator": False, "modules": "none"}
 HOUR_MS = 3_600_000
@@ -142,6 +150,27 @@ class Answers(TracerProvider):
         return result
 
 
+class Kept(MetricExporter):
+    """Keeps the names of the metrics that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **options: Any) -> MetricExportResult:
+        """Sent."""
+        scopes = [scope for resource in metrics_data.resource_metrics for scope in resource.scope_metrics]
+        self.names |= {metric.name for scope in scopes for metric in scope.metrics}
+        return MetricExportResult.SUCCESS
+
+    def force_flush(self, timeout_millis: float = 10_000) -> bool:
+        """Nothing waits here."""
+        return True
+
+    def shutdown(self, timeout_millis: float = 30_000, **options: Any) -> None:
+        """Nothing is open."""
+
+
 def _raise() -> bool:
     raise LookupError
 
@@ -199,6 +228,50 @@ def test_a_provider_is_not_kept(model: torch.nn.Module) -> None:
     begun = time.monotonic()
     assert inferspan.flush(10)
     assert time.monotonic() - begun < 5
+
+
+def test_a_reader_that_others_read_is_not_collected(model: torch.nn.Module) -> None:
+    """Its values until then would be in no collection of the program's."""
+    reader = InMemoryMetricReader(preferred_temporality={Histogram: AggregationTemporality.DELTA})
+    with inferspan.instrument(model, meter_provider=MeterProvider([reader], shutdown_on_exit=False), **QUIET) as handle:
+        model(torch.ones(2, 3))
+        assert handle.flush(10)
+        data: Any = reader.get_metrics_data()
+    metrics = [metric for resource in data.resource_metrics for scope in resource.scope_metrics for metric in scope.metrics]
+    assert [point.count for metric in metrics if metric.name == semconv.M_FORWARD_DURATION for point in metric.data.data_points] == [1]
+
+
+def test_a_reader_that_sends_is_flushed(model: torch.nn.Module) -> None:
+    """As the batch processor of spans is."""
+    exporter = Kept()
+    reader = PeriodicExportingMetricReader(exporter, export_interval_millis=HOUR_MS)
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    with inferspan.instrument(model, meter_provider=provider, **QUIET):
+        model(torch.ones(2, 3))
+        assert inferspan.flush(10)
+        assert semconv.M_FORWARD_DURATION in exporter.names
+    provider.shutdown()
+
+
+def _threads() -> int:
+    return sum(thread.name == "inferspan-provider" for thread in threading.enumerate())
+
+
+def test_many_providers_share_a_few_threads(model: torch.nn.Module) -> None:
+    """All are flushed, and the threads end with them."""
+    asked: list[int] = []
+    flushing = [Answers(lambda number=number: asked.append(number)) for number in range(40)]
+    for provider in flushing:
+        inferspan.instrument(model, tracer_provider=provider, **QUIET).uninstrument()
+    assert 0 < _threads() <= 8
+    assert inferspan.flush(10)
+    assert {*range(40)} == {*asked}
+    del provider, flushing[:]
+    gc.collect()
+    deadline = time.monotonic() + 20
+    while _threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert _threads() == 0
 
 
 @posix

@@ -22,6 +22,9 @@ from inferspan.export.process_end import ProcessEnd
 
 __all__ = ["Pipeline", "Pipelines"]
 
+MOST_FLUSHERS = 8
+"""Threads for the program's providers, each of which may be blocked by one of them. More providers share these."""
+
 
 class Pipeline(NamedTuple):
     """Something that sends: ``flush`` and ``close`` are given the seconds that are left, ``flush`` says whether all was sent."""
@@ -81,24 +84,69 @@ class _Worker:
             done.set()
 
 
-class _Borrowed:
-    """A provider of the program, and the thread that flushes it; the provider is not kept alive, and the thread ends with it."""
+class _Flusher(_Worker):
+    """Flushes providers of the program and keeps none of them alive; the thread ends with the last one."""
 
-    def __init__(self, provider: Any, worker: _Worker) -> None:
-        self.worker = worker
-        self.provider: Callable[[], Any] = lambda: provider
-        with contextlib.suppress(TypeError):
-            self.provider = weakref.ref(provider, lambda _: worker.stop())
+    def __init__(self) -> None:
+        self._providers: list[Callable[[], Any]] = []
+        self.stopped = False
+        super().__init__("provider")
+
+    @property
+    def providers(self) -> list[Any]:
+        """Those that exist."""
+        return [provider for reference in self._providers if (provider := reference()) is not None]
+
+    def take(self, provider: Any) -> bool:
+        """Flush this one too; false if the thread has ended meanwhile, because all others were collected."""
+        # From here on the thread stays: the collection of another provider, which may come at any instruction, finds this one.
+        self._providers.append(self._reference_to(provider))
+        return not self.stopped
+
+    def _reference_to(self, provider: Any) -> Callable[[], Any]:
+        try:
+            return weakref.ref(provider, self._collected)
+        except TypeError:  # of a class with slots
+            return lambda: provider
+
+    def _collected(self, _: Any) -> None:
+        if all(reference() is None for reference in self._providers):
+            self.stopped = True
+            self.stop()
 
 
 def _flush_of(provider: Any) -> Callable[[float], bool]:
     """A flush that is true if the provider does not deny that it has sent everything: many return nothing."""
 
     def flush(seconds: float) -> bool:
-        # What waited behind a flush that was given up is not done late.
-        return _is_closed(provider) or (seconds > 0 and provider.force_flush(max(1, int(seconds * 1000))) is not False)
+        if _is_closed(provider):
+            return True
+        done, end = True, time.monotonic() + seconds
+        for part in _senders(provider):
+            # What waited behind a flush that was given up is not done late.
+            left = end - time.monotonic()
+            done = left > 0 and part.force_flush(max(1, int(left * 1000))) is not False and done
+        return done
 
     return flush
+
+
+def _senders(provider: Any) -> list[Any]:
+    """What is flushed of a provider: of the meter providers of the SDK the readers that send by themselves.
+
+    The others collect in ``force_flush()`` for nobody. What is read from them later, as by Prometheus, would lack the values of that time.
+    """
+    config = getattr(provider, "_sdk_config", None)
+    readers = getattr(provider, "_metric_readers", None) or getattr(config, "metric_readers", None)
+    if readers is None or not _inherits(provider, "MeterProvider"):
+        return [provider]
+    return [reader for reader in readers if not _inherits(reader, "MetricReader")]
+
+
+def _inherits(part: Any, name: str) -> bool:
+    """Whether ``force_flush`` is that of the SDK's class of this name."""
+    own = next((kind for kind in type(part).__mro__ if "force_flush" in vars(kind)), None)
+    return own is not None and own.__name__ == name and own.__module__.startswith("opentelemetry.sdk.")
 
 
 def _is_closed(provider: Any) -> bool:
@@ -127,7 +175,7 @@ class Pipelines:
     ) -> None:
         self._clock = clock
         self._pipelines: tuple[tuple[Pipeline, _Worker], ...] = ()
-        self._borrowed: tuple[_Borrowed, ...] = ()
+        self._flushers: tuple[_Flusher, ...] = ()
         self._lookups: tuple[Callable[[], Any], ...] = ()
         self._changing = threading.RLock()
         """Held while one of these tuples is replaced by one with more or fewer; who reads them has all of one moment."""
@@ -150,10 +198,15 @@ class Pipelines:
         if not callable(getattr(provider, "force_flush", None)):
             return
         with self._changing:
-            known = [each for each in self._borrowed if each.provider() is not None]
-            if not any(each.provider() is provider for each in known):
-                known.append(_Borrowed(provider, self._worker("provider")))
-            self._borrowed = tuple(known)
+            flushers = [each for each in self._flushers if not each.stopped]
+            if any(known is provider for each in flushers for known in each.providers):
+                return
+            chosen = None if len(flushers) < MOST_FLUSHERS else min(flushers, key=lambda each: len(each.providers))
+            if chosen is None or not chosen.take(provider):
+                self._follow_fork()
+                flushers.append(_Flusher())
+                flushers[-1].take(provider)
+            self._flushers = tuple(flushers)
 
     def borrow_found(self, lookup: Callable[[], Any]) -> None:
         """Borrow the provider that ``lookup`` finds, now and again before each flush; it returns ``None`` if there is none."""
@@ -197,8 +250,8 @@ class Pipelines:
         handed_over = self._hand_over(deadline, here=here)
         self._look_up()
         jobs = [(worker, self._flushing(pipeline.flush, deadline)) for pipeline, worker in self._pipelines]
-        # The thread of one that has been collected has ended; these are kept until they are flushed.
-        borrowed = [(each.worker, provider) for each in self._borrowed if (provider := each.provider()) is not None]
+        # Each is kept until it is flushed: the thread ends with the last one.
+        borrowed = [(each, provider) for each in self._flushers for provider in each.providers]
         jobs += [(worker, self._flushing(_flush_of(provider), deadline)) for worker, provider in borrowed]
         return self._wait(jobs, deadline, here=here) and handed_over
 
@@ -262,18 +315,22 @@ class Pipelines:
         self._end.look_at_sigterm()
 
     def _worker(self, name: str) -> _Worker:
+        self._follow_fork()
+        return _Worker(name)
+
+    def _follow_fork(self) -> None:
         if not self._follows_fork and hasattr(os, "register_at_fork"):
             # A child of fork() has none of our threads, and cannot start any once it is exiting.
             os.register_at_fork(after_in_child=self._restart)
             self._follows_fork = True
-        return _Worker(name)
 
     def _restart(self) -> None:
         self._changing = threading.RLock()  # who held it does not exist in the child
         for _, worker in self._pipelines:
             worker.start()
-        for each in self._borrowed:
-            each.worker.start()
+        for each in self._flushers:
+            if not each.stopped:
+                each.start()
         if self._source_worker is not None:
             self._source_worker.start()
 

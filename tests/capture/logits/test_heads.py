@@ -244,7 +244,7 @@ def _scene() -> Any:
 
     kind: Any = ResNetConfig
     backbone = kind(embedding_size=8, hidden_sizes=[8], depths=[1], layer_type="basic", out_features=["stage1"])
-    sizes = {**TINY, "backbone_config": backbone, "hidden_size": 24, "max_img_size": 16, "visual_prompt_size": 2}
+    sizes = {**TINY, "backbone_config": backbone, "hidden_size": 24, "max_img_size": 16, "visual_prompt_size": 2, "type_vocab_size": 2}
     return _head("TvpForVideoGrounding", "TvpConfig", **sizes, max_grid_row_position_embeddings=4, max_grid_col_position_embeddings=4)
 
 
